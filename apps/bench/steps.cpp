@@ -7,6 +7,7 @@
 #include "apps/train/initial_state.h"
 #include "apps/train/launch.h"
 #include "apps/train/report/timers.h"
+#include "apps/train/run_data.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 
@@ -125,17 +126,13 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
 }
 
 std::vector<std::string> random_token_overrides(int64_t steps) {
-  return {"data.train.data_path=random-tokens",
-          "data.train.weights=null",
-          "data.split=null",
-          fmt::format("pretrain.max_num_steps={}", steps),
-          "pretrain.max_num_epochs=null",
-          "pretrain.val_period=0",
-          "pretrain.val_at_start=false",
-          "pretrain.val_at_end=false",
-          "data.reset_position_ids=false",
-          "data.reset_attention_mask=false",
-          "data.eod_mask_loss=false"};
+  std::vector<std::string> out = train::random_token_overrides();
+  for (const std::string& ours :
+       {fmt::format("pretrain.max_num_steps={}", steps), std::string("pretrain.max_num_epochs=null"),
+        std::string("data.reset_position_ids=false"), std::string("data.reset_attention_mask=false"),
+        std::string("data.eod_mask_loss=false")})
+    out.push_back(ours);
+  return out;
 }
 
 }  // namespace nrl::bench

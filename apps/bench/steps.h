@@ -68,7 +68,7 @@ inline constexpr int trial_warmup = 2;  ///< steps: kernel selection and page fa
 Trial time_steps(nrl::comm::World& world, const train::Placement& placement, const ConfigResult& config,
                  const std::function<std::unique_ptr<plan::RunPlan>()>& make_plan, int64_t timed);
 
-/// Overrides that make a configuration run `steps` steps on random tokens, without evaluations.
+/// train::random_token_overrides() for `steps` steps without document boundaries.
 std::vector<std::string> random_token_overrides(int64_t steps);
 
 }  // namespace nrl::bench

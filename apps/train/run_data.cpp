@@ -92,6 +92,16 @@ data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& b
   return loading;
 }
 
+std::vector<std::string> random_token_overrides() {
+  static constexpr std::string_view ours[] = {"data.train.weights",   "data.split",
+                                              "data.validation",      "pretrain.val_period",
+                                              "pretrain.val_batches", "pretrain.val_at_start",
+                                              "pretrain.val_at_end"};
+  std::vector<std::string> out = default_overrides(ours);
+  out.emplace_back("data.train.data_path=random-tokens");
+  return out;
+}
+
 int64_t loss_tokens_of_all(const data::TokenDataset& dataset, int64_t tokens_per_step,
                            const plan::BatchCounts& mine, const parallel::Groups& ranks,
                            const model::ModelLayout& layout) {

@@ -3,6 +3,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "apps/data/gpt_dataset.h"
 #include "apps/data/loader.h"
@@ -43,6 +45,9 @@ std::optional<ValidationData> plan_validation_data(const Config& config, const T
 /// model replica read the same ones. The caller sets steps and consumed_samples.
 data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& batch,
                                         const plan::GridPosition& position);
+
+/// Overrides for steps on random tokens: no file need exist, and nothing is evaluated.
+std::vector<std::string> random_token_overrides();
 
 /// Tokens with a loss in a global batch of `tokens_per_step` tokens, at least 1. `mine`: the sum over this
 /// rank's microbatches. Collective over the data-parallel ranks if documents mask losses.

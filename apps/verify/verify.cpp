@@ -28,14 +28,6 @@ bool data_exists(const Config& config) {
   return !prefixes.empty();
 }
 
-// Replaces the data files, which then need not exist.
-void use_random_tokens(std::vector<std::string>& overrides) {
-  for (const char* ours :
-       {"data.train.data_path=random-tokens", "data.train.weights=null", "data.split=null",
-        "pretrain.val_period=0", "pretrain.val_at_start=false", "pretrain.val_at_end=false"})
-    overrides.emplace_back(ours);
-}
-
 std::unique_ptr<data::TokenDataset> open_data(comm::World& world, const ConfigResult& config, int64_t steps,
                                               bool random) {
   std::unique_ptr<data::TokenDataset> dataset;
@@ -193,7 +185,8 @@ int verify(comm::World& world, const Options& options) {
     if (options.random_tokens || !probe.ok() || !data_exists(probe.config)) random = "yes";
   });
   world.comm().broadcast_text(random, 0);
-  if (!random.empty()) use_random_tokens(overrides);
+  if (!random.empty())
+    for (const std::string& ours : train::random_token_overrides()) overrides.push_back(ours);
   train::RunSetting setting;
   setting.files = false;
   train::RunSetting first = setting;

@@ -61,6 +61,7 @@ std::string explain_key(const Key& key) {
     for (const Algorithm a : key.algorithms) names += (names.empty() ? "" : ", ") + std::string(name_of(a));
     out += fmt::format("  only in  algorithm {}\n", names);
   }
+  for (const Need& need : key.needs) out += fmt::format("  only     with {}\n", text_of(need));
   out += fmt::format("  status   {}\n", status_text(key));
   return out;
 }
@@ -251,12 +252,21 @@ std::string config_markdown() {
       "accepted.\n"
       "- Unknown keys, duplicate keys, anchors, aliases and tags are errors. Booleans are `true` and "
       "`false`.\n"
-      "- Keys *not supported yet* are known, and rejected unless they have their default.\n";
+      "- Keys *not supported yet* are known, and rejected unless they have their default.\n"
+      "- *Only with* says what another value than the default needs to have an effect. Without that the key "
+      "is\n"
+      "  rejected; it is ignored with a warning where the file, or the command line, turns off what it "
+      "needs\n"
+      "  (`enabled: false`), as files for NeMo RL and Megatron-LM do that hold the settings of features "
+      "that\n"
+      "  are off.\n";
   bool table_open = false;
   auto on_key = [&](const Key& key) {
     if (!table_open) out += "\n| key | value | default | meaning |\n|---|---|---|---|\n";
     table_open = true;
     std::string meaning = key.help;
+    for (const Need& need : key.needs)
+      meaning += fmt::format(" *Only with* `{}`.", text_of(need, key.section()));
     if (key.size_ok) meaning += " *Sizes.*";
     if (!key.built) meaning += " **Not supported yet.**";
     if (key.built && !key.choices.built.empty()) meaning += " " + status_text(key) + ".";

@@ -34,6 +34,12 @@ std::vector<std::string> allowed_values(std::string_view key);
 /// "key=default" of the keys named and of the keys of sections named.
 std::vector<std::string> default_overrides(std::span<const std::string_view> names);
 
+/// The problem of a key that has no effect because of the values of other keys. A warning where one of these
+/// is written out beside it, as in files for NeMo RL and Megatron-LM, which hold the settings of features
+/// that are off; else an error, also for a key of the command line, unless the other key is there too.
+Diagnostic without_effect(const ConfigResult& result, std::string_view key, std::string message,
+                          std::span<const std::string> others, std::vector<std::string> notes = {});
+
 /// Meaning, type, default, allowed values, aliases and status of a key or of the keys of a section. Any other
 /// text is searched for in keys, aliases and meanings: a single match is explained, several are listed. Sets
 /// `*known` to false when there is none (the text then suggests the nearest).

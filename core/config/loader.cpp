@@ -135,6 +135,7 @@ ConfigResult load(const Schema& schema, std::span<const std::string> overrides, 
 }
 
 ConfigResult validated(ConfigResult result) {
+  result.add(check_needs(result));
   result.add(validate(result));
   return result;
 }

@@ -109,6 +109,14 @@ KeyBuilder& KeyBuilder::on_off(std::string path, std::string if_true, std::strin
   return *this;
 }
 
+KeyBuilder& KeyBuilder::only_with(Need any_of) {
+  for (Condition& condition : any_of)
+    if (policy_ != "policy" && condition.key.starts_with("policy."))
+      condition.key.replace(0, std::string_view("policy").size(), policy_);
+  key_->needs.push_back(std::move(any_of));
+  return *this;
+}
+
 Key& Table::plan(std::string path, Kind kind, std::string default_text) {
   Key& key = add(std::move(path));
   key.kind = kind;
@@ -179,6 +187,11 @@ Schema::Schema(const std::function<void(Table&)>& fill) {
     }
   }
   for (const auto& [path, foreign] : foreign_) note_sections(path, false);
+  for (const Key& key : keys_)
+    for (const Need& need : key.needs)
+      for (const Condition& condition : need)
+        NRL_CHECK(key.get && find(condition.key) && find(condition.key)->get, "{} needs {}, which is no key",
+                  key.path, condition.key);
   for (const auto& [alias, where] : by_alias_)
     NRL_CHECK(!by_path_.contains(alias), "alias {} is a key as well", alias);
 }

@@ -26,6 +26,28 @@ struct Alias {
   bool is_switch() const { return !if_true.empty() || !if_false.empty(); }
 };
 
+/// A condition on the value of another key, or, if that is a list, on any of its elements.
+struct Condition {
+  std::string key;
+  bool is = true;  ///< one of `values`, in canonical YAML; false: none of them
+  std::vector<std::string> values;
+  std::string phrase = {};  ///< of !is, for messages: "above 1"; empty: any value is meant
+  bool holds(const Config& config) const;
+  /// "policy.fp8_cfg.enabled: true"; a key of `section` is named without it.
+  std::string text(std::string_view section = {}) const;
+};
+inline Condition is(std::string key, std::vector<std::string> values) {
+  return {.key = std::move(key), .values = std::move(values)};
+}
+inline Condition is_not(std::string key, std::string value, std::string phrase = {}) {
+  return {.key = std::move(key), .is = false, .values = {std::move(value)}, .phrase = std::move(phrase)};
+}
+
+/// What a key needs to have an effect: any of these conditions.
+using Need = std::vector<Condition>;
+/// Its conditions, separated by "or".
+std::string text_of(const Need& need, std::string_view section = {});
+
 /// The values of a choice.
 struct Choices {
   std::vector<std::string_view> names;
@@ -58,6 +80,8 @@ struct Key {
   std::string words;  ///< further words allowed instead of a number, separated by '|'
   Choices choices;
   std::string help;
+  std::vector<Need> needs;        ///< all of them; without one the key has no effect (check_needs())
+  std::vector<std::string> idle;  ///< values, in canonical YAML, that ask for nothing, like the default
   std::vector<Alias> aliases;
   std::string default_text;  ///< of keys without a member
   std::function<void(Config&, const Value&)> set;
@@ -149,6 +173,11 @@ class KeyBuilder {
   KeyBuilder& built(std::vector<std::string_view> names) {
     return key_->choices.built = std::move(names), *this;
   }
+  /// The key has no effect without one of these conditions. Keys that a condition names have needs of their
+  /// own, which are not repeated here.
+  KeyBuilder& only_with(Need any_of);
+  /// A value, in canonical YAML, that asks for nothing, so that only_with() does not apply.
+  KeyBuilder& idle(std::string value) { return key_->idle.push_back(std::move(value)), *this; }
   KeyBuilder& not_built() { return key_->built = false, *this; }
   KeyBuilder& alias(std::string path) { return on_off(std::move(path), "", ""); }
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
@@ -377,6 +406,9 @@ class PolicyTable {
 #define NRL_KEY(table, member) \
   table.key(                   \
       #member, [](auto& c) -> auto& { return c.member; })
+
+/// Any evaluation during the run.
+Need evaluates();
 
 void add_top_keys(Table& table);
 void add_run_keys(Table& table);

@@ -21,8 +21,9 @@ void add_data_keys(Table& t) {
   NRL_KEY(t, data.validation.data_path)
       .alias("data.val_files")
       .alias("data.eval_dataset")
-      .help("Token files for evaluation, instead of a share of data.split.");
-  NRL_KEY(t, data.validation.weights).above(0).help("Shares of the validation blend.");
+      .help("Token files for evaluation, instead of a share of data.split.")
+      .only_with(evaluates());
+  NRL_KEY(t, data.validation.weights).above(0).help("Shares of the validation blend.").only_with(evaluates());
   NRL_KEY(t, data.split)
       .comma()
       .at_least(0)
@@ -32,7 +33,11 @@ void add_data_keys(Table& t) {
   NRL_KEY(t, data.seed).at_least(0).help("Seed of the data order; null: pretrain.seed.");
   NRL_KEY(t, data.shuffle).not_built().help("Visit the sequences in random order.");
   NRL_KEY(t, data.num_workers).at_least(0).at_most(256).help("Threads that read ahead; 0: read on demand.");
-  NRL_KEY(t, data.prefetch_batches).at_least(1).at_most(1024).help("Batches read ahead.");
+  NRL_KEY(t, data.prefetch_batches)
+      .at_least(1)
+      .at_most(1024)
+      .help("Batches read ahead.")
+      .only_with({is_not("data.num_workers", "0", "above 0")});
   NRL_KEY(t, data.pin_memory).not_built().help("Page-locked host buffers (GPU only).");
   NRL_KEY(t, data.reset_position_ids)
       .help(

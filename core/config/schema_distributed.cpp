@@ -3,6 +3,14 @@
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
+namespace {
+
+const Need tensor_parallel{is_not("distributed.tensor_parallel_size", "1", "above 1")};
+const Need pipeline_parallel{is_not("distributed.pipeline_parallel_size", "1", "above 1")};
+const Need context_parallel{is_not("distributed.context_parallel_size", "1", "above 1")};
+const Need shards{is_not("distributed.shard_strategy", "ddp", "other than ddp")};
+
+}  // namespace
 
 void add_distributed_keys(Table& t) {
   t.section("cluster", "Expected size of the job; checked against the launcher, never used to choose.");
@@ -59,29 +67,34 @@ void add_distributed_keys(Table& t) {
       .at_least(1)
       .alias("distributed.virtual_pipeline_model_parallel_size")
       .alias("policy.megatron_cfg.virtual_pipeline_model_parallel_size")
-      .help(
-          "Chunks of layers per pipeline stage, not consecutive in the model; null: 1. Several need "
-          "pipeline_parallel_size above 1.");
+      .help("Chunks of layers per pipeline stage, not consecutive in the model; null: 1.")
+      .only_with(pipeline_parallel)
+      .idle("1");
   NRL_KEY(t, distributed.pipeline_schedule)
       .help(
           "Order of the passes of a pipeline stage: 1f1b; interleaved, 1F1B over several chunks per stage, "
           "with "
           "a smaller bubble and more messages; zb_h1, 1F1B with deferred weight gradients, which fill a part "
-          "of the bubble. auto: interleaved with virtual_pipeline_size above 1, else 1f1b.");
+          "of the bubble. auto: interleaved with virtual_pipeline_size above 1, else 1f1b.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.num_layers_in_first_pipeline_stage)
       .at_least(0)
       .alias("policy.megatron_cfg.num_layers_in_first_pipeline_stage")
-      .help("Layers of the first pipeline stage; the others share the rest. null: as many as others.");
+      .help("Layers of the first pipeline stage; the others share the rest. null: as many as others.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.num_layers_in_last_pipeline_stage)
       .at_least(0)
       .alias("policy.megatron_cfg.num_layers_in_last_pipeline_stage")
-      .help("Layers of the last pipeline stage; the others share the rest. null: as many as others.");
+      .help("Layers of the last pipeline stage; the others share the rest. null: as many as others.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.account_for_embedding_in_pipeline_split)
       .alias("policy.megatron_cfg.account_for_embedding_in_pipeline_split")
-      .help("Count the embedding as a layer when layers are spread over pipeline stages.");
+      .help("Count the embedding as a layer when layers are spread over pipeline stages.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.account_for_loss_in_pipeline_split)
       .alias("policy.megatron_cfg.account_for_loss_in_pipeline_split")
-      .help("Count the head with its loss as a layer when layers are spread over pipeline stages.");
+      .help("Count the head with its loss as a layer when layers are spread over pipeline stages.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.pipeline_layout)
       .or_text("Megatron-LM's text (\"Et*3|(tt|)*2,L\")", parse_pipeline_layout)
       .alias("policy.megatron_cfg.pipeline_model_parallel_layout")
@@ -90,7 +103,8 @@ void add_distributed_keys(Table& t) {
           "virtual_pipeline_size chunks; chunk i is on stage i modulo pipeline_parallel_size. Megatron-LM's "
           "text "
           "for it lists the parts of the chunks: E embedding, t layer, L loss, | between chunks, (x)*3 three "
-          "times. null: spread evenly.");
+          "times. null: spread evenly.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.microbatch_group_size_per_vp_stage)
       .at_least(1)
       .alias("policy.megatron_cfg.microbatch_group_size_per_vp_stage")
@@ -99,7 +113,11 @@ void add_distributed_keys(Table& t) {
           "next "
           "chunk, from pipeline_parallel_size to the number of microbatches; a smaller last group needs at "
           "least pipeline_parallel_size. More means larger groups of messages and more activations. null: as "
-          "few as possible.");
+          "few as possible.")
+      .only_with({{.key = "distributed.virtual_pipeline_size",
+                   .is = false,
+                   .values = {"null", "1"},
+                   .phrase = "above 1"}});
   NRL_KEY(t, distributed.overlap_p2p_comm)
       .alias("distributed.overlap_p2p_communication")
       .alias("policy.megatron_cfg.overlap_p2p_comm")
@@ -107,7 +125,8 @@ void add_distributed_keys(Table& t) {
           "Post the receives of pipeline messages before the previous pass, so that they arrive during it, "
           "for "
           "the memory of one more message in flight; false: when the pass that needs them begins. Sends are "
-          "always waited for only when their buffers are used again.");
+          "always waited for only when their buffers are used again.")
+      .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.context_parallel_size)
       .at_least(1)
       .alias("policy.dtensor_cfg.context_parallel_size")
@@ -124,13 +143,15 @@ void add_distributed_keys(Table& t) {
           "p2p "
           "(keys and values go around a ring during attention), all_gather (of keys and values), a2a (each "
           "rank "
-          "has all tokens of some heads), a2a+p2p (both, see hierarchical_context_parallel_sizes).");
+          "has all tokens of some heads), a2a+p2p (both, see hierarchical_context_parallel_sizes).")
+      .only_with(context_parallel);
   NRL_KEY(t, distributed.hierarchical_context_parallel_sizes)
       .at_least(1)
       .alias("policy.megatron_cfg.hierarchical_context_parallel_sizes")
       .help(
           "Ranks of the all-to-all and of the ring of cp_comm_type a2a+p2p; their product is "
-          "context_parallel_size. The ranks of an all-to-all are neighbors, the fast part of the network.");
+          "context_parallel_size. The ranks of an all-to-all are neighbors, the fast part of the network.")
+      .only_with({is("distributed.cp_comm_type", {"a2a+p2p"})});
   NRL_KEY(t, distributed.expert_parallel_size)
       .at_least(1)
       .alias("policy.dtensor_cfg.expert_parallel_size")
@@ -150,7 +171,9 @@ void add_distributed_keys(Table& t) {
       .alias("policy.megatron_cfg.sequence_parallel")
       .help(
           "Tensor-parallel ranks also split norms, dropout and the residual stream, along the sequence: less "
-          "memory for the same communication. auto: with tensor parallelism.");
+          "memory for the same communication. auto: with tensor parallelism.")
+      .only_with(tensor_parallel)
+      .idle("false");
   NRL_KEY(t, distributed.tp_comm_overlap)
       .on_off("policy.megatron_cfg.tp_comm_overlap", "pipelined", "none")
       .help(
@@ -158,11 +181,13 @@ void add_distributed_keys(Table& t) {
           "not "
           "need it; pipelined: also pieces of the rows beside the GEMM on others; ring (with "
           "sequence_parallel): also the rows of one rank after another, which pass from neighbor to "
-          "neighbor.");
+          "neighbor.")
+      .only_with(tensor_parallel);
   NRL_KEY(t, distributed.tp_comm_overlap_splits)
       .at_least(1)
       .at_most(256)
-      .help("Pieces into which tp_comm_overlap: pipelined divides the rows of a rank; null: 4.");
+      .help("Pieces into which tp_comm_overlap: pipelined divides the rows of a rank; null: 4.")
+      .only_with({is("distributed.tp_comm_overlap", {"pipelined"})});
   NRL_KEY(t, distributed.data_parallel_size)
       .at_least(1)
       .alias("policy.data_parallel_size")
@@ -176,7 +201,8 @@ void add_distributed_keys(Table& t) {
           "Copies of all shards: data-parallel ranks are divided into so many slices of consecutive ranks, "
           "each of which holds every shard. Gradients are reduced within a slice, then their shards across "
           "slices; weights are gathered within a slice. For hsdp, and for a hierarchical reduction with the "
-          "other strategies that have shards.");
+          "other strategies that have shards.")
+      .only_with(shards);
   NRL_KEY(t, distributed.shard_strategy)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.data_parallel_sharding_strategy")
       .alias("distributed.fsdp_config.sharding_strategy")
@@ -196,7 +222,8 @@ void add_distributed_keys(Table& t) {
       .help(
           "Gather parameters during computation: updated ones during the next forward pass (optim, "
           "optim_grads; needs overlap_grad_reduce), sharded ones during the layer before the one that reads "
-          "them (optim_grads_params, hsdp). Not with ddp or policy.cuda_graph.");
+          "them (optim_grads_params, hsdp). Not with policy.cuda_graph.")
+      .only_with(shards);
   NRL_KEY(t, distributed.grad_reduce_dtype)
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")
       .help(
@@ -210,16 +237,15 @@ void add_distributed_keys(Table& t) {
           "grad_reduce_error_feedback.");
   NRL_KEY(t, distributed.grad_reduce_error_feedback)
       .help(
-          "With grad_reduce_dtype: fp8, keep what each rank's gradients lose by rounding (fp32, as much "
-          "memory "
-          "as the gradients) and add it to those of the next step.");
+          "Keep what each rank's gradients lose by rounding (fp32, as much memory as the gradients) and add "
+          "it to those of the next step.")
+      .only_with({is("distributed.grad_reduce_dtype", {"fp8"})});
   NRL_KEY(t, distributed.grad_reduce_fp32_accumulation)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.reduce_scatter_with_fp32_accumulation")
       .help(
-          "With grad_reduce_dtype: bf16, exchange the gradients (all-to-all) and add them in fp32 on every "
-          "rank "
-          "instead of in the communication library: only each rank's gradient is rounded (with ddp also the "
-          "sum).");
+          "Exchange the gradients (all-to-all) and add them in fp32 on every rank instead of in the "
+          "communication library: only each rank's gradient is rounded (with ddp also the sum).")
+      .only_with({is("distributed.grad_reduce_dtype", {"bf16"})});
   NRL_KEY(t, distributed.bucket_size_mb)
       .above(0)
       .at_most(65536)

@@ -6,6 +6,14 @@ namespace {
 
 constexpr double many_steps = 1e12;
 
+const Need may_checkpoint{is("policy.gradient_checkpointing", {"true", "auto"})};
+const Need full_recompute{is("policy.recompute.granularity", {"full"})};
+const Need offloads_activations{is_not("policy.offload_activations", "false", "other than false")};
+const Need fp8{is("policy.fp8_cfg.enabled", {"true"})};
+const Need delayed_scales{is("policy.fp8_cfg.fp8_recipe", {"delayed"})};
+const Need precision_aware{is("policy.optimizer.use_precision_aware_optimizer", {"true"})};
+const Need decays{is_not("policy.scheduler.lr_decay_style", "constant", "other than constant")};
+
 // NRL_POLICY_KEY(table, a.b): the key "a.b" of the section, bound to PolicyConfig::a.b.
 #define NRL_POLICY_KEY(table, member) \
   table.key(                          \
@@ -28,15 +36,18 @@ void add_recompute(PolicyTable& t) {
       .above(0)
       .at_most(1)
       .alias("model.checkpoint_ratio")
-      .help("Fraction of the layers that are recomputed, rounded up and evenly spread.");
+      .help("Fraction of the layers that are recomputed, rounded up and evenly spread.")
+      .only_with(may_checkpoint);
   NRL_POLICY_KEY(t, checkpoint_every)
       .at_least(1)
       .help(
           "Keep only the input of every N-th layer and recompute N layers at a time, like "
-          "torch.utils.checkpoint_sequential. Pipeline chunks are counted from their first layer.");
+          "torch.utils.checkpoint_sequential. Pipeline chunks are counted from their first layer.")
+      .only_with(may_checkpoint);
   NRL_POLICY_KEY(t, checkpoint_layers)
       .at_least(0)
-      .help("Exactly these layers are recomputed, counted from 0.");
+      .help("Exactly these layers are recomputed, counted from 0.")
+      .only_with(may_checkpoint);
   t.section("recompute", "Activations that are recomputed in the backward pass instead of kept.");
   NRL_POLICY_KEY(t, recompute.granularity)
       .alias("policy.recompute")
@@ -53,19 +64,21 @@ void add_recompute(PolicyTable& t) {
           "those between the matrices of the MLP, its first GEMM again; gather: with sequence parallelism "
           "the "
           "inputs that a rank has of all tokens, communicated again; moe: those of experts, their first GEMM "
-          "again. auto: [norm, activation].");
+          "again. auto: [norm, activation].")
+      .only_with({is("policy.recompute.granularity", {"selective", "auto"})})
+      .idle("[]");
   NRL_POLICY_KEY(t, recompute.method)
       .alias("policy.megatron_cfg.recompute_method")
       .help(
-          "Of granularity full, with num_layers: uniform keeps only the input of every num_layers-th layer "
-          "and "
-          "recomputes as many at a time; block recomputes the first num_layers layers one by one and keeps "
-          "the "
-          "others. Counted within each pipeline chunk. null: all layers one by one.");
+          "With num_layers: uniform keeps only the input of every num_layers-th layer and recomputes as many "
+          "at a time; block recomputes the first num_layers layers one by one and keeps the others. Counted "
+          "within each pipeline chunk. null: all layers one by one.")
+      .only_with(full_recompute);
   NRL_POLICY_KEY(t, recompute.num_layers)
       .at_least(1)
       .alias("policy.megatron_cfg.recompute_num_layers")
-      .help("The number of layers of recompute.method.");
+      .help("The number of layers of recompute.method.")
+      .only_with(full_recompute);
   NRL_POLICY_KEY(t, offload_optimizer)
       .alias("policy.dtensor_cfg.cpu_offload")
       .alias("policy.megatron_cfg.optimizer.optimizer_cpu_offload")
@@ -82,13 +95,15 @@ void add_recompute(PolicyTable& t) {
           "(docs/memory.md).");
   NRL_POLICY_KEY(t, offload_layers)
       .at_least(0)
-      .help("With offload_activations: true: exactly these layers, counted from 0.");
+      .help("With offload_activations: true: exactly these layers, counted from 0.")
+      .only_with(offloads_activations);
   NRL_POLICY_KEY(t, offload_modules)
       .alias("policy.megatron_cfg.offload_modules")
       .help(
           "Which activations of these layers are moved. input: the residual stream, which norms read; qkv: "
           "what attention reads; core_attn: its output; the others as in recompute.modules. []: all that are "
-          "kept.");
+          "kept.")
+      .only_with(offloads_activations);
 }
 
 void add_fp8(PolicyTable& t) {
@@ -104,7 +119,8 @@ void add_fp8(PolicyTable& t) {
       .alias("policy.megatron_cfg.fp8_cfg.fp8")
       .help(
           "hybrid: values in e4m3, gradients in e5m2 (with blockwise and mxfp8 in e4m3 as well, whose scales "
-          "give the range); e4m3: everything in e4m3.");
+          "give the range); e4m3: everything in e4m3.")
+      .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_recipe)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_recipe")
       .help(
@@ -112,40 +128,48 @@ void add_fp8(PolicyTable& t) {
           "steps; "
           "blockwise: of 1 x 128 values, and 128 x 128 of weights, powers of two; mxfp8: of 32 values, "
           "powers "
-          "of two (Blackwell GPUs and CPUs).");
+          "of two (Blackwell GPUs and CPUs).")
+      .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.num_first_layers_in_bf16)
       .at_least(0)
-      .help("This many first layers read policy.precision instead; not with delayed.");
+      .help("This many first layers read policy.precision instead; not with delayed.")
+      .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.num_last_layers_in_bf16)
       .at_least(0)
-      .help("This many last layers read policy.precision instead; not with delayed.");
+      .help("This many last layers read policy.precision instead; not with delayed.")
+      .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_margin)
       .at_least(0)
       .at_most(16)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_margin")
-      .help("tensorwise, delayed: scales leave room for numbers 2^margin times as large.");
+      .help("Scales leave room for numbers 2^margin times as large.")
+      .only_with(fp8)
+      .only_with({is("policy.fp8_cfg.fp8_recipe", {"tensorwise", "delayed"})});
   NRL_POLICY_KEY(t, fp8_cfg.fp8_amax_history_len)
       .at_least(1)
       .at_most(65536)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_amax_history_len")
-      .help("delayed: steps whose largest numbers are kept.");
+      .help("Steps whose largest numbers are kept.")
+      .only_with(delayed_scales);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_amax_compute_algo)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_amax_compute_algo")
-      .help(
-          "delayed: the scale follows from the last step (most_recent), or from the largest of the history.");
+      .help("The scale follows from the last step (most_recent), or from the largest of the history.")
+      .only_with(delayed_scales);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_param)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
       .help(
           "Not with mxfp8: keep the weights of these GEMMs in FP8 between steps. The optimizer, which has "
           "them "
           "in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are those of "
-          "false.");
+          "false.")
+      .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_dot_product_attention)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_dot_product_attention")
       .help(
           "With tensorwise and delayed, and fp8: hybrid: the products of attention have FP8 operands as "
           "well. "
-          "On a GPU cuDNN must run it (compute capability 10.x, sequences of equal length).");
+          "On a GPU cuDNN must run it (compute capability 10.x, sequences of equal length).")
+      .only_with(fp8);
 }
 
 void add_optimizer(PolicyTable& t) {
@@ -194,21 +218,26 @@ void add_optimizer(PolicyTable& t) {
       .help(
           "Type in which the running mean of the gradient is kept. fp16 and fp8 (E4M3) have a scale for "
           "every "
-          "64 numbers. Rounded at random, so that small changes are not lost.");
+          "64 numbers. Rounded at random, so that small changes are not lost.")
+      .only_with(precision_aware);
   NRL_POLICY_KEY(t, optimizer.exp_avg_sq_dtype)
       .alias("policy.megatron_cfg.optimizer.exp_avg_sq_dtype")
-      .help("The same of the squared gradient.");
+      .help("The same of the squared gradient.")
+      .only_with(precision_aware);
   NRL_POLICY_KEY(t, optimizer.store_param_remainders)
       .alias("policy.megatron_cfg.optimizer.store_param_remainders")
       .help(
-          "With use_precision_aware_optimizer and precision bfloat16, unless false: keep the 16 bits that "
-          "bf16 "
-          "weights lack instead of fp32 master weights. The same numbers in 2 bytes less per parameter.");
+          "With precision bfloat16, unless false: keep the 16 bits that bf16 weights lack instead of fp32 "
+          "master weights. The same numbers in 2 bytes less per parameter.")
+      .only_with(precision_aware)
+      .only_with({is("policy.precision", {"bfloat16", "auto", "fastest"})})
+      .idle("false");
   NRL_POLICY_KEY(t, optimizer.main_grads_dtype)
       .alias("policy.megatron_cfg.optimizer.main_grads_dtype")
       .help(
           "Type in which gradients are kept and added over microbatches. bf16 needs gradients in shards: "
-          "shard_strategy optim_grads, optim_grads_params or hsdp.");
+          "shard_strategy optim_grads, optim_grads_params or hsdp.")
+      .only_with(precision_aware);
   t.planned("optimizer.main_params_dtype", Kind::choice, "fp32")
       .one_of({"fp32", "fp16"})
       .alias("policy.megatron_cfg.optimizer.main_params_dtype")
@@ -217,7 +246,8 @@ void add_optimizer(PolicyTable& t) {
       .help("Scale lr with the global batch: linear lr x B/base, sqrt lr x sqrt(B/base), none.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.base_batch_size)
       .at_least(1)
-      .help("The global batch size that lr was tuned for.");
+      .help("The global batch size that lr was tuned for.")
+      .only_with({is_not("policy.optimizer.lr_scaling.rule", "none", "other than none")});
 
   t.section("scheduler", "The learning-rate schedule.");
   NRL_POLICY_KEY(t, scheduler.lr_decay_style)
@@ -246,19 +276,22 @@ void add_optimizer(PolicyTable& t) {
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_decay_iters")
       .alias("training.scheduler.total_steps")
-      .help("Step at which min_lr is reached; null: the last step of the run.");
+      .help("Step at which min_lr is reached; null: the last step of the run.")
+      .only_with({decays.front(), is_not("policy.scheduler.warmup_ratio", "null")});
   NRL_POLICY_KEY(t, scheduler.lr_wsd_decay_iters)
       .at_least(1)
       .at_most(many_steps)
       .size()
       .alias("policy.megatron_cfg.scheduler.lr_wsd_decay_iters")
-      .help("Length of the final decay of WSD (warm-up, stable, decay).");
+      .help("Length of the final decay of WSD (warm-up, stable, decay).")
+      .only_with({is("policy.scheduler.lr_decay_style", {"WSD"})});
   NRL_POLICY_KEY(t, scheduler.min_lr)
       .at_least(0)
       .at_most(1000)
       .alias("policy.megatron_cfg.optimizer.min_lr")
       .alias("training.scheduler.min_lr")
-      .help("Final learning rate; scaled by lr_scaling like lr.");
+      .help("Final learning rate; scaled by lr_scaling like lr.")
+      .only_with(decays);
   NRL_POLICY_KEY(t, scheduler.unit).built({"optimizer_steps"}).help("Unit of the counts in this section.");
 }
 

@@ -7,6 +7,9 @@ namespace {
 
 constexpr double many_steps = 1e12;
 
+const Need saves{is("checkpointing.enabled", {"true"})};
+const Need samples{is_not("logger.sample_period", "0", "above 0")};
+
 void add_pretrain(Table& t) {
   t.section("pretrain", "The loop of algorithm pretrain.", {Algorithm::pretrain});
   NRL_KEY(t, pretrain.max_num_steps)
@@ -33,7 +36,8 @@ void add_pretrain(Table& t) {
       .help("Optimizer steps between evaluations; 0: none.");
   NRL_KEY(t, pretrain.val_batches)
       .at_least(1)
-      .help("Global batches of an evaluation; null: the whole validation set.");
+      .help("Global batches of an evaluation; null: the whole validation set.")
+      .only_with(evaluates());
   NRL_KEY(t, pretrain.val_at_start).help("Evaluate before the first step.");
   NRL_KEY(t, pretrain.val_at_end).help("Evaluate after the last step.");
   NRL_KEY(t, pretrain.seed)
@@ -46,7 +50,8 @@ void add_pretrain(Table& t) {
           "unchanged) or stop.");
   NRL_KEY(t, pretrain.max_nonfinite_steps)
       .at_least(1)
-      .help("With on_nonfinite: skip, this many consecutive skipped steps stop the run (exit 79).");
+      .help("This many consecutive skipped steps stop the run (exit 79).")
+      .only_with({is("pretrain.on_nonfinite", {"skip"})});
 }
 
 void add_checkpointing(Table& t) {
@@ -56,7 +61,8 @@ void add_checkpointing(Table& t) {
       .alias("checkpointing.save_dir")
       .help(
           "Directory of the checkpoints; each is a directory step-N, which is a Hugging Face model directory "
-          "too.");
+          "too.")
+      .only_with(saves);
   NRL_KEY(t, checkpointing.save_period)
       .at_least(0)
       .at_most(many_steps)
@@ -64,14 +70,16 @@ void add_checkpointing(Table& t) {
       .alias("checkpointing.save_steps")
       .alias("trainer.save_freq")
       .alias("checkpointing.ft_save_period")
-      .help("Optimizer steps between checkpoints; 0: only at the end and when stopped.");
+      .help("Optimizer steps between checkpoints; 0: only at the end and when stopped.")
+      .only_with(saves);
   NRL_KEY(t, checkpointing.keep_latest_k)
       .at_least(1)
       .alias("checkpointing.keep_top_k")
       .alias("checkpointing.save_total_limit")
       .alias("trainer.max_ckpt_to_keep")
       .alias("checkpointing.ft_keep_latest_k")
-      .help("Number of newest checkpoints to keep; null: all.");
+      .help("Number of newest checkpoints to keep; null: all.")
+      .only_with(saves);
   NRL_KEY(t, checkpointing.resume)
       .alias("checkpointing.resume_from_checkpoint")
       .alias("checkpointing.load_checkpoint")
@@ -83,9 +91,13 @@ void add_checkpointing(Table& t) {
       .help(
           "Differences from the run that saved the checkpoint that a resume permits: data (token files, "
           "weights of the blend, split), seed (of the data order), sequence_length, model (values of "
-          "config.json that change the mathematics but no shape: RoPE, eps, window, activation, dropout).");
+          "config.json that change the mathematics but no shape: RoPE, eps, window, activation, dropout).")
+      .only_with({is_not("checkpointing.resume", "never", "other than never")})
+      .only_with(
+          {is("checkpointing.enabled", {"true"}), is_not("checkpointing.resume", "auto", "other than auto")});
   NRL_KEY(t, checkpointing.save_optimizer)
-      .help("Save the optimizer state; without it a checkpoint holds weights and position only.");
+      .help("Save the optimizer state; without it a checkpoint holds weights and position only.")
+      .only_with(saves);
   t.planned("checkpointing.is_async", Kind::boolean, "false").help("Write checkpoints during training.");
   t.planned("checkpointing.metric_name", Kind::text, "null")
       .nullable()
@@ -108,7 +120,8 @@ void add_logger(Table& t) {
       .at_least(1)
       .alias("logging.log_interval")
       .alias("logging.logging_steps")
-      .help("Optimizer steps between printed lines (metrics.jsonl has every step).");
+      .help("Optimizer steps between printed lines (metrics.jsonl has every step).")
+      .only_with({is_not("logger.progress", "json", "other than json")});
   NRL_KEY(t, logger.progress)
       .help(
           "auto: a bar on a terminal, else lines; bar; plain: lines; json: one object per line on standard "
@@ -119,12 +132,14 @@ void add_logger(Table& t) {
           "Optimizer steps between samples of text from the model, and one after the last step, printed and "
           "written to metrics.jsonl; 0: none. Rank 0 generates them on its CPU while the others wait.");
   NRL_KEY(t, logger.sample_prompt)
-      .help("Text that the samples continue; empty: the tokenizer's first token.");
-  NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(4096).help("Tokens of a sample.");
+      .help("Text that the samples continue; empty: the tokenizer's first token.")
+      .only_with(samples);
+  NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(4096).help("Tokens of a sample.").only_with(samples);
   NRL_KEY(t, logger.sample_temperature)
       .at_least(0)
       .at_most(100)
-      .help("Temperature of the samples; 0: greedy.");
+      .help("Temperature of the samples; 0: greedy.")
+      .only_with(samples);
   t.planned("logger.tensorboard_enabled", Kind::boolean, "false").help("Write TensorBoard event files.");
   t.planned("logger.tensorboard.log_dir", Kind::text, "null")
       .nullable()
@@ -160,7 +175,9 @@ void add_memory(Table& t) {
       .help(
           "CPU runs: directory, on a disk of each host, of the files in which offloaded memory lies. Their "
           "space is reserved at the start and free again when the run ends, however it ends. A directory in "
-          "memory (tmpfs) is refused. null: TMPDIR if it is set and on a disk, else /var/tmp.");
+          "memory (tmpfs) is refused. null: TMPDIR if it is set and on a disk, else /var/tmp.")
+      .only_with({is_not("policy.offload_optimizer", "false", "other than false"),
+                  is_not("policy.offload_activations", "false", "other than false")});
 }
 
 void add_monitoring(Table& t) {
@@ -211,7 +228,10 @@ void add_monitoring(Table& t) {
   NRL_KEY(t, monitoring.memory_leak.min_samples)
       .at_least(2)
       .at_most(1000)
-      .help("Samples before memory is compared. There is a sample after every step, at most five a second.");
+      .help("Samples before memory is compared. There is a sample after every step, at most five a second.")
+      .only_with({is_not("monitoring.memory_leak.slope_mb_per_step", "null"),
+                  is_not("monitoring.memory_leak.ratio", "null"),
+                  is_not("monitoring.memory_leak.step_increase_gb", "null")});
   for (const char* where : {"tensorboard", "dashboard", "prometheus", "grafana"})
     t.planned(std::string("monitoring.visualization.") + where, Kind::boolean, "false").help("A live view.");
   t.planned("monitoring.visualization.port", Kind::integer, "8000")
@@ -249,7 +269,9 @@ void add_profiling(Table& t) {
       .help(
           "Record every operation of some steps into LOG_DIR/trace-rank-N.json (https://ui.perfetto.dev "
           "opens it).");
-  NRL_KEY(t, profiling.steps).help("Steps to record: \"FIRST:END\", counted from 1, END exclusive.");
+  NRL_KEY(t, profiling.steps)
+      .help("Steps to record: \"FIRST:END\", counted from 1, END exclusive.")
+      .only_with({is("profiling.enabled", {"true"})});
   t.planned("profiling.trace", Kind::choice, "chrome").one_of({"chrome"}).help("Format of the trace.");
   t.planned("profiling.record_shapes", Kind::boolean, "false").help("Record shapes of operands.");
   t.planned("profiling.profile_memory", Kind::boolean, "false").help("Record memory of every operation.");
@@ -262,6 +284,11 @@ void add_profiling(Table& t) {
 }
 
 }  // namespace
+
+Need evaluates() {
+  return {is_not("pretrain.val_period", "0", "above 0"), is("pretrain.val_at_start", {"true"}),
+          is("pretrain.val_at_end", {"true"})};
+}
 
 void add_top_keys(Table& t) {
   t.section("", "The run.");

@@ -126,15 +126,6 @@ void check_schedule(Checker& c, const Config& config) {
   if (s.lr_decay_style == LrDecayStyle::wsd && !s.lr_wsd_decay_iters && c.sound({wsd_key}))
     c.error(style_key, "WSD needs policy.scheduler.lr_wsd_decay_iters",
             "the length of the final decay, often 10 to 20 % of the run");
-  if (s.lr_decay_style != LrDecayStyle::wsd && s.lr_wsd_decay_iters && c.sound({style_key}))
-    c.error(wsd_key, fmt::format("lr_wsd_decay_iters has no meaning with lr_decay_style {}",
-                                 name_of(s.lr_decay_style)));
-  // Not an error: configurations for Megatron have them with every style.
-  if (s.lr_decay_style == LrDecayStyle::constant && c.sound({style_key}))
-    for (const auto& [key, given] :
-         {std::pair(min_key, s.min_lr > 0), {decay_key, s.lr_decay_iters.has_value()}})
-      if (given && c.sound({key}))
-        c.warning(key, fmt::format("{} has no effect with lr_decay_style constant", key));
   if (p.max_num_steps == 1 && s.lr_decay_style != LrDecayStyle::constant && !s.lr_decay_iters &&
       s.min_lr == 0 && c.sound({style_key, decay_key, min_key}))
     c.warning(steps_key, "the only step has a learning rate of 0: the schedule ends there",
@@ -168,7 +159,17 @@ void check_schedule(Checker& c, const Config& config) {
 // Keys that need the kind of device that the run does not have. `why`: the reason, as a note.
 void check_device(Checker& c, const Config& config, bool gpu, const std::string& why) {
   const CommBackend backend = config.distributed.backend;
+  // These do not change results: a configuration for either device may have them.
+  const auto without_effect = [&](std::string_view key, std::string message) {
+    if (config.device != DeviceKind::automatic)
+      c.error(key, std::move(message), "", {why});
+    else
+      c.warning(key, std::move(message), {why});
+  };
   if (gpu) {
+    if (config.memory.offload_dir)
+      without_effect("memory.offload_dir",
+                     "memory.offload_dir has no effect on a GPU, whose offloaded memory is page-locked");
     if (backend == CommBackend::mpi)
       c.error("distributed.backend", "distributed.backend: mpi supports host memory only", "",
               {why, "use auto, nccl, or staged, which goes through MPI"});
@@ -183,20 +184,16 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
             {why, config.policy.precision == Precision::automatic
                       ? "policy.precision: auto is float32 on a CPU"
                       : "policy.precision: fastest is float32 on some CPUs"});
-  // These do not change results: a configuration for either device may have them.
-  const bool demanded = config.device == DeviceKind::cpu;
-  const std::pair<bool, const char*> gpu_only[] = {{config.kernels.share_device, "kernels.share_device"},
-                                                   {config.kernels.autotune, "kernels.autotune"},
-                                                   {config.kernels.tf32, "kernels.tf32"}};
-  for (const auto& [set, key] : gpu_only)
-    if (set && demanded)
-      c.error(key, fmt::format("{}: true needs a GPU", key), "", {why});
-    else if (set)
-      c.warning(key, fmt::format("{}: true has no effect without a GPU", key), {why});
-  if (constexpr const char* tuning = "kernels.gemm_tuning"; config.kernels.gemm_tuning && demanded)
-    c.error(tuning, fmt::format("{} needs a GPU", tuning), "", {why});
-  else if (config.kernels.gemm_tuning)
-    c.warning(tuning, fmt::format("{} has no effect without a GPU", tuning), {why});
+  const bool remainders = config.policy.optimizer.store_param_remainders.value_or(false) &&
+                          config.policy.precision == Precision::automatic;
+  const std::pair<bool, std::string> gpu_only[] = {
+      {config.kernels.share_device, "kernels.share_device: true"},
+      {config.kernels.autotune, "kernels.autotune: true"},
+      {config.kernels.tf32, "kernels.tf32: true"},
+      {config.kernels.gemm_tuning.has_value(), "kernels.gemm_tuning"},
+      {remainders, "policy.optimizer.store_param_remainders: true"}};
+  for (const auto& [set, text] : gpu_only)
+    if (set) without_effect(text.substr(0, text.find(':')), text + " has no effect without a GPU");
   if (backend == CommBackend::nccl || backend == CommBackend::staged)
     c.error("distributed.backend",
             fmt::format("distributed.backend: {} requires device: cuda", name_of(backend)), "",
@@ -218,9 +215,6 @@ void check_param_gather(Checker& c, const Config& config) {
   constexpr std::string_view key = "distributed.overlap_param_gather";
   const ShardStrategy strategy = config.distributed.shard_strategy;
   if (!config.distributed.overlap_param_gather || !c.sound({"distributed.shard_strategy"})) return;
-  if (strategy == ShardStrategy::ddp)
-    c.error(key, "distributed.overlap_param_gather: true needs a distributed.shard_strategy with shards", "",
-            {"with ddp every rank updates all parameters: nothing is gathered"});
   if (!config.distributed.overlap_grad_reduce && !shards_parameters(strategy) &&
       c.sound({"distributed.overlap_grad_reduce"}))
     c.error(key, "distributed.overlap_param_gather: true needs distributed.overlap_grad_reduce: true");
@@ -237,14 +231,7 @@ void check_sharding(Checker& c, const Config& config) {
   check_param_gather(c, config);
   constexpr std::string_view key = "distributed.shard_strategy", copies = "distributed.dp_replicate_size";
   const DistributedConfig& d = config.distributed;
-  const bool sound_type = c.sound({"distributed.grad_reduce_dtype"});
-  if (d.grad_reduce_fp32_accumulation && d.grad_reduce_dtype != ReduceDType::bf16 && sound_type)
-    c.error(
-        "distributed.grad_reduce_fp32_accumulation",
-        "distributed.grad_reduce_fp32_accumulation: true needs distributed.grad_reduce_dtype: bf16", "",
-        {fmt::format("gradients communicated in {} are always added in fp32", name_of(d.grad_reduce_dtype))});
-  const bool fp8 = d.grad_reduce_dtype == ReduceDType::fp8 && sound_type;
-  if (fp8 && c.sound({key}) && d.shard_strategy != ShardStrategy::ddp &&
+  if (d.grad_reduce_dtype == ReduceDType::fp8 && c.sound({key}) && d.shard_strategy != ShardStrategy::ddp &&
       d.shard_strategy != ShardStrategy::optim)
     c.error(
         "distributed.grad_reduce_dtype",
@@ -257,11 +244,6 @@ void check_sharding(Checker& c, const Config& config) {
   if (c.sound({copies}) && d.shard_strategy == ShardStrategy::hsdp && d.dp_replicate_size == 1)
     c.error(key, "distributed.shard_strategy: hsdp needs distributed.dp_replicate_size above 1", "",
             {"one copy of the shards is shard_strategy: optim_grads_params"});
-  if (d.shard_strategy == ShardStrategy::ddp && d.dp_replicate_size > 1)
-    c.error(copies,
-            fmt::format("distributed.dp_replicate_size: {} needs a distributed.shard_strategy with shards",
-                        d.dp_replicate_size),
-            "", {"with ddp every rank is a copy already"});
   if (!shards_parameters(d.shard_strategy)) return;
   if (config.policy.cuda_graph && c.sound({"policy.cuda_graph"}))
     c.error(

@@ -8,6 +8,10 @@
 
 namespace nrl::config_detail {
 
+/// Keys without effect (without_effect()): those whose value asks for something, although what they need
+/// (Key::needs) is missing. Where that is a warning, they get their defaults in `result`.
+Diagnostics check_needs(ConfigResult& result);
+
 /// Problems between sound keys that do not depend on the number of ranks.
 Diagnostics validate(const ConfigResult& result);
 

@@ -25,9 +25,7 @@ void check_context_parallel(Checker c) {
             {fmt::format("Fix: a length of {}", std::max<int64_t>(1, length / (2 * size)) * 2 * size)});
   if (!c.sound({size_key, type_key})) return;
   if (const auto& sizes = d.hierarchical_context_parallel_sizes) {
-    if (!both)
-      c.error(sizes_key, fmt::format("{} has no meaning without cp_comm_type a2a+p2p", sizes_key));
-    else if ((*sizes)[0] * (*sizes)[1] != size)
+    if ((*sizes)[0] * (*sizes)[1] != size)
       c.error(sizes_key,
               fmt::format("{}: {} x {} is not {} {}", sizes_key, (*sizes)[0], (*sizes)[1], size_key, size));
   } else if (both && size > 1) {

@@ -9,13 +9,6 @@ void check_fp8(Checker c) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
   constexpr std::string_view enabled = "policy.fp8_cfg.enabled", recipe = "policy.fp8_cfg.fp8_recipe";
   constexpr const char* param = "policy.fp8_cfg.fp8_param";
-  const auto needs_fp8 = [&](const char* key, bool chosen, std::string_view why) {
-    if (chosen && c.sound({enabled, key}) && !fp8.enabled)
-      c.error(key, fmt::format("{}: true has no meaning without FP8 GEMMs{}", key, why), "",
-              {fmt::format("{} is false", enabled), fmt::format("set {} to true, or remove it", enabled)});
-  };
-  needs_fp8(param, fp8.fp8_param, ", which read these weights");
-  needs_fp8("policy.fp8_cfg.fp8_dot_product_attention", fp8.fp8_dot_product_attention, "");
   if (!fp8.enabled || !c.sound({enabled, recipe})) return;
   const bool delayed = fp8.fp8_recipe == Fp8Recipe::delayed;
   const std::string chosen = fmt::format("{} is {}", recipe, name_of(fp8.fp8_recipe));
@@ -25,18 +18,7 @@ void check_fp8(Checker c) {
     if (delayed && layers > 0 && c.sound({key}))
       c.error(key, fmt::format("{}: {} is not supported with delayed scales", key, layers), "",
               {chosen, "use tensorwise, or set it to 0"});
-  const Fp8Config defaults;
-  for (const auto& [key, same] : {std::pair("policy.fp8_cfg.fp8_amax_history_len",
-                                            fp8.fp8_amax_history_len == defaults.fp8_amax_history_len),
-                                  std::pair("policy.fp8_cfg.fp8_amax_compute_algo",
-                                            fp8.fp8_amax_compute_algo == defaults.fp8_amax_compute_algo)})
-    if (!delayed && !same && c.sound({key}))
-      c.error(key, fmt::format("{} has no meaning: only delayed scales follow from earlier steps", key), "",
-              {chosen, "remove it"});
   const bool blocks = fp8.fp8_recipe == Fp8Recipe::blockwise || fp8.fp8_recipe == Fp8Recipe::mxfp8;
-  if (constexpr const char* key = "policy.fp8_cfg.fp8_margin"; blocks && fp8.fp8_margin > 0 && c.sound({key}))
-    c.error(key, fmt::format("{}: {} has no meaning with scales of blocks", key, fp8.fp8_margin), "",
-            {chosen, "set it to 0"});
   if (fp8.fp8_recipe == Fp8Recipe::mxfp8 && fp8.fp8_param && c.sound({param}))
     c.error(
         param,

@@ -16,12 +16,10 @@ constexpr const char* recomputed_key = "policy.recompute.modules";
 
 void check_layers(Checker& c, const PolicyConfig& p) {
   if (!p.offload_layers || !c.sound({share_key})) return;
-  const auto note = fmt::format("{} is at {}", share_key, c.where(share_key));
-  if (p.offload_activations.value == 0)
-    c.error(layers_key, fmt::format("{} needs {}: true", layers_key, share_key), "", {note});
-  else if (p.offload_activations.value < 1)
-    c.error(layers_key, fmt::format("{} and {} both say which layers are offloaded", share_key, layers_key),
-            "", {note, "with a list, the other must be true"});
+  if (p.offload_activations.value < 1)
+    c.error(
+        layers_key, fmt::format("{} and {} both say which layers are offloaded", share_key, layers_key), "",
+        {fmt::format("{} is at {}", share_key, c.where(share_key)), "with a list, the other must be true"});
   c.unique(layers_key, *p.offload_layers, "layer ");
   if (p.offload_layers->empty()) c.error(layers_key, fmt::format("{} is an empty list", layers_key));
 }
@@ -89,13 +87,7 @@ void check_offload(Checker c) {
   const Config& config = c.result.config;
   const PolicyConfig& p = config.policy;
   check_layers(c, p);
-  if (p.offload_modules.empty()) return;
-  if (p.offload_activations.value == 0 && c.sound({share_key})) {
-    c.error(modules_key, fmt::format("{} has no meaning without {}", modules_key, share_key), "",
-            {fmt::format("set {}: true, or a fraction of the layers", share_key)});
-    return;
-  }
-  if (!c.unique(modules_key, p.offload_modules)) return;
+  if (!c.sound({share_key}) || !c.unique(modules_key, p.offload_modules)) return;
   for (const OffloadModule m : p.offload_modules) check_module(c, config, m);
 }
 

@@ -11,7 +11,6 @@ constexpr const char* stages_key = "distributed.pipeline_parallel_size";
 constexpr const char* chunks_key = "distributed.virtual_pipeline_size";
 constexpr const char* schedule_key = "distributed.pipeline_schedule";
 constexpr const char* group_key = "distributed.microbatch_group_size_per_vp_stage";
-constexpr const char* overlap_key = "distributed.overlap_p2p_comm";
 constexpr const char* layout_key = "distributed.pipeline_layout";
 
 class PipelineCheck {
@@ -21,7 +20,7 @@ class PipelineCheck {
   void run() {
     if (!c_.sound({stages_key, chunks_key})) return;
     check_schedule();
-    check_messages();
+    check_group();
     check_split();
     const LoggerConfig& logger = c_.result.config.logger;
     if (logger.sample_period > 0 && d_.pipeline_parallel_size > 1)
@@ -32,18 +31,11 @@ class PipelineCheck {
 
  private:
   void check_schedule() {
-    const bool one_stage = d_.pipeline_parallel_size == 1;
     const int64_t chunks = d_.virtual_pipeline_size.value_or(1);
     const PipelineSchedule schedule = d_.pipeline_schedule;
     const std::string name(name_of(schedule));
-    if (one_stage && chunks > 1)
-      error(chunks_key, fmt::format("{}: {} needs several pipeline stages", chunks_key, chunks),
-            {at(stages_key, 1), "set it to 1, or pipeline_parallel_size above 1"});
     if (schedule == PipelineSchedule::automatic) return;
-    if (one_stage)
-      error(schedule_key, fmt::format("{}: {} needs several pipeline stages", schedule_key, name),
-            {at(stages_key, 1), "use auto, or set pipeline_parallel_size above 1"});
-    else if (schedule == PipelineSchedule::interleaved && chunks == 1)
+    if (schedule == PipelineSchedule::interleaved && chunks == 1)
       error(schedule_key, fmt::format("{}: interleaved needs several chunks per stage", schedule_key),
             {at(chunks_key, 1), "use 1f1b, or set virtual_pipeline_size above 1"});
     else if (schedule != PipelineSchedule::interleaved && chunks > 1)
@@ -51,19 +43,11 @@ class PipelineCheck {
             {at(chunks_key, chunks), "use interleaved, or set virtual_pipeline_size to 1"});
   }
 
-  void check_messages() {
+  void check_group() {
     const int64_t stages = d_.pipeline_parallel_size;
-    if (d_.overlap_p2p_comm && stages == 1)
-      error(overlap_key, fmt::format("{}: true needs several pipeline stages", overlap_key),
-            {at(stages_key, 1), "set it to false, or pipeline_parallel_size above 1"});
-    if (!d_.microbatch_group_size_per_vp_stage) return;
-    const int64_t group = *d_.microbatch_group_size_per_vp_stage,
-                  chunks = d_.virtual_pipeline_size.value_or(1);
-    if (chunks == 1)
-      error(group_key, fmt::format("{}: {} needs several chunks per stage", group_key, group),
-            {at(chunks_key, 1), "remove it, or set virtual_pipeline_size above 1"});
-    else if (group < stages)
-      error(group_key, fmt::format("{}: {} is less than the pipeline stages", group_key, group),
+    const auto& group = d_.microbatch_group_size_per_vp_stage;
+    if (group && *group < stages)
+      error(group_key, fmt::format("{}: {} is less than the pipeline stages", group_key, *group),
             {at(stages_key, stages), fmt::format("set it to {} or more", stages)});
   }
 
@@ -79,9 +63,6 @@ class PipelineCheck {
     for (size_t i = 0; i < ways.size(); ++i) {
       const auto [key, given] = ways[i];
       if (!given) continue;
-      if (d_.pipeline_parallel_size == 1)
-        error(key, fmt::format("{} needs several pipeline stages", key),
-              {at(stages_key, 1), "remove it, or set pipeline_parallel_size above 1"});
       for (size_t before = 0; before < i; ++before)
         if (ways[before].second && method(before) != method(i)) {
           error(key, fmt::format("{} and {} both spread the layers", ways[before].first, key),

@@ -18,16 +18,6 @@ void check_optimizer_state(Checker& c, const Config& config) {
             "",
             {"whole gradients are accumulated by GEMMs, in fp32",
              "use distributed.shard_strategy: optim_grads, optim_grads_params or hsdp"});
-  if (o.use_precision_aware_optimizer || !c.sound({"policy.optimizer.use_precision_aware_optimizer"})) return;
-  const std::string switch_on = "policy.optimizer.use_precision_aware_optimizer: true";
-  const auto refuse = [&](const char* leaf, std::string_view value) {
-    const std::string key = fmt::format("policy.optimizer.{}", leaf);
-    if (c.sound({key}))
-      c.error(key, fmt::format("{}: {} needs {}", key, value, switch_on), "", {"or leave it out"});
-  };
-  if (o.main_grads_dtype != MainGradsDType::fp32) refuse("main_grads_dtype", name_of(o.main_grads_dtype));
-  if (o.exp_avg_dtype != StateDType::fp32) refuse("exp_avg_dtype", name_of(o.exp_avg_dtype));
-  if (o.exp_avg_sq_dtype != StateDType::fp32) refuse("exp_avg_sq_dtype", name_of(o.exp_avg_sq_dtype));
 }
 
 void check_loss_scaling(Checker& c, const Config& config) {
@@ -66,10 +56,6 @@ void check_float16(Checker& c, const Config& config) {
   if (config.policy.fp8_cfg.enabled)
     refuse("policy.fp8_cfg.enabled", "true", "operands are rounded to FP8 from bfloat16 or float32",
            "use policy.precision: bfloat16");
-  const OptimizerConfig& o = config.policy.optimizer;
-  if (o.use_precision_aware_optimizer && o.store_param_remainders.value_or(false))
-    refuse("policy.optimizer.store_param_remainders", "true",
-           "float16 is not the upper half of an fp32 number: master weights are fp32", "leave it out");
 }
 
 }  // namespace

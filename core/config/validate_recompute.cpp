@@ -30,11 +30,6 @@ void check_checkpointing(Checker& c, const PolicyConfig& p) {
   if (which.size() > 1 && c.sound({which[0]}))
     c.error(which[1], fmt::format("{} and {} both say which layers are recomputed", which[0], which[1]), "",
             {fmt::format("{} is at {}", which[0], c.where(which[0])), "remove one of them"});
-  if (!p.gradient_checkpointing.value_or(true) && !which.empty() && c.sound({checkpointing_key}))
-    c.error(
-        which[0],
-        fmt::format("{} says which layers are recomputed, but {} is false", which[0], checkpointing_key), "",
-        {fmt::format("{} is at {}", checkpointing_key, c.where(checkpointing_key)), "remove one of them"});
   if (p.checkpoint_layers) {
     c.unique("policy.checkpoint_layers", *p.checkpoint_layers, "layer ");
     if (p.checkpoint_layers->empty())
@@ -65,20 +60,9 @@ void check_recompute(Checker c) {
   const PolicyConfig& p = c.result.config.policy;
   const RecomputeConfig& r = p.recompute;
   check_checkpointing(c, p);
-  const std::string_view granularity = name_of(r.granularity);
-  const auto note = [&] {
-    return fmt::format("granularity: {} is at {}", granularity, c.where(granularity_key));
-  };
-  const bool full = r.granularity == RecomputeGranularity::full;
-  if ((full || r.granularity == RecomputeGranularity::none) && !r.modules.is_auto() &&
-      !r.modules.value().empty() && c.sound({granularity_key}))
-    c.error(modules_key, fmt::format("{} needs granularity: selective", modules_key), "", {note()});
   if (!r.modules.is_auto()) c.unique(modules_key, r.modules.value());
-  for (const auto& [key, given] :
-       {std::pair(method_key, r.method.has_value()), {layers_key, r.num_layers.has_value()}})
-    if (given && !full && c.sound({granularity_key}))
-      c.error(key, fmt::format("{} needs granularity: full", key), "", {note()});
-  if (full && r.method.has_value() != r.num_layers.has_value() && c.sound({method_key, layers_key})) {
+  if (r.method.has_value() != r.num_layers.has_value() &&
+      c.sound({method_key, layers_key, granularity_key})) {
     const char* const key = r.method ? method_key : layers_key;
     c.error(key, fmt::format("{} needs {}", key, r.method ? layers_key : method_key), "",
             {"without both, every layer is recomputed one by one"});

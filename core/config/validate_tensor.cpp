@@ -11,25 +11,15 @@ namespace {
 
 void check_comm_overlap(Checker& c) {
   const DistributedConfig& d = c.result.config.distributed;
-  constexpr std::string_view key = "distributed.tp_comm_overlap",
-                             splits_key = "distributed.tp_comm_overlap_splits";
+  constexpr std::string_view key = "distributed.tp_comm_overlap";
   if (!c.sound({key, "distributed.tensor_parallel_size", "distributed.sequence_parallel"})) return;
-  const std::string_view method = name_of(d.tp_comm_overlap);
-  if (d.tp_comm_overlap != TpCommOverlap::none && d.tensor_parallel_size == 1)
-    c.error(key,
-            fmt::format("{}: {} overlaps the communication of tensor-parallel ranks, but there is only one",
-                        key, method),
-            "", {"remove it, or set distributed.tensor_parallel_size above 1"});
-  else if (d.tp_comm_overlap == TpCommOverlap::ring && !d.splits_sequence())
+  if (d.tp_comm_overlap == TpCommOverlap::ring && !d.splits_sequence())
     c.error(
         key,
         fmt::format("{}: ring passes the rows of ranks on, but without sequence parallelism every rank has "
                     "all rows",
                     key),
         "", {"set distributed.sequence_parallel to true, or use pipelined"});
-  if (d.tp_comm_overlap_splits && d.tp_comm_overlap != TpCommOverlap::pipelined && c.sound({splits_key}))
-    c.error(splits_key, fmt::format("{} has no meaning with tp_comm_overlap {}", splits_key, method), "",
-            {"remove it, or set distributed.tp_comm_overlap to pipelined"});
 }
 
 }  // namespace
@@ -37,12 +27,6 @@ void check_comm_overlap(Checker& c) {
 void check_tensor_parallel(Checker c) {
   const Config& config = c.result.config;
   const DistributedConfig& d = config.distributed;
-  if (d.sequence_parallel.value_or(false) && d.tensor_parallel_size == 1 &&
-      c.sound({"distributed.tensor_parallel_size"}))
-    c.error("distributed.sequence_parallel",
-            "distributed.sequence_parallel: true divides the sequence among tensor-parallel ranks, but there "
-            "is only one",
-            "", {"remove it (auto), or set distributed.tensor_parallel_size"});
   check_comm_overlap(c);
   constexpr std::string_view modules_key = "policy.recompute.modules";
   const AutoOr<std::vector<RecomputeModule>>& modules = config.policy.recompute.modules;

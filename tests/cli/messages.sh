@@ -38,7 +38,7 @@ case $case_name in
     said err.txt 'gone.yaml:1:1'
     config scratch
     printf 'memory: {offload_dir: nowhere}\n' >>scratch.yaml
-    expect 73 run 2 scratch.yaml
+    expect 73 run 2 scratch.yaml policy.offload_optimizer=true
     said err.txt 'scratch.yaml:15:23'
     said err.txt 'nowhere: a file for offloaded memory cannot be created: No such file or directory'
     [[ ! -e bad && ! -e gone && ! -e scratch ]] || fail "a refused run left something behind"

@@ -235,7 +235,7 @@ inline const Effect effects[] = {
     {"policy.optimizer.weight_decay", Observed::rows, "0", "1"},
     {"policy.optimizer.betas", Observed::rows, "[0.9, 0.95]", "[0.8, 0.95]"},
     {"policy.optimizer.eps", Observed::rows, "1e-8", "1e-3"},
-    {"policy.optimizer.use_precision_aware_optimizer", Observed::exit, "true", "false",
+    {"policy.optimizer.use_precision_aware_optimizer", Observed::plan, "true", "false",
      "llama policy.optimizer.exp_avg_dtype=bf16"},
     {"policy.optimizer.exp_avg_dtype", Observed::plan, "fp32", "bf16",
      "llama policy.optimizer.use_precision_aware_optimizer=true"},

@@ -7,7 +7,7 @@
 #include "apps/train/run_check.h"
 #include "apps/train/run_data.h"
 #include "tests/catch.h"
-#include "tests/config/key_ends.h"
+#include "tests/config/key_needs.h"
 #include "tests/train/training_run.h"
 
 using namespace nrl;
@@ -69,12 +69,14 @@ bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
 }
 
 /// One step and one evaluation, as far as `assignment` does not say otherwise.
-std::vector<std::string> completed(const Workbench& bench, const std::string& assignment) {
-  std::vector<std::string> keys{assignment};
+std::vector<std::string> completed(const Workbench& bench, std::vector<std::string> keys) {
   for (const std::string& other :
        {"pretrain.max_num_steps=1"s, "pretrain.val_at_end=true"s, "pretrain.val_batches=1"s,
         "data.validation.data_path=" + bench / "corpus", "checkpointing.enabled=false"s})
-    if (!assignment.starts_with(other.substr(0, other.find('=') + 1))) keys.push_back(other);
+    if (std::none_of(keys.begin(), keys.end(), [&](const std::string& key) {
+          return key.starts_with(other.substr(0, other.find('=') + 1));
+        }))
+      keys.push_back(other);
   return keys;
 }
 
@@ -92,15 +94,19 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
       for (const std::string& value : ends_of(key).inside) {
         CAPTURE(key.path, value);
         ++tried;
-        const std::string assignment = key.path + "=" + value;
-        if (!starts(bench, {assignment})) continue;
+        // With what the key needs, or it would be refused for that.
+        std::vector<std::string> assignments = needed_by(key);
+        if (key.path == "pretrain.val_batches")
+          assignments.push_back("data.validation.data_path=" + bench / "corpus");
+        assignments.push_back(key.path + "=" + value);
+        if (!starts(bench, assignments)) continue;
         ++started;
         // Only numbers have ends that a kernel can stumble over; what does not belong to the model is tried
         // with one model; thousands of threads are not tried.
         const bool number = key.kind == Kind::integer || key.kind == Kind::number;
         if (!number || (!key.model && bench.model != models[0].second) || key.path == "kernels.num_threads")
           continue;
-        const Finished run = bench.run("run", completed(bench, assignment));
+        const Finished run = bench.run("run", completed(bench, assignments));
         INFO(run.err);
         CHECK((run.code == Exit::ok || run.code == Exit::config || run.code == Exit::data ||
                run.code == Exit::unavailable || run.code == Exit::diverged));

@@ -1,0 +1,155 @@
+// Keys that have no effect without another key, by the needs in the option table.
+#include <algorithm>
+#include <utility>
+
+#include <spdlog/fmt/ranges.h>
+
+#include "core/config/load.h"
+#include "core/config/schema.h"
+#include "core/config/source.h"
+#include "core/config/validate.h"
+
+namespace nrl::config_detail {
+namespace {
+
+bool contains(const std::vector<std::string>& values, const std::string& value) {
+  return std::find(values.begin(), values.end(), value) != values.end();
+}
+
+class NeedsCheck {
+ public:
+  explicit NeedsCheck(ConfigResult& result) : result_(result), c_{result, out_} {}
+
+  Diagnostics run() {
+    for (const Key& key : Schema::get().keys())
+      if (asks(key) && c_.sound({key.path}))
+        if (const Need* need = missing(key)) judge(key, *need);
+    for (const auto& [need, keys] : parked_) warn(*need, keys);
+    // After all have been judged by what was given.
+    for (const auto& [need, keys] : parked_)
+      for (const Key* key : keys) {
+        key->set(result_.config, key->get(Config{}));
+        result_.origins.erase(key->path);
+      }
+    return std::move(out_);
+  }
+
+ private:
+  std::string value(const Key& key) const { return yaml_text(key.get(result_.config)); }
+
+  /// Whether the key has a value that asks for something.
+  bool asks(const Key& key) const {
+    return !key.needs.empty() && c_.given(key.path) && value(key) != key.default_yaml() &&
+           !contains(key.idle, value(key));
+  }
+
+  /// What the key lacks, or what a key lacks that it needs; null: nothing, or it is not known because of
+  /// another error.
+  const Need* missing(const Key& key) const {
+    for (const Need& need : key.needs) {
+      const Need* lacks = &need;
+      for (const Condition& condition : need) {
+        if (!c_.sound({condition.key})) return nullptr;
+        if (!condition.holds(result_.config)) continue;
+        const Key& other = *Schema::get().find(condition.key);
+        lacks = asks(other) ? missing(other) : nullptr;
+        if (!lacks) break;
+      }
+      if (lacks) return lacks;
+    }
+    return nullptr;
+  }
+
+  void judge(const Key& key, const Need& need) {
+    std::vector<std::string> others;
+    for (const Condition& condition : need) others.push_back(condition.key);
+    std::vector<std::string> notes = values_of(need, false);
+    notes.push_back(fmt::format("Fix: remove it, or set {}", text_of(need)));
+    Diagnostic problem = without_effect(
+        result_, key.path,
+        fmt::format("{}: {} has no effect without {}", key.path, value(key), text_of(need)), others, notes);
+    if (problem.severity == Severity::error) {
+      out_.push_back(std::move(problem));
+      return;
+    }
+    const auto same = std::find_if(parked_.begin(), parked_.end(),
+                                   [&](const auto& entry) { return text_of(*entry.first) == text_of(need); });
+    if (same == parked_.end())
+      parked_.push_back({&need, {&key}});
+    else
+      same->second.push_back(&key);
+  }
+
+  void warn(const Need& need, const std::vector<const Key*>& keys) {
+    std::vector<std::string> names;
+    for (const Key* key : keys) names.push_back(key->path);
+    c_.warning(names.front(),
+               fmt::format("{} {} no effect without {}", fmt::join(names, ", "),
+                           names.size() == 1 ? "has" : "have", text_of(need)),
+               values_of(need, true));
+  }
+
+  /// The present values of what is needed, for notes; `given`: only those that were given.
+  std::vector<std::string> values_of(const Need& need, bool given) const {
+    std::vector<std::string> out;
+    for (const Condition& condition : need)
+      if (!given || c_.given(condition.key))
+        out.push_back(fmt::format("{} is {} ({})", condition.key, value(*Schema::get().find(condition.key)),
+                                  c_.where(condition.key)));
+    return out;
+  }
+
+  ConfigResult& result_;
+  Diagnostics out_;
+  Checker c_;
+  std::vector<std::pair<const Need*, std::vector<const Key*>>> parked_;  ///< keys by what they lack
+};
+
+}  // namespace
+
+bool Condition::holds(const Config& config) const {
+  const Value value = Schema::get().find(key)->get(config);
+  const auto listed = [&](const Value& v) { return contains(values, yaml_text(v)); };
+  const auto* list = std::get_if<List>(&value.v);
+  return is == (list ? std::any_of(list->begin(), list->end(), listed) : listed(value));
+}
+
+std::string Condition::text(std::string_view section) const {
+  const std::string prefix = std::string(section) + ".";
+  const std::string name = key.starts_with(prefix) && key.find('.', prefix.size()) == std::string::npos
+                               ? key.substr(prefix.size())
+                               : key;
+  if (is) return fmt::format("{}: {}", name, fmt::join(values, " or "));
+  return phrase.empty() ? name : name + " " + phrase;
+}
+
+std::string text_of(const Need& need, std::string_view section) {
+  std::string out;
+  for (size_t i = 0; i < need.size(); ++i)
+    out += (i == 0 ? "" : i + 1 == need.size() ? " or " : ", ") + need[i].text(section);
+  return out;
+}
+
+Diagnostics check_needs(ConfigResult& result) {
+  return NeedsCheck(result).run();
+}
+
+}  // namespace nrl::config_detail
+
+namespace nrl {
+
+Diagnostic without_effect(const ConfigResult& result, std::string_view key, std::string message,
+                          std::span<const std::string> others, std::vector<std::string> notes) {
+  const auto given = [&](std::string_view k) { return result.origins.contains(std::string(k)); };
+  const auto on_command_line = [&](std::string_view k) {
+    const auto source = static_cast<size_t>(result.origins.at(std::string(k)).source);
+    return result.sources->all[source].is_override;
+  };
+  const bool parked = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
+    return given(other) && given(key) && (on_command_line(other) || !on_command_line(key));
+  });
+  return diagnose(result, key, std::move(message), "", std::move(notes),
+                  parked ? Severity::warning : Severity::error);
+}
+
+}  // namespace nrl
