@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/base/text.h"
 
@@ -12,6 +13,16 @@ namespace {
 bool is_neutral(const JsonValue& v) {
   return v.is_null() || (v.is_bool() && !v.as_bool()) || (v.is_number() && v.as_double() == 0) ||
          (v.is_array() && v.items().empty());
+}
+
+// Defaults of Megatron-LM's keys of experts, which its files have for every model.
+bool is_default(const JsonMember& m) {
+  static constexpr std::pair<std::string_view, std::string_view> defaults[] = {
+      {"moe_router_load_balancing_type", "\"none\""}, {"moe_router_load_balancing_type", "\"aux_loss\""},
+      {"moe_token_dispatcher_type", "\"alltoall\""},  {"moe_router_score_function", "\"softmax\""},
+      {"moe_token_drop_policy", "\"probs\""},         {"moe_router_bias_update_rate", "0.001"}};
+  return std::ranges::find(defaults, std::pair<std::string_view, std::string_view>(m.key, m.value.dump())) !=
+         std::end(defaults);
 }
 
 }  // namespace
@@ -91,6 +102,10 @@ void ConfigReader::note_read(std::initializer_list<std::string_view> keys) const
   for (std::string_view key : keys) problems_.note_read(path(key));
 }
 
+void ConfigReader::note_unused(std::initializer_list<std::string_view> keys) const {
+  for (std::string_view key : keys) problems_.note_unused(path(key));
+}
+
 void ConfigReader::must_be_off(std::string_view key, std::string_view what) const {
   if (const JsonValue* v = given(key); v && !is_neutral(*v))
     refuse(key, "{}: {} is not supported", path(key), what);
@@ -144,7 +159,8 @@ std::vector<std::string> unread_keys(const JsonValue& json, const ConfigProblems
   for (const JsonMember& member : json.members()) {
     if (std::ranges::find(informative, member.key) != std::end(informative)) continue;
     if (!member.value.is_object()) {
-      if (!is_neutral(member.value) && !problems.was_read(member.key)) unread.push_back(member.key);
+      if (!is_neutral(member.value) && !is_default(member) && !problems.was_read(member.key))
+        unread.push_back(member.key);
       continue;
     }
     for (const JsonMember& inner :

@@ -24,6 +24,8 @@ class ConfigProblems {
 
   /// Records a key that this model family uses.
   void note_read(std::string key) { read_.insert(std::move(key)); }
+  /// Takes it back: it was read, but the values of other keys leave it without effect.
+  void note_unused(const std::string& key) { read_.erase(key); }
   bool was_read(const std::string& key) const { return read_.contains(key); }
 
  private:
@@ -80,6 +82,7 @@ class ConfigReader {
   /// The value including null, without recording the key as read.
   const JsonValue* find(std::string_view key) const { return json_.find(key); }
   void note_read(std::initializer_list<std::string_view> keys) const;
+  void note_unused(std::initializer_list<std::string_view> keys) const;
 
   /// Refuses an unsupported feature unless its key has the neutral value.
   void must_be_off(std::string_view key, std::string_view what) const;
@@ -99,7 +102,7 @@ class ConfigReader {
   std::string prefix_;
 };
 
-/// The keys of `json` that have a non-neutral value and were not read.
+/// The keys of `json` that were not read, although their values ask for something.
 std::vector<std::string> unread_keys(const JsonValue& json, const ConfigProblems& problems);
 
 }  // namespace nrl::model

@@ -37,7 +37,7 @@ void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& p
   m.rope.beta_slow = s.positive_or("beta_slow", 1.0);
   m.rope.attention_factor = s.given("attention_factor") ? s.positive_or("attention_factor", 1.0) : 0.0;
   m.rope.truncate = s.flag_or("truncate", true);
-  // Dynamic scaling always starts from max_position_embeddings.
+  // Dynamic scaling always starts from max_position_embeddings; transformers permits the key beside it.
   const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
   if (m.rope.kind != ops::RopeKind::dynamic) m.rope.original_max_position = original;
   const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
@@ -61,6 +61,13 @@ void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& p
     s.conflict("high_freq_factor", {prefix + "low_freq_factor"},
                "{}high_freq_factor {} must be greater than low_freq_factor {}", prefix,
                m.rope.high_freq_factor, m.rope.low_freq_factor);
+  const bool yarn = m.rope.kind == ops::RopeKind::yarn;
+  if (!llama3) s.note_unused({"low_freq_factor", "high_freq_factor"});
+  if (m.rope.kind == ops::RopeKind::standard || m.rope.kind == ops::RopeKind::linear)
+    s.note_unused({"original_max_position_embeddings"});
+  if (!yarn) s.note_unused({"beta_fast", "beta_slow", "attention_factor", "truncate"});
+  if (!yarn || mscale == 0 || mscale_all_dim == 0) s.note_unused({"mscale", "mscale_all_dim"});
+  if (m.rope.kind == ops::RopeKind::standard) s.note_unused({"factor"});
 }
 
 void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
@@ -148,7 +155,11 @@ void read_window(const ConfigReader& r, ModelSpec& m) {
   if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
   if (m.family == Family::mixtral && r.given("sliding_window")) m.window = r.size("sliding_window");
   const bool qwen = is_qwen2(m) || is_qwen3(m);
-  if (qwen) r.note_read({"sliding_window", "max_window_layers"});  // both depend on use_sliding_window
+  // Both depend on use_sliding_window, which files of transformers have, often false.
+  if (qwen && r.find("use_sliding_window"))
+    r.note_read({"sliding_window", "max_window_layers"});
+  else if (qwen)
+    r.note_unused({"sliding_window", "max_window_layers"});
   if (qwen && !null && r.flag_or("use_sliding_window", false) &&
       r.size_or("max_window_layers", 28) < m.layers && r.valid({"max_window_layers", "num_hidden_layers"}))
     r.conflict("max_window_layers", {"num_hidden_layers"},
@@ -213,7 +224,7 @@ void read_router_training(const ConfigReader& r, MoeSpec& e) {
   if (e.pad_to_capacity && e.capacity_factor == 0)
     r.refuse("moe_pad_expert_input_to_capacity",
              "moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor");
-  if (e.capacity_factor == 0 && r.given("moe_token_drop_policy"))
+  if (e.capacity_factor == 0 && !e.drop_by_probability)
     r.refuse("moe_token_drop_policy",
              "moe_token_drop_policy has no effect: no token is dropped without moe_expert_capacity_factor");
 }
@@ -238,9 +249,11 @@ void read_router(const ConfigReader& r, MoeSpec& e) {
         "moe_router_enable_expert_bias",
         "moe_router_enable_expert_bias needs moe_router_score_function: sigmoid: a bias would outweigh the "
         "scores of a softmax over many experts");
+  constexpr double usual_rate = 1e-3;
+  const double bias_rate = r.number_or("moe_router_bias_update_rate", usual_rate);
   if (e.expert_bias)
-    e.bias_rate = static_cast<float>(r.number_or("moe_router_bias_update_rate", 1e-3));
-  else if (r.given("moe_router_bias_update_rate"))
+    e.bias_rate = static_cast<float>(bias_rate);
+  else if (bias_rate != 0 && bias_rate != usual_rate)
     r.refuse("moe_router_bias_update_rate",
              "moe_router_bias_update_rate has no effect without moe_router_enable_expert_bias: true");
 }

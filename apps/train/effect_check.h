@@ -1,11 +1,15 @@
 #pragma once
 // Keys and variables that have no effect in a run: what the option table cannot know.
 
+#include "apps/model/spec.h"
 #include "core/config/load.h"
 
 namespace nrl::train {
 
 /// A warning if OMP_NUM_THREADS would give the threads, but is no number of threads.
 void check_threads_variable(const ConfigResult& result, Diagnostics& out);
+
+/// Keys of experts that need other keys of experts, of the model or of the ranks.
+void check_expert_keys(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out);
 
 }  // namespace nrl::train

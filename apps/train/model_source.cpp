@@ -111,10 +111,11 @@ ModelCheck check_model(const ConfigResult& result) {
     // A config.json may have keys for other programs, but a key that the user gives must have an effect.
     for (const std::string& key : out.spec->unread_keys)
       if (result.origins.contains("policy.model." + key))
-        out.problems.push_back(diagnose(result, "policy.model." + key,
-                                        fmt::format("policy.model.{} has no effect in model_type {}", key,
-                                                    model::name_of(out.spec->family)),
-                                        "remove it"));
+        out.problems.push_back(
+            diagnose(result, "policy.model." + key,
+                     fmt::format("policy.model.{} has no effect in this model (model_type {})", key,
+                                 model::name_of(out.spec->family)),
+                     "remove it"));
     if (!out.problems.empty()) out.spec.reset();
   } catch (const model::ModelConfigError& e) {
     for (const model::ModelProblem& problem : e.problems())

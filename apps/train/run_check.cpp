@@ -516,6 +516,7 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_context_parallel(result, *model.spec, found);
   for (Diagnostic& d : plan::check_pipeline(result, model.spec->layers)) found.push_back(std::move(d));
   check_experts(result, *model.spec, found);
+  check_expert_keys(result, *model.spec, found);
   check_recompute(result, *model.spec, found);
   check_logits(result, found);
   check_on_oom(result, *model.spec, found);

@@ -314,11 +314,12 @@ case $case_name in
     experts+=" moe_intermediate_size: 16, shared_expert_intermediate_size: 16, moe_router_score_function: sigmoid}"
     bias=policy.model.moe_router_enable_expert_bias=true
     kind=policy.model.moe_router_load_balancing_type
+    loss=policy.model.moe_aux_loss_coeff=0.01
     traffic_of experts2 2 "$experts" distributed.shard_strategy=optim_grads_params $bias
     traffic_of experts-tensor2 2 "$experts" distributed.tensor_parallel_size=2 policy.precision=bfloat16
-    traffic_of experts-tensor4 4 "$experts" distributed.tensor_parallel_size=2 $kind=global_aux_loss $bias
+    traffic_of experts-tensor4 4 "$experts" distributed.tensor_parallel_size=2 $kind=global_aux_loss $loss $bias
     traffic_of experts-context4 4 "$experts" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
-      $kind=seq_aux_loss policy.train_micro_batch_size=2
+      $kind=seq_aux_loss $loss policy.train_micro_batch_size=2
     expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;

@@ -377,9 +377,37 @@ TEST_CASE("keys without effect in the model's family are listed", "[spec]") {
         R"("attn_logit_softcapping":50.0)", R"("final_logit_softcapping":30.0)",
         R"("query_pre_attn_scalar":256)", R"("n_embd":16)", R"("original_max_position_embeddings":16)"})
     CHECK(unread("llama", member) == std::vector{key_of(member)});
+  // Of kinds of scaling that do not read them.
+  for (const auto& [scaling, key] :
+       {std::pair(R"("rope_type":"linear","factor":2,"low_freq_factor":1)", "low_freq_factor"),
+        std::pair(R"("rope_type":"yarn","factor":2,"high_freq_factor":4)", "high_freq_factor"),
+        std::pair(R"("rope_type":"linear","factor":2,"beta_fast":16)", "beta_fast"),
+        std::pair(R"("rope_type":"linear","factor":2,"original_max_position_embeddings":16)",
+                  "original_max_position_embeddings"),
+        std::pair(R"("rope_type":"linear","factor":2,"attention_factor":2)", "attention_factor"),
+        std::pair(R"("rope_type":"yarn","factor":2,"mscale":2)", "mscale"),
+        std::pair(R"("rope_type":"default","factor":2)", "factor")})
+    CHECK(unread("llama", std::string(R"("rope_scaling":{)") + scaling + "}") ==
+          std::vector{std::string("rope_scaling.") + key});
+  CHECK(unread("llama", R"("rope_scaling":{"rope_type":"yarn","factor":2,"mscale":2,"mscale_all_dim":1,
+                           "beta_fast":16,"beta_slow":2,"truncate":true,"original_max_position_embeddings":16})")
+            .empty());
+  // A window of Qwen, which use_sliding_window turns on.
+  CHECK(unread("qwen3", R"("sliding_window":4)") == std::vector<std::string>{"sliding_window"});
+  CHECK(unread("qwen3", R"("max_window_layers":1)") == std::vector<std::string>{"max_window_layers"});
+  CHECK(unread("qwen3", R"("sliding_window":4,"use_sliding_window":false)").empty());
   for (const char* member :
        {R"("n_ctx":64)", R"("hidden_dropout":0)", R"("use_cache":true)", R"("n_inner":null)"})
     CHECK(unread("gpt2", member).empty());
+  // Files for Megatron-LM have the defaults of keys of experts in every model.
+  const char* const dense = R"("moe_router_load_balancing_type":"none","moe_token_dispatcher_type":"alltoall",
+                               "moe_router_score_function":"softmax","moe_token_drop_policy":"probs",
+                               "moe_router_bias_update_rate":0)";
+  CHECK(unread("llama", dense).empty());
+  CHECK(unread("llama", R"("moe_router_load_balancing_type":"aux_loss","moe_router_bias_update_rate":0.001)")
+            .empty());
+  CHECK(unread("llama", R"("moe_token_dispatcher_type":"allgather")") ==
+        std::vector<std::string>{"moe_token_dispatcher_type"});
 }
 
 // Too long for a fixture of logits: transformers has a window of 4096 where a file of mistral names none.

@@ -200,7 +200,20 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   CHECK(shown(experts, {"policy.precision=float16"}).empty());
   CHECK(shown(experts, {split, gather, capacity}).find("allgather does not drop tokens") !=
         std::string::npos);
-  CHECK(shown(experts, {gather, capacity}).empty());
+  CHECK(shown(experts, {gather, capacity})
+            .find("error: policy.model.moe_token_dispatcher_type: allgather has no "
+                  "effect") != std::string::npos);
+  CHECK(shown(experts, {gather, "distributed.expert_parallel_size=1"})
+            .find("warning: policy.model.moe_token_dispatcher_type: allgather has no effect") !=
+        std::string::npos);
+  const std::string balance = "policy.model.moe_router_load_balancing_type=seq_aux_loss",
+                    coefficient = "policy.model.moe_aux_loss_coeff=";
+  CHECK(shown(experts, {balance})
+            .find("error: policy.model.moe_router_load_balancing_type: seq_aux_loss has no "
+                  "effect without policy.model.moe_aux_loss_coeff above 0") != std::string::npos);
+  CHECK(shown(experts, {balance, coefficient + "0"}).starts_with("warning: "));
+  CHECK(shown(experts, {balance, coefficient + "0.1"}).empty());
+  CHECK(shown(experts, {"policy.model.moe_router_load_balancing_type=none"}).empty());
   CHECK(shown(experts, {split, "device=cuda", "policy.cuda_graph=true"})
             .find("the host waits for the numbers of tokens") != std::string::npos);
   CHECK(shown(experts, {split, gather, "device=cuda", "policy.cuda_graph=true"}).find("the host waits") ==
@@ -218,6 +231,9 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
   const std::string bias = "policy.model.moe_router_enable_expert_bias=true";
   CHECK(shown(experts, {bias}).find("needs moe_router_score_function: sigmoid") != std::string::npos);
   CHECK(shown(experts, {bias, "policy.model.moe_router_score_function=sigmoid"}).empty());
+  CHECK(shown(experts,
+              {"policy.model.moe_router_bias_update_rate=0", "policy.model.moe_token_drop_policy=probs"})
+            .empty());  // as where they are absent
   CHECK(shown(experts, {"policy.model.moe_router_bias_update_rate=0.1"}).find("has no effect without") !=
         std::string::npos);
   CHECK(shown(experts, {"policy.model.moe_router_num_groups=2"}).find("moe_router_group_topk is missing") !=
