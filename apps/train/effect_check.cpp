@@ -2,6 +2,10 @@
 
 #include <algorithm>
 
+#include "apps/plan/recompute.h"
+#include "apps/plan/run_plan.h"
+#include "apps/train/device_choice.h"
+#include "apps/train/memory_fit.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/device/cpu/features.h"
@@ -40,6 +44,63 @@ void check_expert_keys(const ConfigResult& result, const model::ModelSpec& spec,
         fmt::format(": {} has no effect without policy.model.moe_aux_loss_coeff above 0",
                     spec.moe.aux_name()),
         {"policy.model.moe_aux_loss_coeff"}, "remove it, or set policy.model.moe_aux_loss_coeff");
+}
+
+void check_memory_limit(ConfigResult& result) {
+  constexpr std::string_view key = "memory.max_memory";
+  const Config& c = result.config;
+  const double standard = MemoryConfig{}.max_memory, limit = c.memory.max_memory;
+  // 1 is what such a run is held against.
+  if (limit == standard || limit == 1 || !result.sound(key) || chooses_microbatch(c) ||
+      plan::recompute_is_open(c.policy))
+    return;
+  const std::vector<std::string> others{"policy.train_micro_batch_size",
+                                        "policy.gradient_accumulation_steps"};
+  Diagnostic idle = without_effect(
+      result, key,
+      fmt::format("{}: {} has no effect: neither the microbatch nor what is recomputed is left to choose",
+                  key, limit),
+      others,
+      {"Fix: remove it, or set policy.train_micro_batch_size or policy.recompute.granularity to auto"});
+  const bool ignored = idle.severity == Severity::warning;
+  result.add({std::move(idle)});
+  if (!ignored) return;
+  result.config.memory.max_memory = standard;
+  result.origins.erase(std::string(key));
+}
+
+void check_offloaded_share(const ConfigResult& result, const model::ModelSpec& spec, int world,
+                           Diagnostics& out) {
+  constexpr std::string_view key = "policy.offload_optimizer";
+  const Config& c = result.config;
+  if (c.policy.offload_optimizer.value == 0) return;
+  const precision::Recipe recipe = plan::recipe_for(c, choose_device(c.device).type, spec.layers);
+  int64_t most = 0;
+  for (const int rank : typical_ranks(c, world)) {
+    const plan::GridPosition position = plan::grid_position(c, world, rank);
+    model::ParameterList parameters = model::make_parameters(spec, plan::model_layout(c, spec, position));
+    model::keep_in_fp8(recipe, parameters);
+    memory::MemoryPlan memory;
+    int64_t state = 0;
+    for (const plan::ParamGroup& group : plan::make_param_groups(
+             parameters,
+             [&](const std::string& name) { return plan::group_options(c, position, recipe, name); },
+             memory)) {
+      if (group.offloaded_elements > 0) return;
+      state += group.state_elements();
+    }
+    most = std::max(most, state);
+  }
+  const double share = c.policy.offload_optimizer.value;
+  out.push_back(diagnose(
+      result, key,
+      fmt::format("{}: {} moves nothing: that is {:.3g} of {} elements of a rank, and is rounded down to a "
+                  "multiple of {}",
+                  key, share, share * static_cast<double>(most), grouped(most), plan::offload_unit),
+      "",
+      {fmt::format(
+          "Fix: {:.2g} or more, or false",
+          std::min(1.0, 1.05 * static_cast<double>(plan::offload_unit) / static_cast<double>(most)))}));
 }
 
 }  // namespace nrl::train

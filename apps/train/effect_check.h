@@ -12,4 +12,12 @@ void check_threads_variable(const ConfigResult& result, Diagnostics& out);
 /// Keys of experts that need other keys of experts, of the model or of the ranks.
 void check_expert_keys(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out);
 
+/// A memory.max_memory that limits no choice of a run. Where that is a warning, it gets its default.
+void check_memory_limit(ConfigResult& result);
+
+/// A share of the optimizer state that is too small to move any of it on `world` ranks. The configuration
+/// must have no other problems.
+void check_offloaded_share(const ConfigResult& result, const model::ModelSpec& spec, int world,
+                           Diagnostics& out);
+
 }  // namespace nrl::train

@@ -1,26 +1,12 @@
 #include "apps/train/memory_fit.h"
 
 #include <algorithm>
-#include <set>
 
 #include "apps/train/model_source.h"
 #include "core/base/text.h"
 
 namespace nrl::train {
 namespace {
-
-// A rank of the first, the second and the last pipeline stage: those between need what the second needs, or
-// less.
-std::set<int> typical_ranks(const Config& config, int world) {
-  const parallel::RankGrid grid(plan::grid_position(config, world, 0).sizes);
-  std::set<int> ranks, stages;
-  const int last = static_cast<int>(config.distributed.pipeline_parallel_size) - 1;
-  for (int rank = 0; rank < world; ++rank) {
-    const int stage = grid.coordinates(rank).pp;
-    if ((stage <= 1 || stage == last) && stages.insert(stage).second) ranks.insert(rank);
-  }
-  return ranks;
-}
 
 using Overrides = std::vector<std::string>;
 
@@ -62,6 +48,17 @@ Overrides operator+(Overrides a, const Overrides& b) {
 }
 
 }  // namespace
+
+std::set<int> typical_ranks(const Config& config, int world) {
+  const parallel::RankGrid grid(plan::grid_position(config, world, 0).sizes);
+  std::set<int> ranks, stages;
+  const int last = static_cast<int>(config.distributed.pipeline_parallel_size) - 1;
+  for (int rank = 0; rank < world; ++rank) {
+    const int stage = grid.coordinates(rank).pp;
+    if ((stage <= 1 || stage == last) && stages.insert(stage).second) ranks.insert(rank);
+  }
+  return ranks;
+}
 
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -11,8 +12,12 @@
 
 namespace nrl::train {
 
-/// What the rank of `config` that needs most needs (plan::planned_memory), from a plan of a rank of the
-/// first, the second and the last pipeline stage. `memory`: as for plan::make_run_plan().
+/// A rank of the first, the second and the last pipeline stage: those between need what the second needs, or
+/// less.
+std::set<int> typical_ranks(const Config& config, int world);
+
+/// What the rank of `config` that needs most needs (plan::planned_memory), from plans of
+/// typical_ranks(). `memory`: as for plan::make_run_plan().
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory = 0);
 

@@ -444,6 +444,8 @@ bool reduce_batch(ConfigResult& result, const model::ModelSpec& spec, const RunS
 }  // namespace
 
 void fit_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting) {
+  if (setting.memory) check_memory_limit(result);
+  if (!result.ok()) return;
   const Config& c = result.config;
   const BatchPlan batch = resolve_batch(c, setting.world);
   const DeviceType device = choose_device(c.device).type;
@@ -523,7 +525,10 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   check_fp8(result, *model.spec, setting.grid ? setting.world : 0, found);
   result.add(found);
   if (!result.ok() || setting.world == 0 || !setting.grid) return;
-  fit_memory(result, *model.spec, setting);
+  found.clear();
+  check_offloaded_share(result, *model.spec, setting.world, found);
+  result.add(found);
+  if (result.ok()) fit_memory(result, *model.spec, setting);
 }
 
 }  // namespace nrl::train

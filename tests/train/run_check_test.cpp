@@ -274,6 +274,25 @@ TEST_CASE("what has no effect in a run is said", "[effect]") {
     }
     return render(result.diagnostics);
   };
+  const std::string fixed = "policy.train_micro_batch_size=2", limit = "memory.max_memory=0.5",
+                    idle = "memory.max_memory: 0.5 has no effect";
+  CHECK(shown({limit}).empty());
+  CHECK(shown({fixed}).empty());
+  CHECK(shown({fixed, limit, "policy.recompute.granularity=auto"}).empty());
+  CHECK(shown({fixed, limit}).starts_with("warning: " + idle));
+  CHECK(shown({fixed, "memory.max_memory=1"}).empty());
+  CHECK(shown({fixed}, "memory: {max_memory: 0.5}\n").starts_with("warning: " + idle));
+  // Less than the 1024 elements that are moved at least.
+  CHECK(shown({"policy.offload_optimizer=0.00001"})
+            .starts_with("error: policy.offload_optimizer: 1e-05 moves nothing"));
+  const std::string little = shown({"policy.offload_optimizer=0.005"});
+  INFO(little);
+  CHECK(little.find("rounded down to a multiple of 1024") != std::string::npos);
+  const size_t at = little.find("Fix: ");
+  REQUIRE(at != std::string::npos);
+  CHECK(
+      shown({"policy.offload_optimizer=" + little.substr(at + 5, little.find(" or more") - at - 5)}).empty());
+
   const char* const before = std::getenv("OMP_NUM_THREADS");
   const std::string saved = before ? before : "";
   for (const char* valid : {"1", " 3 ", "2,1", "4 , 2"}) {
