@@ -227,6 +227,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   phases.begin("memory",
                fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
   run.engine = allocate(run, std::move(plan), fitting);
+  run.record["policy.train_micro_batch_size"] = std::to_string(run.plan().batch.micro);
   announce(run, fitting);
   run_collectively(world, [&] {
     run.saver = std::make_unique<CheckpointSaver>(world, run.config_result, run.record, std::move(hf));

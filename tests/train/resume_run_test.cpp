@@ -310,6 +310,10 @@ TEST_CASE("a resumed run tells what has changed, and refuses what was not allowe
   CHECK(changes({}).empty());
   CHECK(changes({"policy.optimizer.lr=0.5"}) ==
         std::vector<std::string>{"policy.optimizer.lr: 0.003 -> 0.5"});
+  // Given, and chosen by auto.
+  const std::vector<std::string> other_micro{"policy.train_micro_batch_size: 2 -> 4"};
+  CHECK(changes({"policy.train_micro_batch_size=4"}) == other_micro);
+  CHECK(changes({"policy.train_micro_batch_size=auto"}) == other_micro);
   CHECK(runs.train("whole", {"data.seed=8"}) == Exit::config);
   CHECK(runs.train("whole", {"data.seed=8", "checkpointing.allow_changes=[model]"}) == Exit::config);
   CHECK(changes({"data.seed=8", "checkpointing.allow_changes=[seed]"}).size() == 1);
