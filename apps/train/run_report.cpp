@@ -14,6 +14,10 @@
 namespace nrl::train {
 namespace {
 
+constexpr const char *config_file = "config.yaml", *memory_file = "memory.json";
+/// Written as AtomicFiles, which a killed run leaves under their temporary names.
+constexpr const char* own_files[] = {config_file, memory_file, communication_file, metrics_file};
+
 PeakEstimate peak_estimate(Run& run) {
   if (run.engine->exec().device) return PeakEstimate(run.peak);
   const double factor = native_factor(run.engine->exec(), run.plan().recipe.activations());
@@ -38,8 +42,14 @@ RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double s
               run.engine->exec().device),
       start_(start),
       first_step_(run.position.step) {
-  if (first())
-    write_file_atomic(join_path(run.config.logger.log_dir, "config.yaml"), dump_resolved(run.config_result));
+  if (first()) {
+    const std::string& log_dir = run.config.logger.log_dir;
+    remove_leftovers(log_dir, run.saver->locks()->of(log_dir), [](std::string_view name) {
+      return std::any_of(std::begin(own_files), std::end(own_files),
+                         [&](const char* file) { return has_nonce(name, std::string(file) + ".tmp-"); });
+    });
+    write_file_atomic(join_path(log_dir, config_file), dump_resolved(run.config_result));
+  }
   terminal_.set_max_steps(run.max_steps());
 }
 
@@ -213,7 +223,7 @@ void RunReport::write_memory() {
   }
   if (!first()) return;
   log_row([&] {
-    write_file_atomic(join_path(run_.config.logger.log_dir, "memory.json"),
+    write_file_atomic(join_path(run_.config.logger.log_dir, memory_file),
                       JsonValue::object({{"ranks", ranks}}).dump() + "\n");
   });
 }

@@ -311,4 +311,10 @@ std::string random_nonce() {
   return fmt::format("{:016x}", bits);
 }
 
+bool has_nonce(std::string_view name, std::string_view stem) {
+  if (!name.starts_with(stem) || name.size() != stem.size() + 16) return false;
+  name.remove_prefix(stem.size());
+  return name.find_first_not_of("0123456789abcdef") == std::string_view::npos;
+}
+
 }  // namespace nrl

@@ -113,5 +113,7 @@ std::string parent_path(const std::string& path);
 bool is_plain_name(std::string_view name);
 /// 64 random bits as 16 hexadecimal digits.
 std::string random_nonce();
+/// Whether `name` is `stem` and a nonce. An AtomicFile for FILE is written as has_nonce(name, "FILE.tmp-").
+bool has_nonce(std::string_view name, std::string_view stem);
 
 }  // namespace nrl

@@ -11,13 +11,6 @@ namespace {
 constexpr std::string_view step_prefix = "step-";
 constexpr uint64_t max_manifest = uint64_t{1} << 30;
 
-// `name` is `stem` and 16 hexadecimal digits.
-bool has_nonce(std::string_view name, std::string_view stem) {
-  if (!name.starts_with(stem) || name.size() != stem.size() + 16) return false;
-  return std::all_of(name.begin() + static_cast<std::ptrdiff_t>(stem.size()), name.end(),
-                     [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
-}
-
 bool is_leftover(std::string_view name) {
   if (has_nonce(name, ".trash-") || has_nonce(name, "LATEST.tmp-")) return true;
   const size_t dot = name.find(".tmp-");
@@ -226,15 +219,7 @@ std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
 }
 
 std::vector<std::string> clean_store(const std::string& store, const RunLock& lock) {
-  NRL_CHECK(path_exists(lock.path()), "the lock {} was removed", lock.path());
-  std::vector<std::string> removed;
-  if (!path_exists(store)) return removed;
-  for (const std::string& name : list_directory(store)) {
-    if (!is_leftover(name)) continue;
-    remove_tree(join_path(store, name));
-    removed.push_back(name);
-  }
-  return removed;
+  return remove_leftovers(store, lock, is_leftover);
 }
 
 }  // namespace nrl

@@ -155,6 +155,19 @@ void RunLock::heartbeat() const {
   ::futimens(file_.fd(), nullptr);
 }
 
+std::vector<std::string> remove_leftovers(const std::string& directory, const RunLock& lock,
+                                          const std::function<bool(std::string_view name)>& is_leftover) {
+  NRL_CHECK(path_exists(lock.path()), "the lock {} was removed", lock.path());
+  std::vector<std::string> removed;
+  if (!path_exists(directory)) return removed;
+  for (const std::string& name : list_directory(directory)) {
+    if (!is_leftover(name)) continue;
+    remove_tree(join_path(directory, name));
+    removed.push_back(name);
+  }
+  return removed;
+}
+
 RunLocks::RunLocks(std::vector<std::string> directories) {
   // Existing directories first: only they can be locked by another run, and nothing is created before
   // that is known.

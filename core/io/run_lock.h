@@ -2,8 +2,10 @@
 // A lock on an output directory: one run at a time writes to it.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -37,6 +39,11 @@ class RunLock {
   std::string path_, takeover_;
   File file_;
 };
+
+/// Removes what crashed runs left in a directory: the entries that `is_leftover` names. The lock proves that
+/// no other run writes there. Returns the removed names.
+std::vector<std::string> remove_leftovers(const std::string& directory, const RunLock& lock,
+                                          const std::function<bool(std::string_view name)>& is_leftover);
 
 /// The locks of all directories that a run writes to. A directory reached by several names is locked once.
 class RunLocks {

@@ -150,6 +150,16 @@ TEST_CASE("saves: period 0 and none at all, how many are kept, and a run of no s
         Names{"LATEST", "step-5"});
   CHECK(kept("none", {"checkpointing.save_period=2", "checkpointing.enabled=false"}).empty());
 
+  // What a killed run left of its files goes with the next one.
+  const std::string nonce = random_nonce();
+  for (const std::string file :
+       {"config.yaml", "metrics.jsonl", "memory.json", "communication.json", "notes"})
+    write_file_atomic(bench / ("none/logs/" + file + ".tmp-" + nonce), "half a file");
+  write_file_atomic(bench / "none/logs/config.yaml.tmp-mine", "not ours");
+  CHECK(bench.run("none", {"checkpointing.enabled=false"}).code == Exit::ok);
+  CHECK(list_directory(bench / "none/logs") ==
+        Names{"config.yaml", "config.yaml.tmp-mine", "memory.json", "metrics.jsonl", "notes.tmp-" + nonce});
+
   const Finished initial = bench.run("initial", {"pretrain.max_num_steps=0"});
   CHECK(initial.code == Exit::ok);
   CHECK(bench.checkpoints("initial") == Names{"LATEST", "step-0"});

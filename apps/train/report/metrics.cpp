@@ -72,7 +72,7 @@ JsonValue eval_row(const EvalFacts& f) {
 }
 
 MetricsLog::MetricsLog(const std::string& log_dir, int64_t resume_step, bool active)
-    : path_(join_path(log_dir, "metrics.jsonl")) {
+    : path_(join_path(log_dir, metrics_file)) {
   if (!active) return;
   make_directories(log_dir);
   if (path_exists(path_)) drop_rows_after(resume_step);

@@ -10,6 +10,8 @@
 
 namespace nrl::train {
 
+inline constexpr const char* metrics_file = "metrics.jsonl";
+
 /// {"step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "step_ms", "data_ms",
 /// "comm_ms", "gemm_ms", "attention_ms", "skipped", "mem_<category>_bytes"...}, of models with experts also
 /// "router_aux_loss", "router_z_loss", "expert_load"; with offloaded activations "offload_bytes" and, unless

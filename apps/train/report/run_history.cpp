@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fstream>
 
+#include "apps/train/report/metrics.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
@@ -39,7 +40,7 @@ double Curve::median() const {
 }
 
 RunHistory load_history(const std::string& path) {
-  const std::string inside = join_path(path, "metrics.jsonl");
+  const std::string inside = join_path(path, metrics_file);
   const std::string file = path_exists(inside) ? inside : path;
   std::ifstream in(file);
   std::string line;
