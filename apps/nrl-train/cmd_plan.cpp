@@ -92,6 +92,17 @@ int run_plan(const PlanArgs& args) {
                        .local = *std::max_element(local.begin(), local.end()),
                        .gpu_memory = device.memory});
   }
+  // On another machine the run may well fit.
+  if (train::assumes_this_machine(result.config, args.world, device))
+    for (Diagnostic& d : result.diagnostics)
+      if (d.severity == Severity::error && d.exit == Exit::out_of_memory) {
+        d.severity = Severity::warning;
+        d.notes.push_back(fmt::format(
+            "that is for all {} ranks on this machine, which would refuse the run. Fix: to plan for others, "
+            "name a "
+            "GPU (--device h100) or the ranks of a node (cluster.gpus_per_node); for this one, --device cpu",
+            args.world));
+      }
   const int code = report(result);  // a run that is too large is shown as well
   train::print_plan(result, args.world, device, args.buffers);
   return code;

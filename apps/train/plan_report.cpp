@@ -209,6 +209,11 @@ bool knows_memory(const Config& config, int world, const DeviceChoice& device) {
   return plan::configured_nodes(config, world).size() <= 1;
 }
 
+bool assumes_this_machine(const Config& config, int world, const DeviceChoice& device) {
+  return world > 1 && device.type == DeviceType::cpu && config.device == DeviceKind::automatic &&
+         plan::configured_nodes(config, world).empty();
+}
+
 void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
@@ -223,6 +228,9 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   log::info("device   {}, {} per rank, weights and activations in {}",
             device == DeviceType::cuda ? "cuda" : "cpu", counted(ranks.front().threads, "thread"),
             name_of(plan.recipe.activations()));
+  if (assumes_this_machine(c, world, choice))
+    log::info("         all {} ranks on this machine (others: --device h100, or cluster.gpus_per_node)",
+              world);
   print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));
   if (const std::string line = plan::pipeline_line(c, plan.spec.layers, batch.accumulation); !line.empty())
     log::info("pipeline {}", line);

@@ -10,6 +10,10 @@ namespace nrl::train {
 /// CPU ranks on this machine alone.
 bool knows_memory(const Config& config, int world, const DeviceChoice& device);
 
+/// Whether the memory is that of this machine only because nothing says otherwise: a configuration that does
+/// not name the CPU (device: cpu) or the nodes (cluster), for several ranks and without a GPU here.
+bool assumes_this_machine(const Config& config, int world, const DeviceChoice& device);
+
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
 /// passed all checks but that of the memory. If ranks need different amounts of memory, the table is for
 /// those that need most. `device`: to plan for; a GPU need not be there. `buffers`: also list every buffer.

@@ -84,7 +84,7 @@ case $case_name in
     reduced=0
     for ((part = 64; ; part *= 2)); do
       fitted=(policy.train_micro_batch_size=auto policy.train_global_batch_size=64 policy.recompute=none pretrain.max_num_steps=1
-        checkpointing.enabled=false memory.max_memory="$(awk "BEGIN { printf \"%.12f\", 1 / $part }")")
+        checkpointing.enabled=false memory.max_memory="$(awk "BEGIN { printf \"%.12f\", 1 / $part }")" device=cpu)
       code=0
       run 1 plan memory.yaml --world 2 "${fitted[@]}" || code=$?
       grep '^batch' out.txt | grep -oE '[0-9]+ micro x [0-9]+ accumulate x 2 dp' >planned.txt || fail "no batch: $(cat err.txt)"
@@ -96,6 +96,11 @@ case $case_name in
     done
     ((code == 71 && reduced > 0)) || fail "exit code $code after $reduced smaller microbatches: $(cat err.txt)"
     expect 71 run 2 memory.yaml "${fitted[@]}"
+    # Where nothing says that the run is on this machine, that it does not fit here is only a warning.
+    expect 0 run 1 plan memory.yaml --world 2 "${fitted[@]}" device=auto
+    grep -q '^warning: memory.max_memory: .* leaves a rank' err.txt || fail "no warning: $(cat err.txt)"
+    grep -q 'that is for all 2 ranks on this machine, .*--device h100' err.txt || fail "no machine: $(cat err.txt)"
+    grep -q '^         all 2 ranks on this machine (others: ' out.txt || fail "no machine: $(cat out.txt)"
     # The memory of other nodes is not known.
     expect 0 run 1 plan memory.yaml --world 2 "${fitted[@]}" cluster.gpus_per_node=1
     grep -q 'a run takes a smaller microbatch if this does not fit into its memory, unknown here' out.txt || fail "no word: $(cat out.txt)"
