@@ -90,8 +90,9 @@ class Tuner {
       log::info("budget    {} per rank: {:.3g} % of {}", text(least), 100 * budget_ / capacity_,
                 placement_.exec().device ? "the GPU"
                 : world_.local_size() == 1
-                    ? "this machine"
-                    : fmt::format("its share of this machine ({} ranks)", world_.local_size()));
+                    ? "this machine, for the whole process"
+                    : fmt::format("its share of this machine ({} ranks), for the whole process",
+                                  world_.local_size()));
   }
 
   // Valid configurations, by size.

@@ -251,9 +251,10 @@ int run(int argc, char** argv) {
   c = tuner->add_subcommand("batch-size", "Find the largest and the fastest microbatch");
   c->add_option("config", tune.config, "YAML file")->required();
   c->add_option("overrides", tune.overrides, "key=value");
-  c->add_option("--max-memory", tune.max_memory,
-                "Fraction of the GPU's memory, or of the rank's share of the machine's (default: "
-                "memory.max_memory)")
+  c->add_option(
+       "--max-memory", tune.max_memory,
+       "Fraction of the GPU's memory, or of the rank's share of the machine's for its whole process\n"
+       "(default: memory.max_memory, which in a run limits the plan alone)")
       ->check(finite_range(1e-6, 1));
   c->add_option("--sizes", tune.sizes, "Sizes to try, e.g. 1,2,4,8 (default: all that divide the batch)")
       ->delimiter(',')
