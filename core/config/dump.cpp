@@ -255,11 +255,10 @@ std::string config_markdown() {
       "- Keys *not supported yet* are known, and rejected unless they have their default.\n"
       "- *Only with* says what another value than the default needs to have an effect. Without that the key "
       "is\n"
-      "  rejected; it is ignored with a warning where the file, or the command line, turns off what it "
-      "needs\n"
-      "  (`enabled: false`), as files for NeMo RL and Megatron-LM do that hold the settings of features "
-      "that\n"
-      "  are off.\n";
+      "  rejected. It is ignored with a warning where the file turns off what it needs (`enabled: false`), "
+      "as\n"
+      "  files for NeMo RL and Megatron-LM do that hold the settings of features that are off, and silently\n"
+      "  where the command line turns it off.\n";
   bool table_open = false;
   auto on_key = [&](const Key& key) {
     if (!table_open) out += "\n| key | value | default | meaning |\n|---|---|---|---|\n";

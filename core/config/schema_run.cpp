@@ -175,9 +175,7 @@ void add_memory(Table& t) {
       .help(
           "CPU runs: directory, on a disk of each host, of the files in which offloaded memory lies. Their "
           "space is reserved at the start and free again when the run ends, however it ends. A directory in "
-          "memory (tmpfs) is refused. null: TMPDIR if it is set and on a disk, else /var/tmp.")
-      .only_with({is_not("policy.offload_optimizer", "false", "other than false"),
-                  is_not("policy.offload_activations", "false", "other than false")});
+          "memory (tmpfs) is refused. null: TMPDIR if it is set and on a disk, else /var/tmp.");
 }
 
 void add_monitoring(Table& t) {

@@ -16,6 +16,12 @@ bool contains(const std::vector<std::string>& values, const std::string& value) 
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
+/// Of a key that was given.
+bool on_command_line(const ConfigResult& result, std::string_view key) {
+  const auto source = static_cast<size_t>(result.origins.at(std::string(key)).source);
+  return result.sources->all[source].is_override;
+}
+
 class NeedsCheck {
  public:
   explicit NeedsCheck(ConfigResult& result) : result_(result), c_{result, out_} {}
@@ -82,11 +88,21 @@ class NeedsCheck {
 
   void warn(const Need& need, const std::vector<const Key*>& keys) {
     std::vector<std::string> names;
-    for (const Key* key : keys) names.push_back(key->path);
+    for (const Key* key : keys)
+      if (!turned_off_later(need, *key)) names.push_back(key->path);
+    if (names.empty()) return;
     c_.warning(names.front(),
                fmt::format("{} {} no effect without {}", fmt::join(names, ", "),
                            names.size() == 1 ? "has" : "have", text_of(need)),
                values_of(need, true));
+  }
+
+  /// Whether the command line turned off what a key of the file needs, which says enough.
+  bool turned_off_later(const Need& need, const Key& key) const {
+    return !on_command_line(result_, key.path) &&
+           std::any_of(need.begin(), need.end(), [&](const Condition& c) {
+             return c_.given(c.key) && on_command_line(result_, c.key);
+           });
   }
 
   /// The present values of what is needed, for notes; `given`: only those that were given.
@@ -141,10 +157,7 @@ namespace nrl {
 Diagnostic without_effect(const ConfigResult& result, std::string_view key, std::string message,
                           std::span<const std::string> others, std::vector<std::string> notes) {
   const auto given = [&](std::string_view k) { return result.origins.contains(std::string(k)); };
-  const auto on_command_line = [&](std::string_view k) {
-    const auto source = static_cast<size_t>(result.origins.at(std::string(k)).source);
-    return result.sources->all[source].is_override;
-  };
+  const auto on_command_line = [&](std::string_view k) { return config_detail::on_command_line(result, k); };
   const bool parked = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
     return given(other) && given(key) && (on_command_line(other) || !on_command_line(key));
   });
