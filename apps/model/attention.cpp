@@ -132,7 +132,7 @@ void Attention::backward(Run& r) {
       r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::attention);
     });
   output_->gather(r);
-  o_proj_.quantize_gradient(r, d_proj);
+  o_proj_.quantize_gradient(r, {d_proj});
   r.dgrad("o_proj", o_proj_.gradient_reads(d_proj), writes(d_attn_), [&] {
     output_->multiply_gradient(r, o_proj_.gradient(r, d_proj), [&](const GemmRows& rows) {
       ops::linear_backward_data(r.exec(), {.dout = rows.input(o_proj_.gradient(r, d_proj)),
@@ -153,7 +153,7 @@ void Attention::backward(Run& r) {
   else if (spec_.use_rope)
     r.dgrad("rope", reads(d_qkv_), writes(d_qkv_), [&] { rotate_backward(r); });
   input_->gather_again(r);
-  qkv_proj_.quantize_gradient(r, d_qkv_);
+  qkv_proj_.quantize_gradient(r, {d_qkv_});
   r.dgrad("qkv", qkv_proj_.gradient_reads(d_qkv_), writes(input_->d_x, d_norm_), [&] {
     ops::linear_backward_data(r.exec(), {.dout = qkv_proj_.gradient(r, d_qkv_),
                                          .weight = qkv_proj_.weight_for_gradient(r),

@@ -40,7 +40,8 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   if (m.residual_dropout > 0)
     d_proj_ = add({.name = "d_mlp_out", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
   if (!fuse_gelu_) d_act_ = add({.name = "d_activation", .width = m.ffn, .dtype = gradients});
-  d_in_ = add({.name = "d_mlp_in", .width = m.mlp_in_width(), .dtype = gradients});
+  if (!in_proj_.computes_gradient(m.gated))
+    d_in_ = add({.name = "d_mlp_in", .width = m.mlp_in_width(), .dtype = gradients});
   d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
   input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
   output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
@@ -89,7 +90,7 @@ void Mlp::backward(Run& r) {
     r.dgrad("mlp_dropout", reads(d_out_), writes(d_proj_),
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
   output_->gather(r);
-  out_proj_.quantize_gradient(r, d_proj);
+  out_proj_.quantize_gradient(r, {d_proj});
   if (fuse_gelu_) {
     r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
       output_->multiply_gradient(r, r[d_proj], [&](const GemmRows& rows) {
@@ -110,19 +111,20 @@ void Mlp::backward(Run& r) {
     });
     // Before the activation, whose gradient may take the memory of its input.
     if (!act_) out_proj_.wgrad(r, "mlp_out", d_proj, act_);
-    r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_), remade_over(act_, d_act_)), [&] {
-      ops::activation_backward(r.exec(), {.kind = spec_.activation,
-                                          .gated = spec_.gated,
-                                          .dout = r[d_act_],
-                                          .x = r[in_],
-                                          .dx = r[d_in_],
-                                          .out = r.remade(act_)});
-    });
+    if (d_in_)
+      r.dgrad("activation", reads(d_act_, in_), writes(over(d_in_, in_), remade_over(act_, d_act_)), [&] {
+        ops::activation_backward(r.exec(), {.kind = spec_.activation,
+                                            .gated = spec_.gated,
+                                            .dout = r[d_act_],
+                                            .x = r[in_],
+                                            .dx = r[d_in_],
+                                            .out = r.remade(act_)});
+      });
   }
   // After the activation, which writes act_ where it is recomputed.
   if (act_) out_proj_.wgrad(r, "mlp_out", d_proj, act_);
   input_->gather_again(r);
-  in_proj_.quantize_gradient(r, d_in_);
+  in_proj_.quantize_gradient(r, stored_or(d_in_, {in_, spec_.activation, spec_.gated, d_act_}));
   r.dgrad("mlp_in", in_proj_.gradient_reads(d_in_), writes(input_->d_x, d_norm_), [&] {
     ops::linear_backward_data(r.exec(), {.dout = in_proj_.gradient(r, d_in_),
                                          .weight = in_proj_.weight_for_gradient(r),

@@ -57,7 +57,6 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   gated_ = dispatched("weighted_activation", moe.ffn, activations);
   d_prob_ = own("d_router_weights", k, DType::f32);
   d_logits_ = own("d_router_logits", moe.experts, gradients);
-  d_in_ = dispatched("d_experts_in", 2 * moe.ffn, gradients);
   d_rows_ = dispatched("d_dispatched", m.hidden, gradients);
   d_norm_ = own("d_norm2", m.hidden, gradients);
   dispatch_ = expert_dispatch(m, layout, recipe, add,
@@ -78,6 +77,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                          .column = true,
                          .rules = dispatch_rules(layout),
                          .experts = dispatch_.get()});
+  if (!in_proj_.computes_gradient(true)) d_in_ = dispatched("d_experts_in", 2 * moe.ffn, gradients);
   out_proj_ = Projection(recipe, add,
                          {.layer = layer,
                           .gemm = Gemm::experts_out,
@@ -97,7 +97,6 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
     s.act = tokens("shared activation", moe.shared_ffn, activations, "activation moe");
   s.out = own("shared_out", m.hidden, activations);
   s.d_act = tokens("d_shared_activation", moe.shared_ffn, gradients);
-  s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
   s.input.emplace(layout, CommOverlap{}, add, norm_.out, d_norm_, m.hidden, activations, gradients);
   s.output.emplace(layout, CommOverlap{}, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations,
                    gradients);
@@ -109,6 +108,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                           .out = 2 * moe.shared_ffn,
                           .column = true,
                           .rules = layout.sequence_parallel ? gather_rule : "norm"});
+  if (!s.in_proj.computes_gradient(true)) s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
   s.out_proj = Projection(recipe, add,
                           {.layer = layer,
                            .gemm = Gemm::shared_out,
@@ -270,7 +270,7 @@ void Moe::backward(Run& r) {
   const ExpertDispatch& d = *dispatch_;
   r.dgrad("combine", reads(d_proj) | d.combine_backward_uses.reads,
           writes(d_y_).with(d.combine_backward_uses.writes), [&] { d.combine_backward(r, r[d_proj]); });
-  out_proj_.quantize_gradient(r, d_y_);
+  out_proj_.quantize_gradient(r, {d_y_});
   r.dgrad("experts_out", out_proj_.gradient_reads(d_y_), writes(d_act_),
           [&] { out_proj_.multiply_gradient(r, d_y_, rows(r, d_act_)); });
   // The weights of the router, applied at the input of the GEMM: its output was not kept. Nor is the
@@ -292,9 +292,10 @@ void Moe::backward(Run& r) {
           });
   out_proj_.quantize_weighted(r, gated_);
   out_proj_.wgrad(r, "experts_out", d_y_, gated_);
-  r.dgrad("expert_activation", reads(d_gated_, in_), writes(over(d_in_, in_)),
-          [&] { activate_backward(r, rows(r, d_gated_), rows(r, in_), rows(r, d_in_)); });
-  in_proj_.quantize_gradient(r, d_in_);
+  if (d_in_)
+    r.dgrad("expert_activation", reads(d_gated_, in_), writes(over(d_in_, in_)),
+            [&] { activate_backward(r, rows(r, d_gated_), rows(r, in_), rows(r, d_in_)); });
+  in_proj_.quantize_gradient(r, stored_or(d_in_, {in_, spec_.activation, true, d_gated_}));
   r.dgrad("experts_in", in_proj_.gradient_reads(d_in_), writes(d_rows_),
           [&] { in_proj_.multiply_gradient(r, d_in_, rows(r, d_rows_)); });
   in_proj_.wgrad(r, "experts_in", d_in_, rows_);
@@ -331,7 +332,7 @@ void Moe::shared_backward(Run& r) {
   const Shared& s = shared_;
   const Slot x = s.input->x, d_x = s.input->d_x, d_proj = s.output->d_full;
   s.output->gather(r);
-  s.out_proj.quantize_gradient(r, d_proj);
+  s.out_proj.quantize_gradient(r, {d_proj});
   r.dgrad("shared_out", s.out_proj.gradient_reads(d_proj), writes(s.d_act),
           [&] { s.out_proj.multiply_gradient(r, d_proj, r[s.d_act]); });
   if (s.prob) {
@@ -356,9 +357,10 @@ void Moe::shared_backward(Run& r) {
   }
   const Slot d_act = s.prob ? s.d_gated : s.d_act, act = s.prob ? s.gated : s.act;
   s.out_proj.wgrad(r, "shared_out", d_proj, act);
-  r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
-          [&] { activate_backward(r, r[d_act], r[s.in], r[s.d_in]); });
-  s.in_proj.quantize_gradient(r, s.d_in);
+  if (s.d_in)
+    r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
+            [&] { activate_backward(r, r[d_act], r[s.in], r[s.d_in]); });
+  s.in_proj.quantize_gradient(r, stored_or(s.d_in, {s.in, spec_.activation, true, d_act}));
   r.dgrad("shared_in", s.in_proj.gradient_reads(s.d_in) | reads(s.d_logit), writes(d_x, d_norm_), [&] {
     s.in_proj.multiply_gradient(r, s.d_in, r[d_x]);
     if (s.prob)

@@ -45,8 +45,8 @@ class Moe {
     Slot logit, expert, prob;  ///< (N, 1) of the gate: f32, i32 (zeros), f32
     Slot d_act;                ///< (N, S), of the unweighted output
     Slot d_gated, gated;       ///< d_act and act, weighted
-    /// (N, 2S); of this rank's part: (N, 1) and (N, 1), whose sum over the ranks is the gradient
-    Slot d_in, d_prob, d_logit;
+    Slot d_in;                 ///< (N, 2S); unset where it is rounded to FP8 when it is computed
+    Slot d_prob, d_logit;      ///< (N, 1) of this rank's part; their sum over the ranks is the gradient
     std::optional<ColumnInput> input;
     std::optional<RowOutput> output;
     Projection in_proj, out_proj;
@@ -89,7 +89,9 @@ class Moe {
   Slot d_y_;              ///< (R, H): gradient of the token's output at each of its rows
   Slot d_act_;            ///< (R, F), of the unweighted output
   Slot d_gated_, gated_;  ///< d_act_ and the activation, weighted
-  Slot d_prob_, d_logits_, d_in_, d_rows_, d_norm_;
+  Slot d_prob_, d_logits_;
+  Slot d_in_;  ///< unset where it is rounded to FP8 when it is computed
+  Slot d_rows_, d_norm_;
   Shared shared_;
   std::unique_ptr<ExpertDispatch> dispatch_;
   Projection in_proj_, out_proj_;

@@ -113,9 +113,12 @@ Tensor QuantizedOperand::column(const Run& r) const {
 
 ops::QuantizeSource QuantizedOperand::values_of(const Run& r, const Source& s) const {
   if (s.norm) return s.norm->source(r);
-  const Tensor x = spec_.experts ? spec_.experts->rows(r, s.slot) : r[s.slot];
-  return {
-      .x = s.columns > 0 ? x.columns(s.column, s.columns) : x, .activation = s.activation, .gated = s.gated};
+  const auto rows = [&](Slot slot) { return spec_.experts ? spec_.experts->rows(r, slot) : r[slot]; };
+  const Tensor x = rows(s.slot);
+  return {.x = s.columns > 0 ? x.columns(s.column, s.columns) : x,
+          .activation = s.activation,
+          .gated = s.gated,
+          .dout = s.d_out ? rows(s.d_out) : Tensor{}};
 }
 
 Tensor QuantizedOperand::offsets_of(const Run& r) const {
@@ -127,7 +130,7 @@ Reads QuantizedOperand::group_reads() const {
 }
 
 Reads QuantizedOperand::reads_of(const Source& source) const {
-  return (source.norm ? source.norm->reads_of_source() : reads(source.slot)) | group_reads();
+  return (source.norm ? source.norm->reads_of_source() : reads(source.slot, source.d_out)) | group_reads();
 }
 
 void QuantizedOperand::measure(Run& r, const Source& source) const {
@@ -226,8 +229,8 @@ void Projection::quantize_input(Run& r, const Source& x) const {
   if (input_) input_.forward_steps(r, x);
 }
 
-void Projection::quantize_gradient(Run& r, Slot dy) const {
-  if (gradient_) gradient_.backward_step(r, {dy});
+void Projection::quantize_gradient(Run& r, const Source& dy) const {
+  if (gradient_) gradient_.backward_step(r, dy);
   if (transposed_)
     r.dgrad(transpose_, reads(), writes(transposed_),
             [&] { ops::transpose(r.exec(), {.x = weight(r), .out = weight_for_gradient(r)}); });

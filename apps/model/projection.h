@@ -21,18 +21,24 @@
 
 namespace nrl::model {
 
-/// What FP8 copies are made of: a slot, or an activation of it or the output of a norm, which have no slot
-/// (ops::QuantizeSource).
+/// What FP8 copies are made of: a slot, or an activation of it, the gradient of that or the output of a norm,
+/// which have no slot (ops::QuantizeSource).
 struct Source {
   Slot slot = {};
   ops::Activation activation = ops::Activation::none;
   bool gated = false;
+  Slot d_out = {};                  ///< of the activation: the gradient of `slot` is meant
   const PreNorm* norm = nullptr;    ///< instead of the slot
   int64_t column = 0, columns = 0;  ///< the part of the slot's columns; 0 columns: all
 };
 /// What the matrices behind a norm read: `x`, or what the norm does not store.
 inline Source source_of(const PreNorm& norm, Slot x) {
   return norm.out ? Source{x} : Source{.norm = &norm};
+}
+
+/// The slot `stored`, or where the layer has none what it would hold.
+inline Source stored_or(Slot stored, const Source& computed) {
+  return stored ? Source{stored} : computed;
 }
 
 /// Which operand, and of what its copies are. Those of attention are row copies, which its backward pass
@@ -64,6 +70,7 @@ class QuantizedOperand {
   /// (1) f32: the largest magnitude, of which the scale is found; the norm that is the source writes it.
   /// Unset if the scale is found otherwise.
   Slot amax() const { return amax_; }
+  Scaling scaling() const { return format_.scaling; }
   Reads row_reads() const { return reads(row_, scale_) | group_reads(); }
   Reads column_reads() const { return reads(column_, scale_) | group_reads(); }
   /// (N, width), and (width, N).
@@ -122,8 +129,13 @@ class Projection {
   /// The fprop GEMM without a bias, in a step with input_reads(x).
   void multiply(Run& r, Slot x, const Tensor& out) const;
 
+  /// Whether dy need not be stored where it is the gradient of an activation: the steps of
+  /// quantize_gradient() alone read it, and compute it as they round it.
+  bool computes_gradient(bool gated) const {
+    return gradient_ && spec_.bias < 0 && (!gated || ops::halves_scales(gradient_.scaling(), spec_.out / 2));
+  }
   /// Dgrad steps between those that write and read dy; none if dy is read as it is.
-  void quantize_gradient(Run& r, Slot dy) const;
+  void quantize_gradient(Run& r, const Source& dy) const;
   /// The same for x times weights, which wgrad reads.
   void quantize_weighted(Run& r, Slot x) const;
   /// What dgrad reads of dy and of the weight.

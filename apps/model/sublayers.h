@@ -99,7 +99,9 @@ class Mlp {
   Slot act_;     ///< (N, F); unset where it is rounded to FP8 when it is computed
   Slot out_;     ///< (n, H), not yet added to the residual stream
   Slot d_proj_;  ///< gradient of the dropout's input; unset without dropout
-  Slot d_act_, d_in_, d_norm_;
+  Slot d_act_;
+  Slot d_in_;  ///< unset where it is rounded to FP8 when it is computed
+  Slot d_norm_;
   std::optional<ColumnInput> input_;  ///< of the first matrix
   std::optional<RowOutput> output_;   ///< of the second
   Projection in_proj_, out_proj_;

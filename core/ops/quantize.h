@@ -23,16 +23,24 @@ struct QuantizeNorm {
 };
 
 /// What is rounded: x (N, K), or what is computed from it in f32 where x is read and needs no memory: an
-/// activation, f(x) or gated f(gate) * up of an x (N, 2K) as for activation_forward(); or a norm, with the
-/// bits of NormForward::out (it is rounded to x's type first).
+/// activation, f(x) or gated f(gate) * up of an x (N, 2K) as for activation_forward(); with `dout` the
+/// gradient of x, with the bits of ActivationBackward::dx; or a norm, with the bits of NormForward::out (both
+/// are rounded to x's type first).
 struct QuantizeSource {
   Tensor x;  ///< f32 or bf16 with contiguous rows, whose step is a multiple of 16, and contiguous with a
              ///< norm; N and K are multiples of 16, N only for transposed copies without groups
   Activation activation = Activation::none;
   bool gated = false;
   QuantizeNorm norm = {};  ///< without an activation, and in quantize() without groups only
-  int64_t columns() const { return gated ? x.dim(1) / 2 : x.dim(1); }  ///< K
+  Tensor dout = {};        ///< (N, F) as for activation_backward(), its rows as those of x; with scales of
+                           ///< blocks and gated, F is a multiple of 128: halves_scales()
+  int64_t columns() const { return gated && !dout ? x.dim(1) / 2 : x.dim(1); }  ///< K
 };
+/// Whether no part of a matrix with scales of its own (ScaleTile) has columns of both halves, of `half`
+/// columns.
+constexpr bool halves_scales(Scaling scaling, int64_t half) {
+  return !has_scale_blocks(scaling) || half % scale_tile(scaling).columns == 0;
+}
 
 /// row = x and column = x^T in FP8, x being the source; one may be absent. Both have one type (e4m3 or e5m2)
 /// and one scaling. Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the

@@ -190,6 +190,33 @@ TEST_CASE("FP8 copies of a norm that is not stored take fewer bytes", "[cost]") 
   CHECK(std::fabs(bytes(Scaling::row128, false) - 10) < 0.1);
 }
 
+TEST_CASE("FP8 copies of an activation's gradient that is not stored take fewer bytes", "[cost]") {
+  const int64_t n = 1024, f = 4096;
+  std::byte some{};  // not accessed
+  const auto tensor = [&](DType dtype, std::initializer_list<int64_t> shape) {
+    return make_tensor(&some, dtype, shape);
+  };
+  Exec exec;
+  // Of each number of dout, which gives two of dx.
+  const auto bytes = [&](Scaling scaling, bool stored) {
+    const Tensor x = tensor(DType::bf16, {n, 2 * f}), dout = tensor(DType::bf16, {n, f}),
+                 amax = tensor(DType::f32, {1});
+    QuantizeSource source{.x = x};
+    if (!stored) source = {.x = x, .activation = Activation::silu, .gated = true, .dout = dout};
+    Quantize copies{
+        .source = source, .row = tensor(DType::e5m2, {n, 2 * f}), .column = tensor(DType::e5m2, {2 * f, n})};
+    copies.row.scales.kind = copies.column.scales.kind = scaling;
+    double sum = cost(exec, copies).bytes();
+    if (scaling == Scaling::tensor) sum += cost(exec, LargestMagnitude{source, amax}).bytes();
+    if (stored) sum += cost(exec, ActivationBackward{.gated = true, .dout = dout, .x = x, .dx = x}).bytes();
+    return sum / static_cast<double>(n * f);
+  };
+  CHECK(std::fabs(bytes(Scaling::tensor, true) - 22) < 0.05);
+  CHECK(std::fabs(bytes(Scaling::tensor, false) - 16) < 0.05);
+  CHECK(std::fabs(bytes(Scaling::row128, true) - 18) < 0.2);
+  CHECK(std::fabs(bytes(Scaling::row128, false) - 10) < 0.2);
+}
+
 TEST_CASE("the bytes of rope, QK norm, sums of parts and activations are those that their kernels touch",
           "[cost]") {
   for (const DType dtype : types) {

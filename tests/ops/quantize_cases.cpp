@@ -394,6 +394,64 @@ void fused_activation(Exec& e, DType type, Activation kind, bool gated, Scaling 
   expect(std::fabs(amax.get(0) - want_amax.get(0)) <= 1e-5 * want_amax.get(0), "amax");
 }
 
+/// The gradient of an activation that is computed as it is rounded gives the codes, scales and largest
+/// magnitude of one that is stored, also of rows in groups; those of the reference but for numbers in the
+/// middle of two, where the last bit of the gradient decides.
+void fused_gradient(Exec& e, DType type, Activation kind, bool gated, Scaling scaling,
+                    const std::vector<int64_t>& rows) {
+  const int64_t width = has_scale_blocks(scaling) ? 256 : 144, k = gated ? 2 * width : width;
+  const Groups groups(rows);
+  const bool grouped = rows.size() > 1;
+  const int64_t n = grouped ? groups.total : rows[0], copied = grouped ? groups.copied(scaling) : n;
+  // Columns of wider matrices, with numbers beside them that would be noticed.
+  Buffer wide_x = Buffer(type, {n, k + 32}).fill(1e6), wide_dout = Buffer(type, {n, width + 16}).fill(1e6);
+  const Tensor x = wide_x.tensor().columns(16, k), dout = wide_dout.tensor().columns(16, width);
+  const auto fill = [&](Buffer& wide, const Buffer& from) {
+    const int64_t columns = from.tensor().dim(1), step = wide.tensor().dim(1);
+    for (int64_t i = 0; i < from.size(); ++i)
+      wide.set(i / columns * step + 16 + i % columns, i / columns < groups.used ? from.get(i) : NAN);
+  };
+  fill(wide_x, Buffer(type, {n, k}).normal("x", 2.0));
+  const auto rounded = [&](Exec& exec, bool fused) {
+    Buffer dx(type, {n, k}), amax(DType::f32, {1});
+    Copies c(DType::e5m2, scaling, copied, k);
+    c.given.set(0, 0.001);
+    QuantizeSource source{.x = dx};
+    if (fused)
+      source = {.x = x, .activation = kind, .gated = gated, .dout = dout};
+    else
+      activation_backward(exec, {.kind = kind, .gated = gated, .dout = dout, .x = x, .dx = dx});
+    const Tensor offsets = grouped ? groups.offsets.tensor() : Tensor{};
+    quantize(exec, {.source = source, .row = c.row.tensor, .column = c.column.tensor, .offsets = offsets});
+    largest_magnitude(exec, {.source = source, .amax = amax, .offsets = offsets});
+    synchronize(exec);
+    expect(scaling != Scaling::tensor || c.amax.get(0) == amax.get(0), "amax of codes");
+    return std::vector<Buffer>{c.row.codes.unpacked(), c.column.codes.unpacked(), c.row.scales.unpacked(),
+                               c.column.scales.unpacked(), amax};
+  };
+  // With numbers of all sizes, those that are subnormal in bf16 among them.
+  fill(wide_dout, values(type, n, width, "dout"));
+  std::vector<Buffer> apart = rounded(e, false), fused = rounded(e, true);
+  for (size_t i = 0; i < fused.size(); ++i)
+    expect(same_bits(fused[i], apart[i]), fmt::format("result {} differs from the stored one's", i));
+  if (scaling != Scaling::tensor) return;  // all scalings round the same numbers
+  fill(wide_dout, Buffer(type, {n, width}).normal("dout"));
+  Exec reference{.kernels = &reference_kernels()};
+  fused = rounded(e, true);
+  const std::vector<Buffer> want = rounded(reference, true);
+  int64_t different = 0;
+  // The error of erf is absolute: numbers below 4e-6 may have any such code.
+  const auto place = [](double code) { return code < 128 ? code : 128 - code; };
+  for (size_t copy = 0; copy < 2; ++copy)
+    for (int64_t i = 0; i < fused[copy].size(); ++i) {
+      const double a = place(fused[copy].get(i)), b = place(want[copy].get(i)), off = std::fabs(a - b);
+      expect(off <= 1 || std::max(std::fabs(a), std::fabs(b)) <= 24,
+             fmt::format("code {}: {} and {}", i, a, b));
+      different += off > 0;
+    }
+  expect(different <= n * k / 50, fmt::format("{} codes differ", different));
+}
+
 /// A norm that is computed as it is rounded gives the codes and scales of one that is stored; those of the
 /// reference but for numbers in the middle of two, where the last bit of the norm decides.
 void fused_norm(Exec& e, DType type, DType weights, NormKind kind, bool with_bias, Scaling scaling) {
@@ -577,6 +635,21 @@ NRL_OP_CASES(quantize) {
                [=](Exec& e) { fused_norm(e, type, bias ? DType::f32 : type, kind, bias, scaling); },
                !(type == DType::bf16 && kind == NormKind::rms)});
       }
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const bool gated : {false, true})
+      for (const auto& [kind, activation] : {std::pair{Activation::silu, "silu"},
+                                             {Activation::gelu_tanh, "gelu_tanh"},
+                                             {Activation::gelu_erf, "gelu_erf"}})
+        for (const Scaling scaling : {Scaling::tensor, Scaling::row128, Scaling::block128, Scaling::mx32})
+          for (const std::vector<int64_t>& rows : {std::vector<int64_t>{144}, {0, 33, 130}}) {
+            const bool usual = gated && kind == Activation::silu;
+            if (!usual && (scaling != Scaling::tensor || (type == DType::f32) == (rows.size() > 1))) continue;
+            registry.properties.push_back(
+                {fmt::format("quantize.fused_gradient {} {}{} {} of {}", name_of(type), activation,
+                             gated ? " gated" : "", name_of(scaling), list(rows)),
+                 [=, a = kind](Exec& e) { fused_gradient(e, type, a, gated, scaling, rows); },
+                 !(type == DType::bf16 && usual)});
+          }
   for (const DType type : {DType::f32, DType::bf16})
     for (const bool gated : {false, true})
       for (const auto& [kind, activation] : {std::pair{Activation::silu, "silu"},

@@ -5,8 +5,7 @@
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
-#include "core/ops/shared/cpu/simd.h"
-#include "core/ops/shared/element.h"
+#include "core/ops/shared/cpu/activation_row.h"
 
 namespace nrl::ops::NRL_ISA {
 namespace {
@@ -24,20 +23,11 @@ NRL_INLINE void forward_elements(const T* x, int64_t f, int64_t begin, int64_t c
   });
 }
 
+/// Elements [begin, begin + count) of a row of x (f, or 2 f when gated) and of dx.
 template <class T, Activation kind, bool gated>
-NRL_INLINE void backward_elements(const T* dout, const T* x, T* dx, int64_t f, int64_t begin, int64_t end) {
-  dout += begin, x += begin, dx += begin;
-  for_lanes(end - begin, [=](int64_t i, auto part) {
-    const Lanes g = part.load(dout + i);
-    const auto y = element::activation<MathFor<T>, kind>(part.load(x + i));
-    if constexpr (gated) {
-      const Lanes dgate = element::gate_gradient(y.slope, part.load(x + f + i), g);
-      part.store(dx + i, dgate);
-      part.store(dx + f + i, element::up_gradient(y.value, g));
-    } else {
-      part.store(dx + i, g * y.slope);
-    }
-  });
+NRL_INLINE void backward_elements(const T* dout, const T* x, T* dx, int64_t f, int64_t begin, int64_t count) {
+  activation_gradients<T, kind, gated>(dout + begin, x + begin, x + f + begin, dx + begin, dx + f + begin,
+                                       count);
 }
 
 template <class T, Activation kind, bool gated>
@@ -71,7 +61,7 @@ void backward(Exec& exec, const ActivationBackward& a) {
           for (int64_t i = 0; i < f; i += block) {
             const int64_t count = std::min(block, f - i);
             forward_elements<T, kind, gated>(x, f, i, count, made);
-            backward_elements<T, kind, gated>(dout, x, dx, f, i, i + count);
+            backward_elements<T, kind, gated>(dout, x, dx, f, i, count);
             std::memcpy(static_cast<void*>(out + i), made, static_cast<size_t>(count) * sizeof(T));
           }
         }

@@ -2,26 +2,15 @@
 // dgate = dout * up * f'(gate), dup = dout * f(gate). Writes (=) out or dx, backward on request both. A
 // thread has `unroll` packs of E elements (16 bytes) in flight; the grid strides over the packs of all rows.
 
-#include <type_traits>
-
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
-#include "core/ops/shared/element.h"
+#include "core/ops/shared/gpu/activation.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
 
 constexpr int threads = 256;
-
-/// The fast functions are accurate enough for bf16. f32 moves twice the bytes per element, which hides the
-/// cost of the exact ones.
-struct ExactMath : kernel::GpuMath {
-  static __device__ __forceinline__ float exp(float x) { return expf(x); }
-  static __device__ __forceinline__ float reciprocal(float x) { return 1.0f / x; }
-};
-template <class T>
-using MathFor = std::conditional_t<sizeof(T) == 4, ExactMath, kernel::GpuMath>;
 
 /// Rows of `width` elements of out or dout; the gate and up of x and dx are `width` apart.
 template <class T>
@@ -69,7 +58,7 @@ __global__ void __launch_bounds__(threads) activation_kernel(ActivationArguments
       if constexpr (gated) up[u].get(factor);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        v[i] = element::activation<MathFor<T>, kind>(v[i]).value;
+        v[i] = element::activation<ActivationMath<T>, kind>(v[i]).value;
         if constexpr (gated) v[i] *= factor[i];
       }
       x[u].set(v);
@@ -105,7 +94,7 @@ __global__ void __launch_bounds__(threads) activation_backward_kernel(Activation
       if constexpr (gated) up[u].get(factor);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        const element::ValueAndSlope<float> y = element::activation<MathFor<T>, kind>(v[i]);
+        const element::ValueAndSlope<float> y = element::activation<ActivationMath<T>, kind>(v[i]);
         if constexpr (gated) {
           const float dgate = element::gate_gradient(y.slope, factor[i], g[i]),
                       dup = element::up_gradient(y.value, g[i]);

@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/quantize/update.h"
+#include "core/ops/shared/cpu/activation_row.h"
 #include "core/ops/shared/cpu/normalize_row.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/element.h"
@@ -59,13 +61,22 @@ void clear_scales(const Tensor& t, int64_t row, int64_t column) {
                 0, static_cast<size_t>(scale_tile(Scaling::mx32).bytes));
 }
 
-/// A tile: n x k values of the source from (row, column) on, of whose rows those behind `real` are zeros, and
-/// codes with `side` between rows, which begin at row `to` of the copies.
-struct Tile {
+/// Of a tile: n x k values from (row, column) on, of whose rows those behind `real` are zeros; its codes
+/// begin at row `to` of the copies.
+struct TilePlace {
   int64_t row, to, column, n, real, k;
+};
+/// Its values and codes, with `side` between rows.
+struct Tile : TilePlace {
   alignas(64) float x[side * side];
   alignas(64) uint8_t codes[side * side];
 };
+
+uint32_t largest_of(const Tile& t) {
+  uint32_t largest = 0;
+  for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, largest_of(t.x + r * side, t.k));
+  return largest;
+}
 
 /// `n` numbers of a row of the source from column `column` on.
 template <class T, Activation kind, bool gated>
@@ -112,7 +123,41 @@ void load_normalized(const QuantizeSource& s, Tile& t) {
   }
 }
 
-void load_tile(const QuantizeSource& s, Tile& t) {
+/// Of the gradient of an activation: the tile of dgate, and where it is gated that of dup.
+template <class T, Activation kind, bool gated>
+void load_gradients(const QuantizeSource& s, Tile& t, Tile* second) {
+  const int64_t ld = s.x.step(0), dout_ld = s.dout.step(0), width = s.dout.dim(1);
+  const T* x = data_of<const T>(s.x) + t.row * ld + t.column;
+  const T* dout = data_of<const T>(s.dout) + t.row * dout_ld + t.column;
+  for (int64_t r = 0; r < t.real; ++r) {
+    T gate[side], up[side];
+    activation_gradients<T, kind, gated>(dout + r * dout_ld, x + r * ld, x + r * ld + width, gate, up, t.k);
+    load_row<T, Activation::none, false>(gate, side, t.x + r * side, t.k);
+    if (gated) load_row<T, Activation::none, false>(up, side, second->x + r * side, t.k);
+  }
+}
+
+/// Rows behind those of the source.
+void clear_rest(Tile& t) {
+  for (int64_t r = t.real; r < t.n; ++r) std::fill_n(t.x + r * side, t.k, 0.0f);
+}
+
+/// Columns that tiles are made of: those of `dout`, if there is one.
+int64_t columns_of_tiles(const QuantizeSource& s) {
+  return s.dout ? s.dout.dim(1) : s.columns();
+}
+
+/// The second tile at a place, if the source has one: that of dup beside dgate.
+std::unique_ptr<Tile> second_tile(const QuantizeSource& s) {
+  return s.dout && s.gated ? std::make_unique<Tile>() : nullptr;
+}
+
+/// The tile at the place t, and the second one.
+void load_tile(const QuantizeSource& s, Tile& t, Tile* second) {
+  if (second) {
+    static_cast<TilePlace&>(*second) = t;
+    second->column += columns_of_tiles(s);
+  }
   const int64_t ld = s.x.step(0), columns = s.columns();
   if (s.norm)
     return for_f32_or_bf16(s.x.dtype, [&]<class T>() {
@@ -121,11 +166,13 @@ void load_tile(const QuantizeSource& s, Tile& t) {
   for_f32_or_bf16(s.x.dtype, [&]<class T>() {
     const T* from = data_of<const T>(s.x) + t.row * ld + t.column;
     for_activation(s, [&]<Activation kind, bool gated>() {
+      if (s.dout) return load_gradients<T, kind, gated>(s, t, second);
       for (int64_t r = 0; r < t.real; ++r)
         load_row<T, kind, gated>(from + r * ld, columns, t.x + r * side, t.k);
     });
   });
-  for (int64_t r = t.real; r < t.n; ++r) std::fill_n(t.x + r * side, t.k, 0.0f);
+  clear_rest(t);
+  if (second) clear_rest(*second);
 }
 
 /// Rows of the source, and where they are in the copies, with zeros up to `padded` rows.
@@ -295,8 +342,7 @@ void quantize_tile(const Quantize& a, Tile& t, uint32_t& largest) {
     }
     return;
   }
-  if (kind == Scaling::block128 || either.scales.amax)
-    for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, largest_of(t.x + r * side, t.k));
+  if (kind == Scaling::block128 || either.scales.amax) largest = std::max(largest, largest_of(t));
   if (kind == Scaling::block128) {
     const uint32_t byte = fp8::scale_of<format>(largest);
     for (int64_t r = 0; r < t.n; ++r) encode_group<format>(t.x + r * side, t.codes + r * side, t.k, byte);
@@ -314,11 +360,13 @@ template <DType format>
 void quantize_as(Exec& exec, const Quantize& a) {
   const Scales& scales = (a.row ? a.row : a.column).scales;
   const RowGroups groups(a.offsets, a.source.x.dim(0), scales.kind);
-  for_tiles(exec.threads, groups, a.source.columns(), [&](Tile& t, const auto& each) {
+  for_tiles(exec.threads, groups, columns_of_tiles(a.source), [&](Tile& t, const auto& each) {
+    const std::unique_ptr<Tile> second = second_tile(a.source);
     uint32_t largest = 0;
     each([&] {
-      load_tile(a.source, t);
+      load_tile(a.source, t, second.get());
       quantize_tile<format>(a, t, largest);
+      if (second) quantize_tile<format>(a, *second, largest);
     });
     if (scales.amax) raise(scales.amax, largest);
   });
@@ -350,13 +398,14 @@ void transpose_kernel(Exec& exec, const Transpose& a) {
 
 void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
   const int64_t n = a.offsets ? data_of<const int32_t>(a.offsets)[a.offsets.dim(0) - 1] : a.source.x.dim(0);
-  for_tiles(exec.threads, RowGroups({}, n, Scaling::tensor), a.source.columns(),
+  for_tiles(exec.threads, RowGroups({}, n, Scaling::tensor), columns_of_tiles(a.source),
             [&](Tile& t, const auto& each) {
+              const std::unique_ptr<Tile> second = second_tile(a.source);
               uint32_t largest = 0;
               each([&] {
-                load_tile(a.source, t);
-                for (int64_t r = 0; r < t.n; ++r)
-                  largest = std::max(largest, largest_of(t.x + r * side, t.k));
+                load_tile(a.source, t, second.get());
+                largest = std::max(largest, largest_of(t));
+                if (second) largest = std::max(largest, largest_of(*second));
               });
               raise(data_of<float>(a.amax), largest);
             });

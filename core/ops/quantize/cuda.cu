@@ -1,10 +1,7 @@
 // FP8 operands on the GPU; formulas in core/ops/quantize.h.
 //
-// quantize_kernel: a block per tile of 128 x 128, which holds whole blocks of scales of both copies. Warp w
-// has rows 16 w to 16 w + 15, each lane 4 neighboring columns, in registers; writes (=) both copies and their
-// scales, and raises amax. The codes of the column copy are transposed in shared memory.
-// With groups a block finds its tile's group and rows in the offsets (shared/gpu/groups.cuh), in the order of
-// groups; behind the last one it leaves.
+// quantize_kernel: a block per tile of 128 x 128 (tile.cuh), which holds whole blocks of scales of both
+// copies; writes (=) both copies and their scales, and raises amax. Gradients of activations: gradient.cuh.
 // transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out and
 // its scales of blocks.
 // largest_magnitude_kernel: every thread reads 4 neighbors at a time; raises amax.
@@ -15,51 +12,14 @@
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
-#include "core/ops/quantize.h"
-#include "core/ops/quantize/codes.cuh"
+#include "core/ops/quantize/gradient.cuh"
+#include "core/ops/quantize/tile.cuh"
 #include "core/ops/quantize/update.h"
 #include "core/ops/shared/element.h"
-#include "core/ops/shared/fp8.h"
-#include "core/ops/shared/gpu/groups.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
-
-using namespace kernel;
-
-constexpr int threads = 256, warps = threads / warp;
-constexpr int side = 128, rows_per_warp = side / warps, columns_per_lane = side / warp;
-
-/// A copy in memory; without data it is not wanted.
-struct Copy {
-  unsigned char* data = nullptr;
-  unsigned char* scales = nullptr;
-  int64_t row_step = 0, column_step = 0;
-
-  explicit Copy(const Tensor& t)
-      : data(static_cast<unsigned char*>(t.data)),
-        scales(static_cast<unsigned char*>(t.scales.data)),
-        row_step(t.scales.row_step),
-        column_step(t.scales.column_step) {}
-  template <Scaling scaling>
-  __device__ __forceinline__ void store_scale(int64_t row, int64_t column, unsigned byte) const {
-    unsigned char* at = scales + scale_offset(scaling, row_step, column_step, row, column);
-    if constexpr (scaling == Scaling::mx32)
-      *at = static_cast<unsigned char>(byte);
-    else
-      *reinterpret_cast<float*>(at) = fp8::scale_value(byte);
-  }
-};
-
-__device__ __forceinline__ unsigned magnitude(float x) {
-  return __float_as_uint(x) & fp8::magnitude_bits;
-}
-
-__device__ __forceinline__ unsigned lanes_max(unsigned v, int lanes) {
-  for (int o = lanes / 2; o; o >>= 1) v = max(v, __shfl_xor_sync(all_lanes, v, o));
-  return v;
-}
 
 /// What is computed from x, at run time: the same for all threads, and beside the encoding it costs little.
 struct Source {
@@ -107,58 +67,14 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
   for (int c = 0; c < columns_per_lane; ++c) v[c] *= up[c];
 }
 
-/// Rows of the source and of the copies, which are in groups where there are offsets, else in equal parts:
-/// part y is that of blocks (., y).
-struct Rows {
-  const int* offsets = nullptr;
-  int groups = 1, unit = 1;
-  int64_t source = 0, copies = 0;  ///< of a part
-  int64_t tiles = 0;               ///< of a part, or of all groups at most: rows of tiles
-
-  explicit Rows(const Quantize& a)
-      : source(a.source.x.dim(0) / a.parts), copies(a.row ? a.row.dim(0) / a.parts : a.column.dim(1)) {
-    if (a.offsets) {
-      offsets = static_cast<const int*>(a.offsets.data);
-      groups = static_cast<int>(a.offsets.dim(0)) - 1;
-      unit = static_cast<int>(row_unit((a.row ? a.row : a.column).scales.kind));
-    }
-    tiles = a.offsets ? most_tiles(source, groups, side) : (source + side - 1) / side;
-  }
-};
-/// Rows of a tile in the copies, from `first` to `end`; row i is row i - shift of the source, or zeros from
-/// `zeros` on. Nothing: there is no such tile.
-struct TileRows {
-  int64_t first = 0, end = 0, zeros = 0, shift = 0;
-};
-__device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
-  if (!rows.offsets) {
-    const int64_t begin = blockIdx.y * rows.source, end = begin + rows.source;
-    return {begin + tile * side, end, end, 0};
-  }
-  const GroupTile t = find_tile(rows.offsets, rows.groups, side, tile);
-  const int64_t begin = group_begin(t.begin, t.group, rows.unit);
-  return {begin + int64_t{t.tile} * side, begin + (t.rows + rows.unit - 1) / rows.unit * rows.unit,
-          begin + t.rows, begin - t.begin};
-}
-
 // Scales of blocks take more registers than two blocks per multiprocessor have.
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     quantize_kernel(const T* __restrict__ x, Source source, Norm<T> norm, Copy row_copy, Copy column_copy,
                     float* amax, Rows rows, int64_t k, int64_t x_step) {
-  constexpr bool in_blocks = scaling != Scaling::tensor;
-  constexpr bool whole_tile = scaling == Scaling::mx32;  // scales beyond the matrix are written
-  constexpr int group = whole_tile ? 32 : side;
-  NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // codes of the column copy: 4 rows in a word
-  NRL_SHARED(unsigned, part, [warps][side]);
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t across = (k + side - 1) / side, tiles = rows.tiles * across;
-  const float given = in_blocks ? 1.0f
-                                : 1.0f / *reinterpret_cast<const float*>(row_copy.data ? row_copy.scales
-                                                                                       : column_copy.scales);
-  // Of the part: its first row in the source and the row copy, and in the column copy.
-  const int64_t part_row = blockIdx.y * rows.source, part_column = blockIdx.y * k;
-  unsigned all = 0;
+  TileWriter<format, scaling> writer(row_copy, column_copy, amax, rows, k);
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const TileRows at = tile_rows(rows, t / across);
     if (at.first >= at.end) break;
@@ -189,99 +105,16 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
           v[r][c] = static_cast<float>(T(element::normalized(v[r][c], mean, rstd, weight[c]) + bias[c]));
       }
     }
-    // Of the lane's columns, over the warp's rows.
-    unsigned largest[columns_per_lane] = {};
-    if (in_blocks || amax) {
-#pragma unroll
-      for (int r = 0; r < rows_per_warp; ++r)
-#pragma unroll
-        for (int c = 0; c < columns_per_lane; ++c) largest[c] = max(largest[c], magnitude(v[r][c]));
-    }
-    if (scaling == Scaling::tensor && amax) {
-#pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c) all = max(all, largest[c]);
-    }
-    unsigned block = 0;
-    if (in_blocks && (scaling == Scaling::block128 || column_copy.data)) {
-#pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c) part[w][lane * columns_per_lane + c] = largest[c];
-      __syncthreads();
-    }
-    if (scaling == Scaling::block128) {
-      unsigned mine = 0;
-#pragma unroll
-      for (int i = 0; i < warps; ++i)
-#pragma unroll
-        for (int c = 0; c < columns_per_lane; ++c) mine = max(mine, part[i][lane * columns_per_lane + c]);
-      block = fp8::scale_of<format>(lanes_max(mine, warp));
-      if (threadIdx.x == 0) {
-        if (row_copy.data) row_copy.store_scale<scaling>(row0, column0, block);
-        if (column_copy.data) column_copy.store_scale<scaling>(part_column + column0, row0 - part_row, block);
-      }
-    }
-    const float block_inverse = scaling == Scaling::tensor ? given : fp8::inverse_scale(block);
-    const auto encoded = [](const float(&values)[4], unsigned byte, float inverse) {
-      return in_blocks ? block_codes<format>(values, byte, inverse) : tensor_codes<format>(values, inverse);
-    };
-    if (row_copy.data) {
-#pragma unroll
-      for (int r = 0; r < rows_per_warp; ++r) {
-        unsigned byte = block;
-        float inverse = block_inverse;
-        if constexpr (scaling == Scaling::row128 || scaling == Scaling::mx32) {
-          unsigned m = 0;
-#pragma unroll
-          for (int c = 0; c < columns_per_lane; ++c) m = max(m, magnitude(v[r][c]));
-          constexpr int lanes = group / columns_per_lane;
-          byte = fp8::scale_of<format>(lanes_max(m, lanes));
-          inverse = fp8::inverse_scale(byte);
-          if (lane % lanes == 0 && (whole_tile || (inside && row + r < n)))
-            row_copy.store_scale<scaling>(row + r, column, byte);
-        }
-        if (inside && row + r < n)
-          *reinterpret_cast<unsigned*>(row_copy.data + (row + r) * k + column) = encoded(v[r], byte, inverse);
-      }
-    }
-    if (column_copy.data) {
-#pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c) {
-        const int j = lane * columns_per_lane + c;
-        unsigned byte = block;
-        float inverse = block_inverse;
-        if constexpr (scaling == Scaling::row128 || scaling == Scaling::mx32) {
-          constexpr int sharing = group / rows_per_warp;  // warps
-          unsigned m = 0;
-#pragma unroll
-          for (int i = 0; i < sharing; ++i) m = max(m, part[w / sharing * sharing + i][j]);
-          byte = fp8::scale_of<format>(m);
-          inverse = fp8::inverse_scale(byte);
-          if (w % sharing == 0 && (whole_tile || (inside && row < n)))
-            column_copy.store_scale<scaling>(part_column + column + c, row - part_row, byte);
-        }
-#pragma unroll
-        for (int q = 0; q < rows_per_warp / 4; ++q) {
-          const float values[4] = {v[4 * q][c], v[4 * q + 1][c], v[4 * q + 2][c], v[4 * q + 3][c]};
-          tile[j][w * (rows_per_warp / 4) + q] = encoded(values, byte, inverse);
-        }
-      }
-      __syncthreads();
-      for (int j = w; j < side && column0 + j < k; j += warps)
-        if (row0 + lane * 4 < n)
-          *reinterpret_cast<unsigned*>(column_copy.data + (part_column + column0 + j) * rows.copies + row0 -
-                                       part_row + lane * 4) = tile[j][lane];
-    }
-    __syncthreads();
+    writer.write(row0, n, column0, k, [&](int r, int c) { return v[r][c]; });
   }
-  if (scaling == Scaling::tensor && amax) {
-    all = lanes_max(all, warp);
-    if (lane == 0) atomicMax(reinterpret_cast<unsigned*>(amax), all);
-  }
+  writer.finish();
 }
 
 __global__ void __launch_bounds__(threads)
     transpose_kernel(const unsigned char* __restrict__ x, unsigned char* __restrict__ out, int64_t n,
                      int64_t k, Copy x_scales, Copy out_scales) {
-  NRL_SHARED(unsigned, tile, [side][side / 4 + 1]);  // of the transpose: 4 rows of x in a word
+  NRL_SHARED(unsigned, codes, [side][side / 4]);  // of the transpose: 4 rows of x in a word
+  const TransposedTile tile{codes};
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t across = (k + side - 1) / side, tiles = (n + side - 1) / side * across;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
@@ -299,12 +132,12 @@ __global__ void __launch_bounds__(threads)
         unsigned word = 0;
 #pragma unroll
         for (int r = 0; r < 4; ++r) word |= (words[4 * q + r] >> 8 * c & 0xffu) << 8 * r;
-        tile[lane * columns_per_lane + c][w * (rows_per_warp / 4) + q] = word;
+        tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q) = word;
       }
     __syncthreads();
     for (int j = w; j < side && column0 + j < k; j += warps)
       if (row0 + lane * 4 < n)
-        *reinterpret_cast<unsigned*>(out + (column0 + j) * n + row0 + lane * 4) = tile[j][lane];
+        *reinterpret_cast<unsigned*>(out + (column0 + j) * n + row0 + lane * 4) = tile.at(j, lane);
     if (threadIdx.x == 0 && x_scales.data)
       out_scales.store_scale<Scaling::block128>(
           column0, row0,
@@ -401,8 +234,7 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
     for (int c = 0; c < width; ++c) largest = max(largest, magnitude(v[c]));
   }
-  largest = lanes_max(largest, warp);
-  if (threadIdx.x % warp == 0) atomicMax(reinterpret_cast<unsigned*>(amax), largest);
+  raise_amax(amax, largest);
 }
 
 struct Update {
@@ -424,6 +256,7 @@ __global__ void __launch_bounds__(threads)
 
 template <class T, DType format, Scaling scaling>
 void launch(Exec& exec, const Quantize& a) {
+  if (a.source.dout) return launch_gradient<T, format, scaling>(exec, a);
   const int64_t k = a.source.columns();
   const Rows rows(a);
   const int64_t tiles = rows.tiles * ((k + side - 1) / side);
@@ -489,6 +322,7 @@ void quantize_part_launch(Exec& exec, const QuantizePart& a) {
 
 template <class T>
 void launch_largest(Exec& exec, const LargestMagnitude& a) {
+  if (a.source.dout) return launch_largest_gradient<T>(exec, a);
   const int64_t n = a.source.x.dim(0), k = a.source.columns();
   NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, 16 * threads, exec.multiprocessors), threads, 0,
              exec.stream, static_cast<const T*>(a.source.x.data),

@@ -15,10 +15,17 @@ double block_scale_bytes(const Tensor& t) {
   return t.scales.kind == Scaling::block128 ? scale_bytes(t) : 0.0;
 }
 
+/// Whether `dout` belongs to the output of the activation of x.
+bool is_gradient(const QuantizeSource& s) {
+  return s.activation != Activation::none && !s.norm && s.dout.rank == 2 && s.dout.dtype == s.x.dtype &&
+         dense_rows(s.dout) && s.dout.step(0) % 16 == 0 && s.dout.dim(0) == s.x.dim(0) &&
+         s.dout.dim(1) * (s.gated ? 2 : 1) == s.x.dim(1);
+}
+
 bool is_source(const QuantizeSource& s) {
   return s.x.data && s.x.rank == 2 && is_f32_or_bf16(s.x) && dense_rows(s.x) && s.x.step(0) % 16 == 0 &&
          (!s.norm || s.x.contiguous()) && s.x.dim(1) % (s.gated ? 32 : 16) == 0 &&
-         (!s.gated || s.activation != Activation::none);
+         (!s.gated || s.activation != Activation::none) && (!s.dout || is_gradient(s));
 }
 
 void check_norm(const QuantizeSource& s) {
@@ -60,7 +67,7 @@ void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns
 
 Cost cost(const Exec&, const Quantize& a) {
   const QuantizeNorm& norm = a.source.norm;
-  return {.read = bytes_of(a.source.x, norm.weight, norm.bias, norm.mean, norm.rstd),
+  return {.read = bytes_of(a.source.x, a.source.dout, norm.weight, norm.bias, norm.mean, norm.rstd),
           .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
 }
 
@@ -70,7 +77,7 @@ Cost cost(const Exec&, const Transpose& a) {
 }
 
 Cost cost(const Exec&, const LargestMagnitude& a) {
-  return {.read = bytes_of(a.source.x), .written = bytes_of(a.amax)};
+  return {.read = bytes_of(a.source.x, a.source.dout), .written = bytes_of(a.amax)};
 }
 
 Cost cost(const Exec&, const BlockMagnitudes& a) {
@@ -87,8 +94,8 @@ Cost cost(const Exec&, const UpdateScales& a) {
 
 void quantize(Exec& exec, const Quantize& a) {
   if (noted(exec, Kernel::quantize, a)) return;
-  NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, row is {}", describe(a.source.x),
-            describe(a.row));
+  NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, dout is {}, row is {}",
+            describe(a.source.x), describe(a.source.dout), describe(a.row));
   NRL_CHECK(!a.offsets || (is_groups(a.offsets) && !a.source.norm), "quantize: offsets are {}",
             describe(a.offsets));
   if (a.source.norm) check_norm(a.source);
@@ -98,9 +105,12 @@ void quantize(Exec& exec, const Quantize& a) {
   NRL_CHECK(!a.offsets || n >= grouped_rows(rows, a.offsets.dim(0) - 1, row_unit(either.scales.kind)),
             "quantize: a copy of {} rows for {} rows of groups", n, rows);
   const int64_t unit = row_unit(either.scales.kind);
-  NRL_CHECK(a.parts == 1 || (a.parts > 1 && !a.offsets && !a.source.norm && rows % (a.parts * unit) == 0 &&
-                             k % unit == 0),
+  NRL_CHECK(a.parts == 1 || (a.parts > 1 && !a.offsets && !a.source.norm && !a.source.dout &&
+                             rows % (a.parts * unit) == 0 && k % unit == 0),
             "quantize: {} in {} parts", describe(a.source.x), a.parts);
+  NRL_CHECK(!a.source.dout || !a.source.gated || halves_scales(either.scales.kind, k / 2),
+            "quantize: gradients of gate and up of {} columns with scales {}", k / 2,
+            name_of(either.scales.kind));
   if (a.row) check_copy("row", a.row, n, k);
   if (a.column) check_copy("column", a.column, a.parts * k, n / a.parts);
   NRL_CHECK(!a.column || n / a.parts % 16 == 0, "quantize: the column copy of {}", describe(a.source.x));
@@ -137,7 +147,8 @@ void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   if (noted(exec, Kernel::largest_magnitude, a)) return;
   NRL_CHECK(!a.offsets || is_groups(a.offsets), "largest_magnitude: offsets are {}", describe(a.offsets));
   NRL_CHECK(is_source(a.source) && !a.source.norm && is_vector(a.amax, 1, DType::f32),
-            "largest_magnitude: x is {}, amax is {}", describe(a.source.x), describe(a.amax));
+            "largest_magnitude: x is {}, dout is {}, amax is {}", describe(a.source.x),
+            describe(a.source.dout), describe(a.amax));
   const trace::Range range("largest_magnitude");
   exec.kernels->largest_magnitude(exec, a);
 }

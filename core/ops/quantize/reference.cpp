@@ -71,6 +71,13 @@ double source_value(const QuantizeSource& s, int64_t i, int64_t j) {
     return rounded(s.x.dtype, (load(s.x, i, j) - (norm.mean ? load(norm.mean, i) : 0.0)) *
                                       load(norm.rstd, i) * load(norm.weight, j) +
                                   (norm.bias ? load(norm.bias, j) : 0.0));
+  if (s.dout) {
+    const int64_t width = s.dout.dim(1);
+    const double x = load(s.x, i, j % width), dout = load(s.dout, i, j % width);
+    if (j >= width) return rounded(s.x.dtype, dout * activation_value(s.activation, x));
+    return rounded(s.x.dtype,
+                   dout * (s.gated ? load(s.x, i, width + j) : 1.0) * activation_slope(s.activation, x));
+  }
   const double value = activation_value(s.activation, load(s.x, i, j));
   return static_cast<double>(static_cast<float>(s.gated ? value * load(s.x, i, s.columns() + j) : value));
 }
