@@ -19,8 +19,8 @@ Tensor flat(const Tensor& t) {
 }  // namespace
 
 Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe,
-                     const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x,
-                     std::optional<ContextParallel> context)
+                     const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out,
+                     StreamGradient d_x, std::optional<ContextParallel> context)
     : spec_(m),
       p_(p),
       layer_(layer),
@@ -92,6 +92,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
   input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
   output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
+  d_out_amax_ = largest_gradient(add, o_proj_, *output_, d_out_, false);
 }
 
 void Attention::forward(Run& r) {
@@ -132,7 +133,7 @@ void Attention::backward(Run& r) {
       r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::attention);
     });
   output_->gather(r);
-  o_proj_.quantize_gradient(r, {d_proj});
+  o_proj_.quantize_gradient(r, {.slot = d_proj, .amax = d_out_amax_});
   r.dgrad("o_proj", o_proj_.gradient_reads(d_proj), writes(d_attn_), [&] {
     output_->multiply_gradient(r, o_proj_.gradient(r, d_proj), [&](const GemmRows& rows) {
       ops::linear_backward_data(r.exec(), {.dout = rows.input(o_proj_.gradient(r, d_proj)),

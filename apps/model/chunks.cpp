@@ -7,12 +7,12 @@ namespace nrl::model {
 namespace {
 
 std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const LayerParameters& parameters,
-                                  const ChunkOptions& options) {
+                                  const ChunkOptions& options, const Ports& below) {
   const ModelSpec& m = *context.spec;
   // Independent of the recompute policy, so that results are bitwise identical with and without it.
   const bool fuse_gelu =
       options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
-  auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu);
+  auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu, below);
   const memory::SlotSet recomputed = options.recompute ? options.recompute(layer, block->table()) : 0;
   const memory::SlotSet offloaded = options.offload ? options.offload(layer, block->table()) : 0;
   block->recompute(recomputed, offloaded & ~recomputed);
@@ -52,9 +52,11 @@ std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterLi
     else
       chunk.push_back(std::make_unique<ChunkBegin>(context, options.recipe));
     for (int l = blocks.begin; l < blocks.end; ++l)
-      chunk.push_back(make_block(context, l, parameters.layers[static_cast<size_t>(l)], options));
+      chunk.push_back(
+          make_block(context, l, parameters.layers[static_cast<size_t>(l)], options, chunk.back()->ports()));
     if (model_chunk + 1 == layout.model_chunks())
-      chunk.push_back(std::make_unique<Head>(context, parameters, options.recipe, options.head_chunk_tokens));
+      chunk.push_back(std::make_unique<Head>(context, parameters, options.recipe, options.head_chunk_tokens,
+                                             chunk.back()->ports()));
     else
       chunk.push_back(std::make_unique<ChunkEnd>(context, blocks.end - 1, options.recipe));
   }

@@ -315,6 +315,9 @@ struct Ports {
   Slot out, sum;     ///< own; without `sum`, `out` is the whole stream
   Slot d_out;        ///< port: d_x of the next layer
   Slot d_x;          ///< own; the gradient of the input stream
+  /// (1) f32: the largest magnitudes of both. Port: set if the layer reads it, empty where the next layer is
+  /// in another chunk. Own: set if the previous layer reads it.
+  Slot d_out_amax, d_x_amax;
 };
 
 /// The parameters that one pass of a layer uses, as indices into ParameterList::all.

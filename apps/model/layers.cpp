@@ -33,6 +33,13 @@ memory::SlotSpec stream_port(std::string_view name, int64_t hidden, DType dtype)
   return spec;
 }
 
+/// The gradient that a layer passes to the one `below`.
+StreamGradient input_gradient(const AddSlot& add, int64_t hidden, DType dtype, const Ports& below) {
+  StreamGradient d_x{add(stream_slot("d_x", hidden, dtype))};
+  if (below.d_out_amax) d_x.amax = add({.name = "d_x amax", .width = 1, .rows = one_row});
+  return d_x;
+}
+
 }  // namespace
 
 Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe)
@@ -99,7 +106,7 @@ void Embedding::backward(Run& r) {
 }
 
 Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const precision::Recipe& recipe,
-             bool fuse_gelu)
+             bool fuse_gelu, const Ports& below)
     : Layer(fmt::format("layer_{}", layer), c),
       parameters_(p),
       add_([this](const memory::SlotSpec& s) { return slot(s); }) {
@@ -109,18 +116,20 @@ Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const p
   ports_.residual = slot(stream_port("residual in", m.hidden, activations));
   ports_.d_out = slot(stream_port("d_out", m.hidden, gradients));
   d_middle_ = slot(stream_slot("d_residual", m.hidden, gradients));
-  ports_.d_x = slot(stream_slot("d_x", m.hidden, gradients));
+  const StreamGradient d_x = input_gradient(add_, m.hidden, gradients, below);
+  ports_.d_x = d_x.slot, ports_.d_x_amax = d_x.amax;
   const Stream in{.x = ports_.x, .residual = ports_.residual, .layer = layer - 1, .site = DropoutSite::mlp};
-  attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, ports_.d_x,
+  attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, d_x,
                      context_parallel(c, layer, activations));
+  const StreamGradient d_middle{d_middle_, attention_->d_out_amax()};
   if (m.has_experts(layer)) {
     const int64_t segments = m.moe.aux_tokens == AuxLoss::sequence ? c.sequences : 1;
-    moe_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out,
-                 d_middle_);
+    moe_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out, d_middle);
   } else {
     mlp_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out,
-                 d_middle_);
+                 d_middle);
   }
+  ports_.d_out_amax = moe_ ? moe_->d_out_amax() : mlp_->d_out_amax();
   const Stream out = moe_ ? moe_->stream() : mlp_->stream();
   ports_.out = out.x;
   ports_.sum = out.residual;
@@ -143,7 +152,7 @@ void Block::backward(Run& r) {
 }
 
 Head::Head(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe,
-           int64_t chunk_tokens)
+           int64_t chunk_tokens, const Ports& below)
     : Layer("loss_computation", c),
       weight_(parameters.head),
       norm_parameters_(present({parameters.final_norm, parameters.final_norm_bias})),
@@ -155,7 +164,8 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
   const AddSlot add = [this](const memory::SlotSpec& s) { return slot(s); };
   ports_.x = slot(stream_port("x", m.hidden, recipe.activations()));
   ports_.residual = slot(stream_port("residual in", m.hidden, recipe.activations()));
-  ports_.d_x = slot(stream_slot("d_x", m.hidden, recipe.gradients()));
+  const StreamGradient d_x = input_gradient(add, m.hidden, recipe.gradients(), below);
+  ports_.d_x = d_x.slot, ports_.d_x_amax = d_x.amax;
   const Stream in{.x = ports_.x,
                   .residual = ports_.residual,
                   .layer = static_cast<int>(m.layers) - 1,
@@ -205,7 +215,7 @@ ParameterUse Head::parameters(bool backward) const {
 }
 
 void Head::backward(Run& r) {
-  norm_->backward(r, d_norm_, {}, ports_.d_x);
+  norm_->backward(r, d_norm_, {}, {ports_.d_x, ports_.d_x_amax});
 }
 
 void Head::chunks(Run& r, bool train) const {

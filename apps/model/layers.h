@@ -29,8 +29,9 @@ class Embedding : public Layer {
 /// One pre-norm block: attention, then the MLP or the experts.
 class Block : public Layer {
  public:
+  /// `below`: of the previous layer.
   Block(const LayerContext& context, int layer, const LayerParameters& parameters,
-        const precision::Recipe& recipe, bool fuse_gelu);
+        const precision::Recipe& recipe, bool fuse_gelu, const Ports& below);
   void forward(Run& r) override;
   void backward(Run& r) override;
   ParameterUse parameters(bool backward) const override;
@@ -49,8 +50,9 @@ class Block : public Layer {
 /// materialized. Training computes the gradient of the logits in the forward pass, from the loss weights.
 class Head : public Layer {
  public:
+  /// `below`: of the previous layer.
   Head(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe,
-       int64_t chunk_tokens);
+       int64_t chunk_tokens, const Ports& below);
   void forward(Run& r) override;
   void backward(Run& r) override;
   ParameterUse parameters(bool backward) const override;

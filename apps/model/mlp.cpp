@@ -6,7 +6,7 @@ namespace nrl::model {
 using precision::Gemm;
 
 Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
-         int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x)
+         int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, StreamGradient d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
@@ -45,6 +45,7 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
   input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
   output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
+  d_out_amax_ = largest_gradient(add, out_proj_, *output_, d_out_, true);
 }
 
 void Mlp::forward(Run& r) {
@@ -90,7 +91,7 @@ void Mlp::backward(Run& r) {
     r.dgrad("mlp_dropout", reads(d_out_), writes(d_proj_),
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
   output_->gather(r);
-  out_proj_.quantize_gradient(r, {d_proj});
+  out_proj_.quantize_gradient(r, {.slot = d_proj, .amax = d_out_amax_});
   if (fuse_gelu_) {
     r.dgrad("mlp_out_gelu", reads(d_proj, in_), writes(d_in_), [&] {
       output_->multiply_gradient(r, r[d_proj], [&](const GemmRows& rows) {

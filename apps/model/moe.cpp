@@ -21,7 +21,7 @@ parallel::GroupId batch_ranks(int tensor) {
 }
 
 Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
-         int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x)
+         int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, StreamGradient d_x)
     : spec_(m),
       p_(p),
       layer_(layer),
@@ -117,6 +117,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                            .out = m.hidden,
                            .rules = moe.shared_gate ? "" : "activation moe",
                            .weighted = moe.shared_gate});
+  d_out_amax_ = largest_gradient(add, s.out_proj, *s.output, d_out_, true);
   if (!moe.shared_gate) return;
   s.logit = tokens("shared gate", 1, DType::f32);
   s.expert = tokens("shared gate's choice", 1, DType::i32);
@@ -332,7 +333,7 @@ void Moe::shared_backward(Run& r) {
   const Shared& s = shared_;
   const Slot x = s.input->x, d_x = s.input->d_x, d_proj = s.output->d_full;
   s.output->gather(r);
-  s.out_proj.quantize_gradient(r, {d_proj});
+  s.out_proj.quantize_gradient(r, {.slot = d_proj, .amax = d_out_amax_});
   r.dgrad("shared_out", s.out_proj.gradient_reads(d_proj), writes(s.d_act),
           [&] { s.out_proj.multiply_gradient(r, d_proj, r[s.d_act]); });
   if (s.prob) {

@@ -27,7 +27,7 @@ class Moe {
  public:
   /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
   Moe(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
-      int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, Slot d_x);
+      int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, StreamGradient d_x);
   void forward(Run& r);
   void backward(Run& r);
   int64_t host_values() const { return dispatch_->host_values(); }
@@ -35,6 +35,8 @@ class Moe {
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
   }
+  /// A port, of the shared expert: largest_gradient().
+  Slot d_out_amax() const { return d_out_amax_; }
 
  private:
   /// An MLP for every token, weighted by a router of one expert where it has a gate.
@@ -75,7 +77,8 @@ class Moe {
   int layer_;
   int64_t segments_;
   PreNorm norm_;
-  Slot d_out_, d_x_;
+  Slot d_out_, d_out_amax_;
+  StreamGradient d_x_;
   Slot logits_;           ///< (n, E) f32
   Slot choice_;           ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
   Slot prob_;             ///< (n, k) f32

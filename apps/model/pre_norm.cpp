@@ -5,6 +5,14 @@
 
 namespace nrl::model {
 
+Tensor zero_amax(Run& r, Slot amax) {
+  const Tensor slot = r[amax];
+  if (!slot) return {};
+  const Tensor number = make_tensor(slot.data, DType::f32, {1}, slot.device);
+  ops::zero(r.exec(), {.x = number});
+  return number;
+}
+
 bool stores_norm(const ModelLayout& layout, const precision::Recipe& recipe, int layer,
                  precision::Gemm gemm) {
   return layout.sequence_parallel || !recipe.quantizes(layer, gemm);
@@ -48,11 +56,7 @@ void PreNorm::forward(Run& r, Slot amax) {
   const auto norm = [&](const Tensor& x, const Tensor& residual, const ops::FusedDropout& dropout) {
     const Statistics s = statistics(r);
     // What is recomputed has been measured.
-    Tensor largest = r.recomputes() ? Tensor{} : r[amax];
-    if (largest) {
-      largest = make_tensor(largest.data, DType::f32, {1}, largest.device);
-      ops::zero(r.exec(), {.x = largest});
-    }
+    const Tensor largest = r.recomputes() ? Tensor{} : zero_amax(r, amax);
     ops::norm_forward(r.exec(), {.kind = m.norm,
                                  .eps = m.norm_eps,
                                  .x = x,
@@ -78,9 +82,9 @@ void PreNorm::forward(Run& r, Slot amax) {
   r.step(memory::recompute, "norm", reads(sum), writes(stats_, out), [&] { norm(r[sum], {}, {}); });
 }
 
-void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, Slot d_x) {
-  r.dgrad("norm", reads(d_out, sum, stats_, d_residual), writes(over(d_x, d_residual ? d_residual : d_out)),
-          [&] {
+void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x) {
+  r.dgrad("norm", reads(d_out, sum, stats_, d_residual),
+          writes(over(d_x.slot, d_residual ? d_residual : d_out), d_x.amax), [&] {
             const Statistics s = statistics(r);
             ops::norm_backward(r.exec(), {.kind = r.spec().norm,
                                           .dout = r[d_out],
@@ -89,7 +93,8 @@ void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, Slot d_x) {
                                           .mean = s.mean,
                                           .rstd = s.rstd,
                                           .dresidual = r[d_residual],
-                                          .dx = r[d_x],
+                                          .dx = r[d_x.slot],
+                                          .amax = zero_amax(r, d_x.amax),
                                           .dweight = r.grad(weight_),
                                           .dbias = r.grad(bias_)});
             r.gradient_ready({weight_, bias_});

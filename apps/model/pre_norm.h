@@ -19,6 +19,16 @@ struct Stream {
   DropoutSite site;
 };
 
+/// The gradient of a residual stream, which a norm writes. `amax` (1) f32: its largest magnitude, unset if
+/// no GEMM reads it.
+struct StreamGradient {
+  Slot slot;
+  Slot amax = {};
+};
+
+/// A slot of a largest magnitude, set to 0, or an empty one; as an op takes it.
+Tensor zero_amax(Run& r, Slot amax);
+
 /// Whether the norm before a GEMM must store its output: it need not if it is read on this rank and in FP8
 /// only.
 bool stores_norm(const ModelLayout& layout, const precision::Recipe& recipe, int layer, precision::Gemm gemm);
@@ -33,7 +43,7 @@ class PreNorm {
   /// is not stored.
   void forward(Run& r, Slot amax = {});
   /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
-  void backward(Run& r, Slot d_out, Slot d_residual, Slot d_x);
+  void backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x);
 
   Reads reads_of_source() const { return reads(sum, stats_); }
   /// out, for a step with reads_of_source().

@@ -1,6 +1,7 @@
 #include "apps/model/projection.h"
 
 #include "core/ops/kernel_table.h"
+#include "core/ops/transfer.h"
 #include "core/trace/trace.h"
 
 namespace nrl::model {
@@ -42,6 +43,12 @@ std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout
   if (experts && exchanges_tokens(layout)) return expert_exchange_group;
   if (!experts && layout.tensor > 1) return parallel::group::tp;
   return std::nullopt;
+}
+
+Slot largest_gradient(const AddSlot& add, const Projection& projection, const RowOutput& output, Slot d_out,
+                      bool port) {
+  if (!projection.gradient_amax() || output.d_full.id != d_out.id) return {};
+  return add({.name = port ? "d_out amax" : "d_residual amax", .width = 1, .rows = one_row, .port = port});
 }
 
 int64_t quantized_bytes(Scaling scaling, int64_t rows, int64_t columns) {
@@ -130,17 +137,18 @@ Reads QuantizedOperand::group_reads() const {
 }
 
 Reads QuantizedOperand::reads_of(const Source& source) const {
-  return (source.norm ? source.norm->reads_of_source() : reads(source.slot, source.d_out)) | group_reads();
+  return (source.norm ? source.norm->reads_of_source() : reads(source.slot, source.d_out, source.amax)) |
+         group_reads();
 }
 
 void QuantizedOperand::measure(Run& r, const Source& source) const {
   if (!scale_) return;
   const Tensor scale = number(r[scale_]), amax = number(r[amax_]);
-  if (!source.norm) {
-    ops::zero(r.exec(), {.x = amax});
-    ops::largest_magnitude(r.exec(),
-                           {.source = values_of(r, source), .amax = amax, .offsets = offsets_of(r)});
-  }
+  if (r[source.amax])
+    ops::copy(r.exec(), r[source.amax], r[amax_]);
+  else if (!source.norm)
+    ops::largest_magnitude(
+        r.exec(), {.source = values_of(r, source), .amax = zero_amax(r, amax_), .offsets = offsets_of(r)});
   for (const auto& ranks : ranks_of_scale(r.layout(), spec_.divided, spec_.experts != nullptr))
     if (ranks) r.all_reduce(amax, *ranks, comm::Reduce::max);
   ops::update_scales(r.exec(), {.amax = make_tensor(amax.data, DType::f32, {1, 1}, amax.device),

@@ -28,6 +28,7 @@ struct Source {
   ops::Activation activation = ops::Activation::none;
   bool gated = false;
   Slot d_out = {};                  ///< of the activation: the gradient of `slot` is meant
+  Slot amax = {};                   ///< its largest magnitude, if who wrote it has found it
   const PreNorm* norm = nullptr;    ///< instead of the slot
   int64_t column = 0, columns = 0;  ///< the part of the slot's columns; 0 columns: all
 };
@@ -129,6 +130,8 @@ class Projection {
   /// The fprop GEMM without a bias, in a step with input_reads(x).
   void multiply(Run& r, Slot x, const Tensor& out) const;
 
+  /// QuantizedOperand::amax() of dy.
+  Slot gradient_amax() const { return gradient_.amax(); }
   /// Whether dy need not be stored where it is the gradient of an activation: the steps of
   /// quantize_gradient() alone read it, and compute it as they round it.
   bool computes_gradient(bool gated) const {
@@ -164,6 +167,11 @@ class Projection {
   const char* transpose_ = "";
   Slot transposed_;  ///< (1, quantized_bytes()): the column copy of a weight that is kept in FP8
 };
+
+/// Adds the slot in which who writes `d_out` leaves its largest magnitude, for the scale of dy. Unset if the
+/// GEMM does not need it, or reads what is made of d_out. `port`: another layer writes it.
+Slot largest_gradient(const AddSlot& add, const Projection& projection, const RowOutput& output, Slot d_out,
+                      bool port);
 
 /// The groups of ranks that agree, one after the other, on the scale of x or dy found from its values: those
 /// that have parts of a microbatch, and of experts' rows those that exchange tokens. `divided`: as in

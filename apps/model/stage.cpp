@@ -42,7 +42,10 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows)
         link(l, p.x, l - 1, chunk[l - 1]->ports().out);
         link(l, p.residual, l - 1, chunk[l - 1]->ports().sum);
       }
-      if (l + 1 < chunk.size()) link(l, p.d_out, l + 1, chunk[l + 1]->ports().d_x);
+      if (l + 1 < chunk.size()) {
+        link(l, p.d_out, l + 1, chunk[l + 1]->ports().d_x);
+        link(l, p.d_out_amax, l + 1, chunk[l + 1]->ports().d_x_amax);
+      }
     }
   }
 }

@@ -19,14 +19,16 @@ class Attention {
   /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream. `context`: the other ranks that
   /// hold tokens of the sequences, if any.
   Attention(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
-            const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out, Slot d_x,
-            std::optional<ContextParallel> context = std::nullopt);
+            const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out,
+            StreamGradient d_x, std::optional<ContextParallel> context = std::nullopt);
   void forward(Run& r);
   void backward(Run& r);
 
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::attention};
   }
+  /// For who writes d_out: largest_gradient().
+  Slot d_out_amax() const { return d_out_amax_; }
 
  private:
   /// Views of the fused projection (or of its normalized and rotated copy) by head.
@@ -56,7 +58,8 @@ class Attention {
   LayerParameters p_;
   int layer_;
   PreNorm norm_;
-  Slot d_out_, d_x_;
+  Slot d_out_, d_out_amax_;
+  StreamGradient d_x_;
   Slot qkv_;            ///< (N, qkv_width)
   Slot qk_;             ///< q and k after QK norm and RoPE; without QK norm all of qkv after RoPE
   Slot keys_, values_;  ///< the slots from which attention reads q and k (keys_) and v: qk_ or qkv_
@@ -80,13 +83,15 @@ class Mlp {
   /// `fuse_gelu`: GELU is computed in the epilogue of the first GEMM, which changes the list of steps; not
   /// where a GEMM reads FP8.
   Mlp(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
-      int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, Slot d_x);
+      int layer, const LayerParameters& p, Stream in, bool fuse_gelu, Slot d_out, StreamGradient d_x);
   void forward(Run& r);
   void backward(Run& r);
 
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
   }
+  /// A port: largest_gradient().
+  Slot d_out_amax() const { return d_out_amax_; }
 
  private:
   const ModelSpec& spec_;
@@ -94,7 +99,8 @@ class Mlp {
   int layer_;
   bool fuse_gelu_;
   PreNorm norm_;
-  Slot d_out_, d_x_;
+  Slot d_out_, d_out_amax_;
+  StreamGradient d_x_;
   Slot in_;      ///< (N, mlp_in_width): [gate, up] when gated
   Slot act_;     ///< (N, F); unset where it is rounded to FP8 when it is computed
   Slot out_;     ///< (n, H), not yet added to the residual stream

@@ -40,8 +40,8 @@ struct NormForward {
 /// With dy = dout * weight and xhat = (x - mean) * rstd (rms: mean = 0 and no term mean_dy):
 ///   dx       = rstd * (dy - mean_dy - xhat * mean_dy_xhat) + dresidual (if given)
 ///   dweight += sum over rows of dout * xhat,   dbias += sum over rows of dout (when given)
-/// dx may alias dout or dresidual. The order of the sums over rows depends only on the shape and the number
-/// of partial sums (Exec::partials()).
+/// dx may alias dout or dresidual. amax = max(amax, |dx|), as in NormForward. The order of the sums over rows
+/// depends only on the shape and the number of partial sums (Exec::partials()).
 struct NormBackward {
   NormKind kind = NormKind::rms;
   Tensor dout;            ///< (..., D)
@@ -51,6 +51,7 @@ struct NormBackward {
   Tensor rstd;            ///< (rows) f32
   Tensor dresidual = {};  ///< optional (..., D)
   Tensor dx;              ///< (..., D)
+  Tensor amax = {};       ///< (1) f32, optional; of dx as it is stored
   Tensor dweight = {};    ///< optional (D) f32
   Tensor dbias = {};      ///< optional (D) f32, layer only
 };

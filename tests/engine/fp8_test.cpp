@@ -229,7 +229,7 @@ TEST_CASE("FP8 copies of experts are recomputed bit by bit", "[engine][fp8][expe
 
 namespace {
 
-int64_t roundings = 0;
+int64_t roundings = 0, passes = 0, other_scales = 0;
 const ops::KernelTable* counted = nullptr;
 
 }  // namespace
@@ -265,6 +265,44 @@ TEST_CASE("an evaluation rounds the weights to FP8 once", "[engine][fp8]") {
     CHECK(evaluate(1) != one);
     CHECK(roundings == of_one);
     engine.exec().kernels = counted;
+  }
+}
+
+TEST_CASE("tensorwise scales of gradients are those of their largest numbers, which norms measure",
+          "[engine][fp8][experts]") {
+  if (test_world().size() > 1) return;
+  // Passes over weights, then over operands of a microbatch: gpt2 drops gradients of the residual stream.
+  for (const auto& [model, of_weights, of_operands] :
+       {std::tuple(wide, 8, 8), {gpt2, 8, 12}, {experts, 10, 15}}) {
+    CAPTURE(model);
+    const auto alone = test_world().comm().split(test_world().rank(), 0, "alone");
+    Trainee trainee(*alone, "cpu", tiny_config("cpu", fp8("tensorwise", "16"), model));
+    ops::Exec& exec = trainee.engine().exec();
+    counted = exec.kernels;
+    ops::KernelTable counting = *counted;
+    counting.largest_magnitude = [](ops::Exec& e, const ops::LargestMagnitude& a) {
+      ++passes;
+      counted->largest_magnitude(e, a);
+    };
+    counting.quantize = [](ops::Exec& e, const ops::Quantize& q) {
+      const Tensor& copy = q.row ? q.row : q.column;
+      if (copy.dtype == DType::e5m2) {
+        float amax = 0, scale = 0;
+        counted->largest_magnitude(
+            e, {.source = q.source, .amax = make_tensor(&amax, DType::f32, {1}), .offsets = q.offsets});
+        counted->update_scales(e, {.amax = make_tensor(&amax, DType::f32, {1, 1}),
+                                   .scale = make_tensor(&scale, DType::f32, {1}),
+                                   .format = copy.dtype});
+        other_scales += scale != *static_cast<const float*>(copy.scales.data);
+      }
+      counted->quantize(e, q);
+    };
+    exec.kernels = &counting;
+    passes = other_scales = 0;
+    trainee.train_step();
+    CHECK(other_scales == 0);
+    CHECK(passes == of_weights + trainee.engine().plan().batch.accumulation * of_operands);
+    exec.kernels = counted;
   }
 }
 

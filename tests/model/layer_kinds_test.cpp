@@ -81,7 +81,7 @@ class Adapter : public Layer {
       ops::linear_backward_weight(r.exec(),
                                   {.dout = r[d_down_], .x = r[norm_->out], .dweight = r.grad(p_.down)});
     });
-    norm_->backward(r, d_norm_, ports_.d_out, ports_.d_x);
+    norm_->backward(r, d_norm_, ports_.d_out, {ports_.d_x});
   }
 
  private:

@@ -57,12 +57,18 @@ Outputs backward(Exec& e, const Shape& s, const Options& o, bool weights, bool a
   Buffer dweight = Buffer(DType::f32, {d}).normal("dweight"), dbias = Buffer(DType::f32, {d}).normal("dbias");
   NormBackward a{
       .kind = o.kind, .dout = dout, .x = x, .weight = weight, .rstd = rstd, .dx = alias ? dout : dx};
-  if (o.extra) a.dresidual = dresidual;
+  Buffer amax = Buffer(DType::f32, {1}).fill(0.25);
+  if (o.extra) a.dresidual = dresidual, a.amax = amax;
   if (layer) a.mean = mean;
   if (weights) a.dweight = dweight;
   if (weights && layer) a.dbias = dbias;
   norm_backward(e, a);
-  return {{"dx", alias ? dout : dx, d}, {"dweight", dweight, s.rows()}, {"dbias", dbias, s.rows()}};
+  synchronize(e);
+  const Buffer& written = alias ? dout : dx;
+  double largest = 0.25;
+  for (int64_t i = 0; i < written.size(); ++i) largest = std::max(largest, std::fabs(written.get(i)));
+  expect(amax.get(0) == (o.extra ? largest : 0.25), "largest magnitude of dx");
+  return {{"dx", written, d}, {"dweight", dweight, s.rows()}, {"dbias", dbias, s.rows()}};
 }
 
 /// Dropout of x on the way into the sum; max |out| beside it. `sum` lies in x or in residual, or is its own.
@@ -120,6 +126,10 @@ void largest_output(Exec& e) {
   x.set(17, NAN);
   norm_forward(e, {.x = x, .weight = weight, .out = out, .amax = amax});
   expect(std::isnan(amax.get(0)), "a NaN is lost");
+  const Buffer rstd = Buffer(DType::f32, {n}).fill(1.0);
+  norm_backward(e, {.dout = out, .x = x, .weight = weight, .rstd = rstd, .dx = out, .amax = amax.fill(0)});
+  synchronize(e);
+  expect(std::isnan(amax.get(0)), "a NaN of the gradient is lost");
 }
 
 /// Without its output a norm gives the same sums, statistics and largest magnitude.

@@ -7,7 +7,8 @@
 //   dbias   += sum over rows of dout
 //
 // Reads dout, x, mean, rstd, weight, dresidual. Writes dx (=), which may be dout or dresidual, and
-// one partial sum of dweight and dbias per block (=, workspace), which add_partials_kernel adds up (+=).
+// one partial sum of dweight and dbias per block (=, workspace), which add_partials_kernel adds up (+=). If
+// it is wanted, amax = max(amax, |dx|).
 //
 // norm_rows_backward_kernel: a block has a contiguous range of rows; `threads_per_row` neighboring threads
 // hold a row in registers, N packs of E elements (16 bytes) each.
@@ -15,6 +16,7 @@
 // partial sums and norm_long_rows_backward_kernel (a block per row) dx.
 
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/gpu/amax.cuh"
 #include "core/ops/shared/gpu/partials.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 #include "core/ops/shared/scratch.h"
@@ -30,6 +32,7 @@ struct BackwardArguments {
   const float *mean, *rstd;
   int64_t rows, d;
   float inverse_d;
+  unsigned* amax;    ///< the bits of a float >= 0
   bool with_weight;  ///< partial sums of dweight (and dbias) are wanted
   Partials partials;
 };
@@ -74,6 +77,7 @@ __global__ void __launch_bounds__(max_block, min_blocks)
   RowGroup group(threads_per_row);
   const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
   float dweight[N][E] = {}, dbias[layer ? N : 1][E] = {};
+  unsigned amax = 0;
   const RowRange range(a.rows);
   const int rows = static_cast<int>(range.end - range.begin);
   RowPart<T, kind, N> part;
@@ -135,8 +139,10 @@ __global__ void __launch_bounds__(max_block, min_blocks)
       a.weight.get(c, weight);
       if (a.dresidual.data) residual[k].get(residual_v);
 #pragma unroll
-      for (int i = 0; i < E; ++i)
+      for (int i = 0; i < E; ++i) {
         g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
+        amax = max_magnitude(amax, g[i]);
+      }
       part.dout[k].set(g);
       part.dout[k].store(dx + c);
     }
@@ -146,6 +152,7 @@ __global__ void __launch_bounds__(max_block, min_blocks)
       part.load(a, row + rows_per_block, group.lane(), threads_per_row);
     }
   }
+  if (a.amax) combine_amax<T>(a.amax, amax);
   if (!a.with_weight) return;
   for (int which = 0; which < (layer ? 2 : 1); ++which) {
     float* row_sums = sums + static_cast<int64_t>(group.index()) * d;
@@ -201,6 +208,7 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
   constexpr bool layer = kind == NormKind::layer;
   RowGroup block(static_cast<int>(blockDim.x));
   const int64_t stride = static_cast<int64_t>(blockDim.x) * E, start = static_cast<int64_t>(threadIdx.x) * E;
+  unsigned amax = 0;
   for (int64_t row = blockIdx.x; row < a.rows; row += gridDim.x) {
     const T *dout_row = a.dout[row], *x_row = a.x[row];
     const T* residual_row = a.dresidual.data ? a.dresidual[row] : nullptr;
@@ -238,12 +246,15 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
         residual.get(residual_v);
       }
 #pragma unroll
-      for (int i = 0; i < E; ++i)
+      for (int i = 0; i < E; ++i) {
         g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
+        amax = max_magnitude(amax, g[i]);
+      }
       dout.set(g);
       dout.store(dx + c);
     }
   }
+  if (a.amax) combine_amax<T>(a.amax, amax);
 }
 
 /// Longest row of norm_rows_backward_kernel, in packs, and the threads of a block with several rows.
@@ -281,6 +292,7 @@ void backward(Exec& exec, const NormBackward& b) {
   a.rows = b.x.numel() / a.d;
   a.inverse_d = 1.0f / static_cast<float>(a.d);
   float *dweight = static_cast<float*>(b.dweight.data), *dbias = static_cast<float*>(b.dbias.data);
+  a.amax = static_cast<unsigned*>(b.amax.data);
   a.with_weight = dweight || dbias;
   a.partials = {reinterpret_cast<float*>(exec.workspace.data), a.d};
   constexpr int E = per_pack<T>;

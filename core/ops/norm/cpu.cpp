@@ -2,12 +2,11 @@
 // Rows are split over the threads. The backward pass writes dx (=) row by row and adds dweight and dbias (+=)
 // from one partial sum per thread, in order.
 
-#include <atomic>
-
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/norm.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/cpu/amax.h"
 #include "core/ops/shared/cpu/dropout_mask.h"
 #include "core/ops/shared/cpu/normalize_row.h"
 #include "core/ops/shared/cpu/simd.h"
@@ -54,17 +53,7 @@ void add_residual(const T* x, const T* residual, T* sum, int64_t d, const Dropou
   });
 }
 
-/// The largest |x| as bits, which order as the values do: NaN is above everything and stays.
-template <class T>
-uint32_t max_magnitude(const T* x, int64_t d) {
-  uint32_t amax = 0;
-#pragma omp simd reduction(max : amax)
-  for (int64_t i = 0; i < d; ++i)
-    amax = std::max(amax, std::bit_cast<uint32_t>(static_cast<float>(x[i])) & 0x7fffffffu);
-  return amax;
-}
-
-/// The same of a normed row that is not stored.
+/// max_magnitude() of a normed row that is not stored.
 template <class T, class W>
 uint32_t max_normalized(const T* in, float mean, float rstd, const W* weight, const W* bias, int64_t d) {
   constexpr int64_t part = 512;
@@ -76,15 +65,6 @@ uint32_t max_normalized(const T* in, float mean, float rstd, const W* weight, co
     amax = std::max(amax, max_magnitude(values, n));
   }
   return amax;
-}
-
-/// *shared_amax = max(*shared_amax, amax); several threads may call it at once.
-void combine_amax(float* shared_amax, uint32_t amax) {
-  std::atomic_ref<float> shared(*shared_amax);
-  float old = shared.load(std::memory_order_relaxed);
-  while (std::bit_cast<uint32_t>(old) < amax &&
-         !shared.compare_exchange_weak(old, std::bit_cast<float>(amax), std::memory_order_relaxed)) {
-  }
 }
 
 template <class T, class W, NormKind kind>
@@ -185,10 +165,13 @@ void backward(Exec& exec, const NormBackward& a) {
       float* db = dbias ? scratch + part * 2 * d + d : nullptr;
       if (dw) std::fill(dw, dw + d, 0.0f);
       if (db) std::fill(db, db + d, 0.0f);
+      uint32_t amax = 0;
       for (int64_t r = rows * part / parts, last = rows * (part + 1) / parts; r < last; ++r) {
         backward_row<T, W, kind>(dout[r], x[r], weight, dresidual.data ? dresidual[r] : nullptr, dx[r], dw,
                                  db, d, kind == NormKind::layer ? means[r] : 0.0f, rstds[r]);
+        if (a.amax) amax = std::max(amax, max_magnitude(dx[r], d));
       }
+      if (a.amax) combine_amax(data_of<float>(a.amax), amax);
     }
   });
   for (int64_t part = 0; part < parts; ++part) {

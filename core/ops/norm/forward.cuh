@@ -14,6 +14,7 @@
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/element.h"
+#include "core/ops/shared/gpu/amax.cuh"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -42,29 +43,6 @@ struct ForwardArguments {
     return first_row + (mask_rows ? mask_rows[row] : row);
   }
 };
-
-/// The larger of amax and |v|, as bits: NaN is above everything and stays.
-__device__ __forceinline__ unsigned max_magnitude(unsigned amax, float v) {
-  return max(amax, __float_as_uint(v) & 0x7fffffffu);
-}
-
-/// *out = max(*out, the block's largest `amax`), the same in any order of the blocks. All threads
-/// must call it.
-template <class T>
-__device__ __forceinline__ void combine_amax(unsigned* out, unsigned amax) {
-  NRL_SHARED(unsigned, warp_amax, [32]);
-#pragma unroll
-  for (int o = kernel::warp / 2; o; o >>= 1) amax = max(amax, __shfl_xor_sync(kernel::all_lanes, amax, o));
-  const int lane = threadIdx.x % kernel::warp, warps = blockDim.x / kernel::warp;
-  if (lane == 0) warp_amax[threadIdx.x / kernel::warp] = amax;
-  __syncthreads();
-  if (threadIdx.x >= kernel::warp) return;
-  amax = lane < warps ? warp_amax[lane] : 0;
-#pragma unroll
-  for (int o = kernel::warp / 2; o; o >>= 1) amax = max(amax, __shfl_xor_sync(kernel::all_lanes, amax, o));
-  // Rounding keeps the order, so the largest rounded value is the rounded largest value.
-  if (lane == 0) atomicMax(out, __float_as_uint(static_cast<float>(T(__uint_as_float(amax)))));
-}
 
 /// For rows of up to threads_per_row * N packs.
 template <class T, NormKind kind, bool dropped, int N>

@@ -95,6 +95,7 @@ void norm_backward(Exec& exec, const NormBackward& a) {
   } else {
     NRL_CHECK(!a.mean && !a.dbias, "{}: mean or dbias with an RMS norm", op);
   }
+  if (a.amax) check_statistic(op, "amax", a.amax, 1);
   NRL_CHECK(!a.dweight || is_vector(a.dweight, d, DType::f32), "{}: dweight is {}", op, describe(a.dweight));
   NRL_CHECK(!a.dbias || is_vector(a.dbias, d, DType::f32), "{}: dbias is {}", op, describe(a.dbias));
   NRL_CHECK(exec.workspace.size >= norm_backward_workspace(d, exec.partials()),

@@ -10,7 +10,7 @@ void forward(Exec&, const NormForward& a) {
   const FusedDropout& drop = a.dropout;
   const PhiloxStream random(drop.seed,
                             dropout_stream(drop.stream, static_cast<const int64_t*>(drop.step.data)));
-  float amax = 0;
+  Amax largest;
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const Tensor& in = a.residual ? a.sum : a.x;
     const int64_t row = drop.first_row + (drop.rows ? index(drop.rows, r) : r);
@@ -28,19 +28,19 @@ void forward(Exec&, const NormForward& a) {
       const double out = rounded(
           in.dtype, (load(in, r, i) - mean) * rstd * load(a.weight, i) + (a.bias ? load(a.bias, i) : 0.0));
       if (a.out) store(a.out, r, i, out);
-      const auto size = static_cast<float>(std::fabs(out));
-      if (!(size <= amax)) amax = size;
+      largest.add(out);
     }
     if (a.mean) store(a.mean, r, mean);
     if (a.rstd) store(a.rstd, r, rstd);
   }
-  if (a.amax && !(static_cast<double>(amax) <= load(a.amax, 0))) store(a.amax, 0, static_cast<double>(amax));
+  largest.raise(a.amax);
 }
 
 void backward(Exec&, const NormBackward& a) {
   const int64_t d = a.x.dim(-1);
   const bool layer = a.kind == NormKind::layer;
   std::vector<double> dweight(static_cast<size_t>(d)), dbias(static_cast<size_t>(d));
+  Amax largest;
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const double mean = layer ? load(a.mean, r) : 0.0, rstd = load(a.rstd, r);
     double mean_dy = 0, mean_dy_xhat = 0;
@@ -55,9 +55,12 @@ void backward(Exec&, const NormBackward& a) {
     for (int64_t i = 0; i < d; ++i) {
       const double dy = load(a.dout, r, i) * load(a.weight, i), xhat = (load(a.x, r, i) - mean) * rstd;
       const double residual = a.dresidual ? load(a.dresidual, r, i) : 0.0;
-      store(a.dx, r, i, rstd * (dy - mean_dy - xhat * mean_dy_xhat) + residual);
+      const double dx = rounded(a.dx.dtype, rstd * (dy - mean_dy - xhat * mean_dy_xhat) + residual);
+      store(a.dx, r, i, dx);
+      largest.add(dx);
     }
   }
+  largest.raise(a.amax);
   for (int64_t i = 0; i < d; ++i) {
     if (a.dweight) store(a.dweight, i, load(a.dweight, i) + dweight[static_cast<size_t>(i)]);
     if (a.dbias) store(a.dbias, i, load(a.dbias, i) + dbias[static_cast<size_t>(i)]);

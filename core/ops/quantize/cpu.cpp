@@ -11,6 +11,7 @@
 #include "core/ops/ops_list.h"
 #include "core/ops/quantize/update.h"
 #include "core/ops/shared/cpu/activation_row.h"
+#include "core/ops/shared/cpu/amax.h"
 #include "core/ops/shared/cpu/normalize_row.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/element.h"
@@ -20,26 +21,6 @@ namespace nrl::ops::NRL_ISA {
 namespace {
 
 constexpr int64_t side = 128;
-
-/// *largest = max(*largest, value), of the bits of magnitudes, by any thread.
-void raise(float* largest, uint32_t value) {
-  auto* bits = reinterpret_cast<uint32_t*>(largest);
-  uint32_t old = __atomic_load_n(bits, __ATOMIC_RELAXED);
-  while (old < value &&
-         !__atomic_compare_exchange_n(bits, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-  }
-}
-
-NRL_INLINE uint32_t magnitude(float x) {
-  return __builtin_bit_cast(uint32_t, x) & fp8::magnitude_bits;
-}
-
-NRL_INLINE uint32_t largest_of(const float* x, int64_t n) {
-  uint32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(x[i]));
-  return largest;
-}
 
 /// Stores the scale of a block, which has the scale byte `byte`.
 NRL_INLINE void store_scale(const Tensor& t, int64_t row, int64_t column, uint32_t byte) {
@@ -74,7 +55,7 @@ struct Tile : TilePlace {
 
 uint32_t largest_of(const Tile& t) {
   uint32_t largest = 0;
-  for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, largest_of(t.x + r * side, t.k));
+  for (int64_t r = 0; r < t.n; ++r) largest = std::max(largest, max_magnitude(t.x + r * side, t.k));
   return largest;
 }
 
@@ -243,7 +224,7 @@ void encode_rows(Tile& t, const Tensor& out, int64_t group) {
   for (int64_t r = 0; r < t.n; ++r)
     for (int64_t c = 0; c < t.k; c += group) {
       const int64_t n = std::min(group, t.k - c);
-      const uint32_t byte = fp8::scale_of<format>(largest_of(t.x + r * side + c, n));
+      const uint32_t byte = fp8::scale_of<format>(max_magnitude(t.x + r * side + c, n));
       store_scale(out, t.to + r, t.column + c, byte);
       encode_group<format>(t.x + r * side + c, t.codes + r * side + c, n, byte);
     }
@@ -368,7 +349,7 @@ void quantize_as(Exec& exec, const Quantize& a) {
       quantize_tile<format>(a, t, largest);
       if (second) quantize_tile<format>(a, *second, largest);
     });
-    if (scales.amax) raise(scales.amax, largest);
+    if (scales.amax) combine_amax(scales.amax, largest);
   });
 }
 
@@ -407,7 +388,7 @@ void largest_magnitude_kernel(Exec& exec, const LargestMagnitude& a) {
                 largest = std::max(largest, largest_of(t));
                 if (second) largest = std::max(largest, largest_of(*second));
               });
-              raise(data_of<float>(a.amax), largest);
+              combine_amax(data_of<float>(a.amax), largest);
             });
 }
 
@@ -436,7 +417,7 @@ void block_magnitudes_kernel(Exec& exec, const BlockMagnitudes& a) {
     for_blocks(exec.threads, a.part, [&](int64_t block, int64_t begin, int64_t count) {
       float values[side];
       load_row<T, Activation::none, false>(x + begin, side, values, count);
-      amax[block] = std::max(amax[block], largest_of(values, count));
+      amax[block] = std::max(amax[block], max_magnitude(values, count));
     });
   });
 }

@@ -201,4 +201,21 @@ inline void add_products(std::vector<double>& sums, const double* row, const Mat
   }
 }
 
+/// The largest magnitude of the numbers added so far; a NaN stays.
+class Amax {
+ public:
+  void add(double x) {
+    const auto size = static_cast<float>(std::fabs(x));
+    if (!(size <= largest_)) largest_ = size;
+  }
+  /// amax = max(amax, largest), if there is an amax.
+  void raise(const Tensor& amax) const {
+    if (amax && !(static_cast<double>(largest_) <= load(amax, 0)))
+      store(amax, 0, static_cast<double>(largest_));
+  }
+
+ private:
+  float largest_ = 0;
+};
+
 }  // namespace nrl::ops::reference
