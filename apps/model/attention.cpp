@@ -92,6 +92,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
   input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
   output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
+  if (measures_rotated()) d_qkv_amax_ = add({.name = "d_qkv amax", .width = 1, .rows = one_row});
   d_out_amax_ = largest_gradient(add, o_proj_, *output_, d_out_, false);
 }
 
@@ -152,9 +153,9 @@ void Attention::backward(Run& r) {
   if (spec_.qk_norm)
     r.dgrad("qk_norm_rope", reads(d_qkv_, qkv_, qk_stats_), writes(d_qkv_), [&] { rotate_backward(r); });
   else if (spec_.use_rope)
-    r.dgrad("rope", reads(d_qkv_), writes(d_qkv_), [&] { rotate_backward(r); });
+    r.dgrad("rope", reads(d_qkv_), writes(d_qkv_, d_qkv_amax_), [&] { rotate_backward(r); });
   input_->gather_again(r);
-  qkv_proj_.quantize_gradient(r, {d_qkv_});
+  qkv_proj_.quantize_gradient(r, {.slot = d_qkv_, .amax = d_qkv_amax_});
   r.dgrad("qkv", qkv_proj_.gradient_reads(d_qkv_), writes(input_->d_x, d_norm_), [&] {
     ops::linear_backward_data(r.exec(), {.dout = qkv_proj_.gradient(r, d_qkv_),
                                          .weight = qkv_proj_.weight_for_gradient(r),
@@ -183,9 +184,17 @@ void Attention::rotate(Run& r) const {
   ops::qk_norm_rope_forward(r.exec(), a);
 }
 
+bool Attention::measures_rotated() const {
+  return qkv_proj_.gradient_amax() && spec_.use_rope && !spec_.qk_norm &&
+         spec_.rope.rotary_dim == spec_.head_dim && spec_.kv_width() % 16 == 0;
+}
+
 void Attention::rotate_backward(Run& r) const {
   const ModelSpec& m = spec_;
   const int64_t heads = m.heads + m.kv_heads;
+  const Tensor amax = zero_amax(r, d_qkv_amax_);
+  const Tensor d_v = r[d_qkv_].columns(m.q_width() + m.kv_width(), m.kv_width());
+  if (amax) ops::largest_magnitude(r.exec(), {.source = {d_v}, .amax = amax});
   const Tensor d_qk = m.heads_of(r[d_qkv_], 0, heads);
   ops::QkNormRopeBackward a{.dout = d_qk, .dx = d_qk, .heads = m.heads};
   if (m.qk_norm) {
@@ -195,6 +204,7 @@ void Attention::rotate_backward(Run& r) const {
     a.dq_weight = r.grad(p_.q_norm), a.dk_weight = r.grad(p_.k_norm);
   }
   if (m.use_rope) a.table = r.context().rope_table, a.positions = r.batch().positions;
+  a.amax = amax;
   ops::qk_norm_rope_backward(r.exec(), a);
   r.gradient_ready({p_.k_norm, p_.q_norm});
 }

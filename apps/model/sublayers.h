@@ -53,6 +53,9 @@ class Attention {
   void attend_across_ranks(Run& r) const;
   void attend_across_ranks_backward(Run& r) const;
   void rotate_backward(Run& r) const;
+  /// Whether the scale of d_qkv needs its largest magnitude, RoPE writes all of dq and dk, and an op reads dv
+  /// alone (ops::QuantizeSource).
+  bool measures_rotated() const;
 
   const ModelSpec& spec_;
   LayerParameters p_;
@@ -70,6 +73,7 @@ class Attention {
   Slot out_;            ///< (n, H), not yet added to the residual stream
   Slot d_proj_;         ///< gradient of the dropout's input; unset without dropout
   Slot d_attn_, d_qkv_, d_norm_;
+  Slot d_qkv_amax_;                   ///< (1) f32; unset where no one measures d_qkv as it is written
   Slot d_exchange_;                   ///< context parallelism: memory of its backward pass
   std::optional<ColumnInput> input_;  ///< of qkv
   std::optional<RowOutput> output_;   ///< of the projection

@@ -28,6 +28,7 @@ struct QkNormRopeBackward {
   int64_t heads = 0;
   Tensor q_weight = {}, k_weight = {}, rstd = {}, table = {}, positions = {};
   Tensor dq_weight = {}, dk_weight = {};  ///< (D) f32, accumulated, with QK-norm
+  Tensor amax = {};                       ///< as in Rope; without QK-norm
 };
 
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a);

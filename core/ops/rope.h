@@ -35,6 +35,7 @@ struct Rope {
   Tensor table;      ///< (positions, rotary_dim) f32, from rope_table
   Tensor positions;  ///< (N) i32, each < table rows
   bool inverse = false;
+  Tensor amax = {};  ///< (1) f32, optional: max(amax, |x|) of what it writes, as in NormForward
 };
 void rope(Exec& exec, const Rope& a);
 Cost cost(const Exec& exec, const Rope& a);

@@ -272,8 +272,13 @@ TEST_CASE("tensorwise scales of gradients are those of their largest numbers, wh
           "[engine][fp8][experts]") {
   if (test_world().size() > 1) return;
   // Passes over weights, then over operands of a microbatch: gpt2 drops gradients of the residual stream.
+  const std::string half_rotated =
+      std::string(wide).replace(wide.size() - 1, 1, ", partial_rotary_factor: 0.5}");
+  const std::string few_values =
+      "{model_type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+      "num_attention_heads: 6, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64}";
   for (const auto& [model, of_weights, of_operands] :
-       {std::tuple(wide, 8, 8), {gpt2, 8, 12}, {experts, 10, 15}}) {
+       {std::tuple(wide, 8, 8), {half_rotated, 8, 8}, {few_values, 8, 8}, {gpt2, 8, 12}, {experts, 10, 15}}) {
     CAPTURE(model);
     const auto alone = test_world().comm().split(test_world().rank(), 0, "alone");
     Trainee trainee(*alone, "cpu", tiny_config("cpu", fp8("tensorwise", "16"), model));

@@ -1,6 +1,7 @@
 #include <cmath>
 
 #include "core/ops/rope.h"
+#include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -101,17 +102,27 @@ NRL_OP_CASES(rope) {
          {Head{2, 2}, {31, 14}, {64, 64}, {64, 62}, {257, 128}, {64, 64, 16}, {128, 32, 0}, {88, 48, 8}}) {
       for (auto [n, heads] : {std::pair<int64_t, int64_t>{1, 1}, {7, 3}, {301, 4}, {5, 9}}) {
         for (bool inverse : {false, true}) {
-          registry.tests.push_back(
-              {fmt::format("rope.{} ({}, {}, {}) gap {} rotary {} {}", name_of(dtype), n, heads, d, gap,
-                           rotary, inverse),
-               [=](Exec& e) -> Outputs {
-                 Buffer x = Buffer(dtype, {n, heads, d}, gap).normal("x");
-                 const Buffer table = table_of(DType::f32, {.rotary_dim = rotary}, 50);
-                 const Buffer positions = Buffer(DType::i32, {n}).integers("positions", 0, 50);
-                 rope(e, {.x = x, .table = table, .positions = positions, .inverse = inverse});
-                 return {{"x", x, 2}};
-               },
-               true});
+          registry.tests.push_back({fmt::format("rope.{} ({}, {}, {}) gap {} rotary {} {}", name_of(dtype), n,
+                                                heads, d, gap, rotary, inverse),
+                                    [=](Exec& e) -> Outputs {
+                                      Buffer x = Buffer(dtype, {n, heads, d}, gap).normal("x");
+                                      const Buffer table = table_of(DType::f32, {.rotary_dim = rotary}, 50);
+                                      const Buffer positions =
+                                          Buffer(DType::i32, {n}).integers("positions", 0, 50);
+                                      Buffer amax = Buffer(DType::f32, {1}).fill(0.25);
+                                      rope(e, {.x = x,
+                                               .table = table,
+                                               .positions = positions,
+                                               .inverse = inverse,
+                                               .amax = inverse ? amax.tensor() : Tensor{}});
+                                      synchronize(e);
+                                      double largest = 0.25;
+                                      for (int64_t i = 0; inverse && i < x.size(); ++i)
+                                        if (i % d < rotary) largest = std::max(largest, std::fabs(x.get(i)));
+                                      expect(amax.get(0) == largest, "largest magnitude");
+                                      return {{"x", x, 2}};
+                                    },
+                                    true});
         }
       }
     }

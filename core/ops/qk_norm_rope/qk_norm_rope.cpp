@@ -69,9 +69,11 @@ void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
                 a.dout.stride == a.dx.stride,
             "{}: dx is not dout", op);
   if (!a.q_weight) {
-    if (a.table) rope(exec, {.x = a.dx, .table = a.table, .positions = a.positions, .inverse = true});
+    if (a.table)
+      rope(exec, {.x = a.dx, .table = a.table, .positions = a.positions, .inverse = true, .amax = a.amax});
     return;
   }
+  NRL_CHECK(!a.amax, "{}: amax with a norm", op);
   const int64_t d = a.dx.dim(2);
   for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
     NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));

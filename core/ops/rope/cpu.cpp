@@ -4,6 +4,7 @@
 #include "core/device/cpu/parallel.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/cpu/amax.h"
 #include "core/ops/shared/cpu/simd.h"
 #include "core/ops/shared/element.h"
 
@@ -18,6 +19,7 @@ void rotate(Exec& exec, const Rope& a) {
   const float sign = a.inverse ? -1.0f : 1.0f;
   const int64_t grain = std::max<int64_t>(1, 16384 / (heads * std::max<int64_t>(2 * half, 1)));
   cpu::parallel_for(exec.threads, n, grain, [&](int64_t begin, int64_t end) {
+    uint32_t amax = 0;
     for (int64_t t = begin; t < end; ++t) {
       const float* cosines = table + positions[t] * 2 * half;
       const float* sines = cosines + half;
@@ -30,8 +32,10 @@ void rotate(Exec& exec, const Rope& a) {
           part.store(x1 + i, y.first);
           part.store(x2 + i, y.second);
         });
+        if (a.amax) amax = std::max(amax, max_magnitude(x1, 2 * half));
       }
     }
+    if (a.amax) combine_amax(data_of<float>(a.amax), amax);
   });
 }
 

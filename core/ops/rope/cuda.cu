@@ -1,9 +1,10 @@
 // Rotary embedding on the GPU, in place (=): (x1, x2) = (x1 cos - x2 sin, x2 cos + x1 sin) for the pairs (i,
 // i + half) of every head. A thread has a pack of E pairs (16 bytes) of heads_per_thread heads; the grid
-// strides over the work.
+// strides over the work. If it is wanted, amax = max(amax, |x|) of these pairs.
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
+#include "core/ops/shared/gpu/amax.cuh"
 #include "core/ops/shared/gpu/rotation.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -20,6 +21,7 @@ struct RopeArguments {
   int64_t token_stride, head_stride;
   int heads;
   Rotation rotation;
+  unsigned* amax;            ///< the bits of a float >= 0, or null
   Divider packs_per_half;    ///< packs in half of a head
   Divider groups_per_token;  ///< groups of heads_per_thread heads
   int64_t work;              ///< tokens * groups_per_token * packs_per_half
@@ -28,6 +30,7 @@ struct RopeArguments {
 template <class T, int E>
 __global__ void __launch_bounds__(threads) rope_kernel(RopeArguments<T> a) {
   const int64_t stride = static_cast<int64_t>(gridDim.x) * threads;
+  unsigned amax = 0;
   for (int64_t item = static_cast<int64_t>(blockIdx.x) * threads + threadIdx.x; item < a.work;
        item += stride) {
     const int64_t task = a.packs_per_half.quotient(item), token = a.groups_per_token.quotient(task);
@@ -50,12 +53,15 @@ __global__ void __launch_bounds__(threads) rope_kernel(RopeArguments<T> a) {
       first[h].get(u);
       second[h].get(v);
       rotate(u, v, cosines, sines);
+#pragma unroll
+      for (int i = 0; i < E; ++i) amax = max_magnitude(max_magnitude(amax, u[i]), v[i]);
       first[h].set(u);
       second[h].set(v);
       first[h].store(x + h * a.head_stride);
       second[h].store(x + h * a.head_stride + a.rotation.half);
     }
   }
+  if (a.amax) combine_amax<T>(a.amax, amax);
 }
 
 template <class T, int E>
@@ -66,6 +72,7 @@ void launch(Exec& exec, const Rope& r) {
   a.head_stride = r.x.step(1);
   a.heads = static_cast<int>(r.x.dim(1));
   a.rotation = Rotation(r.table, r.positions, r.inverse);
+  a.amax = static_cast<unsigned*>(r.amax.data);
   if (a.rotation.half == 0) return;
   const int64_t packs = a.rotation.half / E, groups = (a.heads + heads_per_thread - 1) / heads_per_thread;
   a.packs_per_half = Divider(packs);

@@ -5,6 +5,7 @@ namespace {
 
 void rotate(Exec&, const Rope& a) {
   const int64_t heads = a.x.dim(1), half = a.table.dim(1) / 2;
+  Amax largest;
   for (int64_t r = 0; r < row_count(a.x); ++r) {
     const int64_t position = index(a.positions, r / heads);
     for (int64_t i = 0; i < half; ++i) {
@@ -13,8 +14,10 @@ void rotate(Exec&, const Rope& a) {
       const double x1 = load(a.x, r, i), x2 = load(a.x, r, half + i);
       store(a.x, r, i, x1 * c - x2 * s);
       store(a.x, r, half + i, x2 * c + x1 * s);
+      largest.add(load(a.x, r, i)), largest.add(load(a.x, r, half + i));
     }
   }
+  largest.raise(a.amax);
 }
 
 }  // namespace

@@ -124,6 +124,7 @@ void rope(Exec& exec, const Rope& a) {
             "rope: table is {}, x is {}", describe(a.table), describe(a.x));
   NRL_CHECK(is_vector(a.positions, a.x.dim(0), DType::i32), "rope: positions is {}, x is {}",
             describe(a.positions), describe(a.x));
+  NRL_CHECK(!a.amax || is_vector(a.amax, 1, DType::f32), "rope: amax is {}", describe(a.amax));
   const trace::Range range("rope");
   if (a.x.numel() > 0) exec.kernels->rope(exec, a);
 }
