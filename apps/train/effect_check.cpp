@@ -73,12 +73,18 @@ void check_offloaded_share(const ConfigResult& result, const model::ModelSpec& s
                            Diagnostics& out) {
   constexpr std::string_view key = "policy.offload_optimizer";
   const Config& c = result.config;
-  if (c.policy.offload_optimizer.value == 0) return;
+  const double share = c.policy.offload_optimizer.value;
+  if (share == 0) return;
   const precision::Recipe recipe = plan::recipe_for(c, choose_device(c.device).type, spec.layers);
   int64_t most = 0;
   for (const int rank : typical_ranks(c, world)) {
     const plan::GridPosition position = plan::grid_position(c, world, rank);
     model::ParameterList parameters = model::make_parameters(spec, plan::model_layout(c, spec, position));
+    // Groups take long to make where there are many parameters, of which any share is enough.
+    constexpr double most_groups = 16;
+    double held = 0;
+    for (const model::Parameter& p : parameters.all) held += static_cast<double>(p.numel());
+    if (share * held / world / most_groups >= static_cast<double>(plan::offload_unit)) return;
     model::keep_in_fp8(recipe, parameters);
     memory::MemoryPlan memory;
     int64_t state = 0;
@@ -91,7 +97,6 @@ void check_offloaded_share(const ConfigResult& result, const model::ModelSpec& s
     }
     most = std::max(most, state);
   }
-  const double share = c.policy.offload_optimizer.value;
   out.push_back(diagnose(
       result, key,
       fmt::format("{}: {} moves nothing: that is {:.3g} of {} elements of a rank, and is rounded down to a "
