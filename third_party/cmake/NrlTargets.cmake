@@ -92,9 +92,10 @@ function(nrl_fast_test test target)
   add_dependencies(fast_tests ${target})
 endfunction()
 
-# nrl_test(NAME SOURCES... LINK libs... [RANKS n...]): a Catch2 program; RANKS runs it under mpirun with n ranks.
+# nrl_test(NAME SOURCES... LINK libs... [RANKS n...]): a Catch2 program; RANKS runs it under mpirun with n ranks
+# (tests/comm/world_fixture.h).
 function(nrl_test name)
-  cmake_parse_arguments(ARG "NO_MAIN" "TIMEOUT" "SOURCES;LINK;RANKS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;RANKS" ${ARGN})
   if(NOT NRL_TESTS)
     return()
   endif()
@@ -102,8 +103,8 @@ function(nrl_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} nrl_flags)
   target_compile_options(${name} PRIVATE ${NRL_COLD_OPTIONS})
   nrl_use_pch(${name} nrl_test_pch)
-  if(ARG_NO_MAIN)
-    target_link_libraries(${name} PRIVATE nrl::catch2)
+  if(ARG_RANKS)
+    target_link_libraries(${name} PRIVATE nrl_mpi_main nrl_mpi_backends)
   else()
     target_link_libraries(${name} PRIVATE nrl::catch2_main)
   endif()
