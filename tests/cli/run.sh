@@ -224,28 +224,25 @@ case $case_name in
     done
     traffic_of hierarchical-fp8 4 distributed.shard_strategy=optim distributed.dp_replicate_size=2 distributed.grad_reduce_dtype=fp8
     for precision in float32 bfloat16; do
-      for sequence in true false; do
-        traffic_of tensor2-$precision-$sequence 2 distributed.tensor_parallel_size=2 distributed.sequence_parallel=$sequence \
-          policy.precision=$precision
-      done
-      traffic_of tensor2-$precision-again 2 distributed.tensor_parallel_size=2 'policy.recompute.modules=[norm,gather]' \
+      traffic_of tensor2-$precision-true 2 distributed.tensor_parallel_size=2 policy.precision=$precision
+      traffic_of tensor2-$precision-ring 2 distributed.tensor_parallel_size=2 distributed.tp_comm_overlap=ring \
         policy.precision=$precision
-      for sequence in true false; do
-        traffic_of tensor2-$precision-$sequence-layers 2 distributed.tensor_parallel_size=2 policy.checkpoint_every=2 \
-          distributed.sequence_parallel=$sequence policy.precision=$precision
-      done
-      for overlap in bulk pipelined ring; do
-        traffic_of tensor2-$precision-$overlap 2 distributed.tensor_parallel_size=2 distributed.tp_comm_overlap=$overlap \
-          policy.precision=$precision
-        sends tensor2-$precision-$overlap tensor2-$precision-true 1
-        [[ $overlap == ring ]] || traffic_of tensor2-$precision-all-$overlap 2 distributed.tensor_parallel_size=2 \
-          distributed.tp_comm_overlap=$overlap distributed.sequence_parallel=false policy.precision=$precision
-      done
-      traffic_of tensor4-$precision-ring 4 distributed.tensor_parallel_size=4 distributed.tp_comm_overlap=ring \
-        policy.model.num_key_value_heads=4 policy.precision=$precision
       traffic_of tensor4-$precision 4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params \
         policy.precision=$precision
     done
+    tensor=(distributed.tensor_parallel_size=2 policy.precision=bfloat16)
+    traffic_of tensor2-false 2 "${tensor[@]}" distributed.sequence_parallel=false
+    traffic_of tensor2-again 2 "${tensor[@]}" 'policy.recompute.modules=[norm,gather]'
+    for sequence in true false; do
+      traffic_of tensor2-$sequence-layers 2 "${tensor[@]}" policy.checkpoint_every=2 distributed.sequence_parallel=$sequence
+    done
+    for overlap in bulk pipelined; do
+      traffic_of tensor2-bfloat16-$overlap 2 "${tensor[@]}" distributed.tp_comm_overlap=$overlap
+      traffic_of tensor2-all-$overlap 2 "${tensor[@]}" distributed.tp_comm_overlap=$overlap distributed.sequence_parallel=false
+    done
+    for overlap in bulk pipelined ring; do sends tensor2-bfloat16-$overlap tensor2-bfloat16-true 1; done
+    traffic_of tensor4-ring 4 distributed.tensor_parallel_size=4 distributed.tp_comm_overlap=ring \
+      policy.model.num_key_value_heads=4 policy.precision=bfloat16
     for type in p2p all_gather a2a; do
       traffic_of context2-$type 2 distributed.context_parallel_size=2 distributed.cp_comm_type=$type
     done
