@@ -117,6 +117,17 @@ const Model models[] = {
      "{model_type: qwen3, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
      "num_attention_heads: 2, num_key_value_heads: 1, head_dim: 8, max_position_embeddings: 64}"}};
 
+/// What the check of the kernels before the first step says; "" if it finds nothing.
+std::string refusal_of(Training& t) {
+  try {
+    t.engine->require_kernels(t.objective, "the GPU");
+  } catch (const Error& e) {
+    CHECK(e.code() == Exit::unavailable);
+    return e.what();
+  }
+  return "";
+}
+
 }  // namespace
 
 TEST_CASE("a step asks an attention library for no plan that its dry run has not made", "[engine]") {
@@ -163,14 +174,7 @@ TEST_CASE("GEMMs for which the library has no algorithm are refused before the f
   const auto none = std::make_shared<CountingGemms>(gemm);
   none->lacks_all = true;
   gemm = none;
-  std::string refusal;
-  try {
-    t.engine->require_kernels(t.objective, "the GPU");
-  } catch (const Error& e) {
-    CHECK(e.code() == Exit::unavailable);
-    refusal = e.what();
-  }
-  CHECK(refusal.starts_with("this GPU's cuBLASLt has no GEMM "));
+  CHECK(refusal_of(t).starts_with("this GPU's cuBLASLt has no GEMM "));
 }
 
 TEST_CASE("the dry run notes whether GELU is fused into the GEMM", "[engine]") {
@@ -188,14 +192,7 @@ TEST_CASE("a step that a library cannot capture is refused with policy.cuda_grap
       CAPTURE(graph, obstacle);
       Training t(tiny_llama, {fmt::format("policy.cuda_graph={}", graph)});
       t.library->obstacle = obstacle;
-      std::string refusal;
-      try {
-        t.engine->require_kernels(t.objective, "the GPU");
-      } catch (const Error& e) {
-        CHECK(e.code() == Exit::unavailable);
-        refusal = e.what();
-      }
-      CHECK(refusal ==
+      CHECK(refusal_of(t) ==
             (graph && !obstacle.empty()
                  ? "policy.cuda_graph: a step of this model cannot be captured: it reads host memory. "
                    "Fix: policy.cuda_graph: false"
