@@ -127,11 +127,9 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
 
 std::vector<std::string> random_token_overrides(int64_t steps) {
   std::vector<std::string> out = train::random_token_overrides();
-  for (const std::string& ours :
-       {fmt::format("pretrain.max_num_steps={}", steps), std::string("pretrain.max_num_epochs=null"),
-        std::string("data.reset_position_ids=false"), std::string("data.reset_attention_mask=false"),
-        std::string("data.eod_mask_loss=false")})
-    out.push_back(ours);
+  out.insert(out.end(), {fmt::format("pretrain.max_num_steps={}", steps), "pretrain.max_num_epochs=null",
+                         "data.reset_position_ids=false", "data.reset_attention_mask=false",
+                         "data.eod_mask_loss=false"});
   return out;
 }
 

@@ -129,6 +129,12 @@ class Counted {
 
 constexpr DType types[] = {DType::f32, DType::bf16};
 
+/// Not accessed.
+Tensor tensor(DType dtype, std::initializer_list<int64_t> shape) {
+  static std::byte some{};
+  return make_tensor(&some, dtype, shape);
+}
+
 TEST_CASE("the bytes of the norms are those that their kernels touch", "[cost]") {
   for (const DType dtype : types)
     for (const NormKind kind : {NormKind::rms, NormKind::layer})
@@ -165,10 +171,6 @@ TEST_CASE("the bytes of the norms are those that their kernels touch", "[cost]")
 
 TEST_CASE("FP8 copies of a norm that is not stored take fewer bytes", "[cost]") {
   const int64_t n = 1024, k = 4096;
-  std::byte some{};  // not accessed
-  const auto tensor = [&](DType dtype, std::initializer_list<int64_t> shape) {
-    return make_tensor(&some, dtype, shape);
-  };
   Exec exec;
   const auto bytes = [&](Scaling scaling, bool stored) {
     const Tensor stream = tensor(DType::bf16, {n, k}), rstd = tensor(DType::f32, {n}),
@@ -192,10 +194,6 @@ TEST_CASE("FP8 copies of a norm that is not stored take fewer bytes", "[cost]") 
 
 TEST_CASE("FP8 copies of an activation's gradient that is not stored take fewer bytes", "[cost]") {
   const int64_t n = 1024, f = 4096;
-  std::byte some{};  // not accessed
-  const auto tensor = [&](DType dtype, std::initializer_list<int64_t> shape) {
-    return make_tensor(&some, dtype, shape);
-  };
   Exec exec;
   // Of each number of dout, which gives two of dx.
   const auto bytes = [&](Scaling scaling, bool stored) {
@@ -310,14 +308,9 @@ TEST_CASE("the bytes of token dispatch are those that its kernels touch", "[cost
 }
 
 TEST_CASE("the cost of the GEMMs of experts is that of their rows", "[cost]") {
-  const auto tensor = [](DType t, std::initializer_list<int64_t> shape) {
-    return make_tensor(nullptr, t, shape);
-  };
-  Tensor x = tensor(DType::bf16, {10, 6}), out = tensor(DType::bf16, {10, 4}),
-         w = tensor(DType::bf16, {12, 6}), offsets = tensor(DType::i32, {4}),
-         dw = tensor(DType::f32, {12, 6});
-  char byte = 0;
-  for (Tensor* t : {&x, &out, &w, &offsets, &dw}) t->data = &byte;
+  const Tensor x = tensor(DType::bf16, {10, 6}), out = tensor(DType::bf16, {10, 4}),
+               w = tensor(DType::bf16, {12, 6}), offsets = tensor(DType::i32, {4}),
+               dw = tensor(DType::f32, {12, 6});
   const Exec exec;
   const Cost forward = cost(exec, GroupedLinearForward{.x = x, .weight = w, .offsets = offsets, .out = out});
   CHECK(forward.flops == 2.0 * 10 * 4 * 6);

@@ -12,6 +12,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/quantize/tile.cuh"
 #include "core/ops/shared/gpu/activation.cuh"
+#include "core/ops/shared/gpu/amax.cuh"
 #include "core/ops/shared/gpu/rows.cuh"
 
 namespace nrl::ops::NRL_GPU {
@@ -141,13 +142,12 @@ __global__ void __launch_bounds__(threads)
       for (int u = 0; u < unroll; ++u)
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c) {
-          largest = max(largest, magnitude(dgate[u][c]));
-          if (source.gated) largest = max(largest, magnitude(dup[u][c]));
+          largest = max_magnitude(largest, dgate[u][c]);
+          if (source.gated) largest = max_magnitude(largest, dup[u][c]);
         }
     }
   });
-  // Rounding keeps the order: the largest rounded number is the rounded largest one.
-  raise_amax(amax, magnitude(static_cast<float>(T(__uint_as_float(largest)))));
+  combine_amax<T>(reinterpret_cast<unsigned*>(amax), largest);
 }
 
 template <class T, DType format, Scaling scaling>

@@ -206,7 +206,6 @@ class TileWriter {
           byte = fp8::scale_of<format>(m);
           inverse = fp8::inverse_scale(byte);
           if (w % sharing == 0 && (whole_tile || (inside && row < n)))
-
             column_copy_.template store_scale<scaling>(part_column_ + column + c, row - part_row_, byte);
         }
 #pragma unroll
