@@ -24,11 +24,13 @@ void line(std::string_view text) {
 }
 
 void warn_text(std::string_view text) {
-  output::write(output::Stream::err, fmt::format("{}warn: {}\n", prefix, message_text(text, continued)));
+  output::write(output::Stream::err,
+                fmt::format("{}warn: {}\n", prefix, bounded_lines(message_text(text, continued))));
 }
 
 void error_text(std::string_view text) {
-  output::write(output::Stream::err, fmt::format("{}error: {}\n", prefix, message_text(text, continued)));
+  output::write(output::Stream::err,
+                fmt::format("{}error: {}\n", prefix, bounded_lines(message_text(text, continued))));
 }
 
 }  // namespace nrl::log

@@ -21,6 +21,8 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "core/base/threads.h"
+
 namespace nrl {
 namespace {
 
@@ -95,17 +97,13 @@ struct OutputQueue::State : std::enable_shared_from_this<OutputQueue::State> {
 
   // The mutex must be held. False when the system refuses another thread.
   bool start_thread(Stream stream) {
-    sigset_t all, before;
-    sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);  // inherited by the thread
-    bool started = true;
+    const BlockedSignals blocked;  // the thread inherits the mask
     try {
       std::thread([self = shared_from_this(), stream] { self->run(stream); }).detach();
+      return true;
     } catch (const std::system_error&) {
-      started = false;
+      return false;
     }
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    return started;
   }
 
   void run(Stream stream) {

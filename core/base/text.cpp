@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -177,6 +178,38 @@ std::string message_text(std::string_view text, std::string_view indent) {
   return out;
 }
 
+std::string bounded_lines(std::string text, size_t most) {
+  if (text.size() <= most) return text;
+  constexpr size_t note = 40;  // the line between
+  const size_t room = most > note ? most - note : 0;
+  // Whole lines; a part of the first one if it alone is too long.
+  size_t head = room * 2 / 3;
+  if (const size_t line = text.rfind('\n', head); line != std::string::npos && head > 0)
+    head = line + 1;
+  else
+    head = cut_before(text, head);
+  size_t tail = text.size() - room / 3;
+  if (const size_t line = text.find('\n', tail); line != std::string::npos && line + 1 < text.size())
+    tail = line + 1;
+  else
+    tail = cut_before(text, tail);
+  const auto lines = std::count(text.begin() + static_cast<std::ptrdiff_t>(head),
+                                text.begin() + static_cast<std::ptrdiff_t>(tail), '\n');
+  return fmt::format("{}{}... ({} left out)\n{}", text.substr(0, head),
+                     head > 0 && text[head - 1] != '\n' ? "\n" : "",
+                     counted(std::max<int64_t>(lines, 1), "line"), text.substr(tail));
+}
+
+std::string joined(std::span<const std::string> items, std::string_view separator, size_t most) {
+  const size_t shown = std::min(items.size(), most);
+  std::string text = fmt::format(
+      "{}", fmt::join(items.begin(), items.begin() + static_cast<std::ptrdiff_t>(shown), separator));
+  if (items.size() > shown)
+    text += fmt::format("{}and {} more", separator.starts_with('\n') ? separator : " ",
+                        grouped(static_cast<int64_t>(items.size() - shown)));
+  return text;
+}
+
 std::string human_bytes(uint64_t bytes) {
   if (bytes < 1024) return fmt::format("{} B", bytes);
   static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -184,6 +217,10 @@ std::string human_bytes(uint64_t bytes) {
   int unit = 0;
   while (value >= 1024 && unit < 4) value /= 1024, ++unit;
   return fmt::format("{:.{}f} {}", value, value < 10 ? 2 : value < 100 ? 1 : 0, units[unit]);
+}
+
+std::string decimal(double value, int digits) {
+  return std::isnan(value) ? "nan" : fmt::format("{:.{}f}", value, digits);
 }
 
 std::string human_count(double count) {

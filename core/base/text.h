@@ -38,11 +38,25 @@ std::string clipped(std::string_view value, size_t most = 200);
 /// `indent` precedes every line but the first, so that a newline in a value cannot forge another message.
 std::string message_text(std::string_view text, std::string_view indent = "");
 
+/// Most bytes of a warning or an error, without its prefix.
+inline constexpr size_t max_message = 3900;
+
+/// Lines cut to at most `most` bytes: the first ones and the last ones, which tell the fix, with the number
+/// of those between.
+std::string bounded_lines(std::string text, size_t most = max_message);
+
+/// "a, b, c and 7 more": the first `most` items. A separator that begins a new line does so for the last
+/// part.
+std::string joined(std::span<const std::string> items, std::string_view separator = ", ", size_t most = 10);
+
 /// "1.5 GiB", "640 MiB", "12 B".
 std::string human_bytes(uint64_t bytes);
 
 /// "1.24 B", "16.9 M", "512".
 std::string human_count(double count);
+
+/// "6.2310": a fixed number of digits. "nan" whatever its sign, "inf", "-inf".
+std::string decimal(double value, int digits);
 
 /// "1 file", "1,204 files": `noun` in the singular; the plural appends s.
 std::string counted(int64_t number, std::string_view noun);

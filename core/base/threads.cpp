@@ -6,6 +6,11 @@
 #include <vector>
 
 #include <sys/resource.h>
+#include <unistd.h>
+
+#include <pthread.h>
+
+#include "core/base/text.h"
 
 namespace nrl {
 
@@ -35,6 +40,20 @@ std::vector<std::string> cgroup_directories(const std::string& root) {
   return out;
 }
 
+/// Bytes that the process has mapped; 0: unknown.
+int64_t mapped_bytes(const std::string& root) {
+  return number_in(root + "/proc/self/statm").value_or(0) * sysconf(_SC_PAGESIZE);
+}
+
+int64_t thread_stack_bytes() {
+  pthread_attr_t attributes;
+  size_t bytes = 0;
+  if (pthread_attr_init(&attributes) != 0) return 0;
+  pthread_attr_getstacksize(&attributes, &bytes);
+  pthread_attr_destroy(&attributes);
+  return static_cast<int64_t>(bytes);
+}
+
 }  // namespace
 
 ThreadLimits read_thread_limits(const std::string& root) {
@@ -52,6 +71,11 @@ ThreadLimits read_thread_limits(const std::string& root) {
     limits.cgroup_path = directory;
   }
   limits.system = number_in(root + "/proc/sys/kernel/threads-max");
+  rlimit space{};
+  if (getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY)
+    limits.address_space = static_cast<int64_t>(space.rlim_cur);
+  limits.address_space_used = mapped_bytes(root);
+  limits.stack = thread_stack_bytes();
   return limits;
 }
 
@@ -59,8 +83,19 @@ std::string describe_thread_limit(const ThreadLimits& limits) {
   // The control group reports its current count; the user's is expensive to get, so it is the fallback.
   constexpr int64_t near = 2;
   const bool cgroup_full = limits.cgroup && limits.cgroup_current.value_or(0) + near >= *limits.cgroup;
+  // A thread that is refused maps nothing but its stack; a little may have been freed since.
+  constexpr int64_t freed = int64_t{16} << 20;
+  const bool space_full =
+      limits.address_space && *limits.address_space - limits.address_space_used < limits.stack + freed;
   std::string limit, raise;
-  if (limits.cgroup && (cgroup_full || !limits.user)) {
+  if (space_full) {
+    limit =
+        fmt::format("the process may map {} (ulimit -v, RLIMIT_AS), has {}, and a thread needs {} of stack",
+                    human_bytes(static_cast<uint64_t>(*limits.address_space)),
+                    human_bytes(static_cast<uint64_t>(limits.address_space_used)),
+                    human_bytes(static_cast<uint64_t>(limits.stack)));
+    raise = "raise it with ulimit -v";
+  } else if (limits.cgroup && (cgroup_full || !limits.user)) {
     limit = fmt::format("the control group {} allows {} processes and threads (pids.max){}",
                         limits.cgroup_path, *limits.cgroup,
                         limits.cgroup_current ? fmt::format(" and has {}", *limits.cgroup_current) : "");
@@ -73,7 +108,7 @@ std::string describe_thread_limit(const ThreadLimits& limits) {
     limit = fmt::format(
         "no limit is set for the user or the control group, the system's is {} (kernel.threads-max)",
         limits.system ? fmt::format("{}", *limits.system) : "unknown");
-    raise = "end other programs, or raise ulimit -v if it is set";
+    raise = "end other programs";
   }
   return fmt::format(
       "thread not started: {}. Fix: {}, or use fewer threads (kernels.num_threads, data.num_workers, "

@@ -91,6 +91,25 @@ TEST_CASE("values are cut between characters, messages in the middle of a line",
   REQUIRE(cut.ends_with("end"));
 }
 
+TEST_CASE("a long message keeps its first and last lines, a long list its first items", "[base]") {
+  REQUIRE(bounded_lines("short\n") == "short\n");
+  std::string text;
+  for (int i = 0; i < 1000; ++i) text += "line " + std::to_string(i) + "\n";
+  const std::string cut = bounded_lines(text + "Fix: this");
+  REQUIRE(cut.size() <= max_message);
+  REQUIRE(cut.starts_with("line 0\nline 1\n"));
+  REQUIRE(cut.ends_with("line 999\nFix: this"));
+  REQUIRE(cut.find(" lines left out)\nline ") != std::string::npos);
+  REQUIRE(bounded_lines(std::string(50000, 'x'), 500).size() <= 500);
+  REQUIRE(bounded_lines(std::string(50000, '\n'), 500).size() <= 500);
+
+  const std::vector<std::string> items{"a", "b", "c"};
+  REQUIRE(joined(items) == "a, b, c");
+  REQUIRE(joined(items, "; ", 2) == "a; b and 1 more");
+  REQUIRE(joined(items, "\n  ", 1) == "a\n  and 2 more");
+  REQUIRE(joined({}) == "");
+}
+
 TEST_CASE("human units", "[base]") {
   REQUIRE(human_bytes(1536) == "1.50 KiB");
   REQUIRE(human_count(1236000000) == "1.24 B");

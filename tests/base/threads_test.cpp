@@ -70,6 +70,17 @@ TEST_CASE("the error for a refused thread names the limit", "[base]") {
   limits.cgroup_current = 3;
   limits.user.reset();
   REQUIRE(describe_thread_limit(limits).find("pids.max") != std::string::npos);
+  // The address space counts where the stack of a thread does not fit.
+  limits.user = 50;
+  limits.address_space = int64_t{1} << 30;
+  limits.address_space_used = int64_t{512} << 20;
+  limits.stack = int64_t{8} << 20;
+  REQUIRE(describe_thread_limit(limits).find("ulimit -v") == std::string::npos);
+  limits.address_space_used = int64_t{1020} << 20;
+  const std::string full = describe_thread_limit(limits);
+  REQUIRE(full.find("may map 1.00 GiB (ulimit -v, RLIMIT_AS), has 1020 MiB, and a thread needs 8.00 MiB") !=
+          std::string::npos);
+  REQUIRE(full.find("ulimit -u") == std::string::npos);
 }
 
 TEST_CASE("exceptions are converted to errors with exit codes", "[base]") {

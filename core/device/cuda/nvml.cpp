@@ -10,7 +10,7 @@
 namespace nrl::cuda {
 namespace {
 
-using Status = int;  // 0: success
+using NvmlReturn = int;  // 0: success
 using Handle = void*;
 struct MemoryInfo {
   unsigned long long total, free, used;
@@ -80,17 +80,17 @@ class Library final : public Nvml {
 
   void* library_;
   bool started_ = false;
-  Status (*init_)() = nullptr;
-  Status (*shutdown_)() = nullptr;
-  Status (*driver_)(char*, unsigned) = nullptr;
-  Status (*by_uuid_)(const char*, Handle*) = nullptr;
-  Status (*memory_)(Handle, MemoryInfo*) = nullptr;
-  Status (*power_)(Handle, unsigned*) = nullptr;
-  Status (*power_limit_)(Handle, unsigned*) = nullptr;
-  Status (*clock_)(Handle, unsigned, unsigned*) = nullptr;
-  Status (*clock_limit_)(Handle, unsigned, unsigned*) = nullptr;
-  Status (*temperature_)(Handle, unsigned, unsigned*) = nullptr;
-  Status (*throttle_)(Handle, unsigned long long*) = nullptr;
+  NvmlReturn (*init_)() = nullptr;
+  NvmlReturn (*shutdown_)() = nullptr;
+  NvmlReturn (*driver_)(char*, unsigned) = nullptr;
+  NvmlReturn (*by_uuid_)(const char*, Handle*) = nullptr;
+  NvmlReturn (*memory_)(Handle, MemoryInfo*) = nullptr;
+  NvmlReturn (*power_)(Handle, unsigned*) = nullptr;
+  NvmlReturn (*power_limit_)(Handle, unsigned*) = nullptr;
+  NvmlReturn (*clock_)(Handle, unsigned, unsigned*) = nullptr;
+  NvmlReturn (*clock_limit_)(Handle, unsigned, unsigned*) = nullptr;
+  NvmlReturn (*temperature_)(Handle, unsigned, unsigned*) = nullptr;
+  NvmlReturn (*throttle_)(Handle, unsigned long long*) = nullptr;
 };
 
 }  // namespace
