@@ -396,9 +396,9 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   r.must_be_off("quantization_config", "a quantized model");
   // With this bound no sum of bytes can overflow.
   if (problems.all().empty() && approximate_parameters(m) > 0x1p48) {
-    const ModelSize largest = most_unusual_size(m);
+    const ModelSize largest = unusual_sizes(m).front();
     const std::string_view key =
-        json.find(largest.key) || largest.gpt2_key.empty() ? largest.key : largest.gpt2_key;
+        json.find(largest.key) || largest.alias.empty() ? largest.key : largest.alias;
     problems.add(std::string(key), {},
                  fmt::format("the model is too large: {} parameters; {} is {}",
                              human_count(approximate_parameters(m)), key, largest.value));

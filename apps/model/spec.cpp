@@ -70,20 +70,21 @@ std::string experts_text(const ModelSpec& m) {
   return text;
 }
 
-ModelSize most_unusual_size(const ModelSpec& m) {
-  const auto size = [](std::string_view key, std::string_view gpt2_key, int64_t value, double published) {
+std::vector<ModelSize> unusual_sizes(const ModelSpec& m) {
+  const auto size = [](std::string_view key, std::string_view alias, int64_t value, double published) {
     return ModelSize{
-        .key = key, .gpt2_key = gpt2_key, .value = value, .ratio = static_cast<double>(value) / published};
+        .key = key, .alias = alias, .value = value, .ratio = static_cast<double>(value) / published};
   };
-  const ModelSize sizes[] = {size("vocab_size", "", m.vocab_size, 262144),
-                             size("hidden_size", "n_embd", m.hidden, 16384),
-                             size("num_hidden_layers", "n_layer", m.layers, 128),
-                             size("num_attention_heads", "n_head", m.heads, 128),
-                             size("head_dim", "", m.head_dim, 256),
-                             size("intermediate_size", "n_inner", m.ffn, 65536),
-                             size("num_experts", "", m.moe.experts, 512)};
-  return *std::max_element(std::begin(sizes), std::end(sizes),
-                           [](const ModelSize& a, const ModelSize& b) { return a.ratio < b.ratio; });
+  std::vector<ModelSize> sizes{size("vocab_size", "", m.vocab_size, 262144),
+                               size("hidden_size", "n_embd", m.hidden, 16384),
+                               size("num_hidden_layers", "n_layer", m.layers, 128),
+                               size("num_attention_heads", "n_head", m.heads, 128),
+                               size("head_dim", "", m.head_dim, 256),
+                               size("intermediate_size", "n_inner", m.ffn, 65536),
+                               size("num_experts", "num_local_experts", m.moe.experts, 512)};
+  std::stable_sort(sizes.begin(), sizes.end(),
+                   [](const ModelSize& a, const ModelSize& b) { return a.ratio > b.ratio; });
+  return sizes;
 }
 
 double training_flops_per_token(const ModelSpec& m, int64_t t) {

@@ -112,14 +112,15 @@ double approximate_parameters(const ModelSpec& spec);
 /// The experts in words, for people; empty without experts.
 std::string experts_text(const ModelSpec& spec);
 
-/// A size of the model with its key in config.json and its GPT-2 key (empty: the same).
+/// A size of the model with its key in config.json and another spelling of it (empty: none).
 struct ModelSize {
-  std::string_view key, gpt2_key;
+  std::string_view key, alias;
   int64_t value = 0;
   double ratio = 0;  ///< to the largest value in published models
 };
-/// The size that exceeds published models most: the likely cause when a model is too large.
-ModelSize most_unusual_size(const ModelSpec& spec);
+/// The sizes by how much they exceed published models: the first is the likely cause when a model is too
+/// large.
+std::vector<ModelSize> unusual_sizes(const ModelSpec& spec);
 
 /// Exact model FLOPs of training on one token that attends to `keys` keys, itself included: 3 x forward, head
 /// included, recomputation excluded. `keys` may be a mean over tokens (ops::attention_pairs).

@@ -47,6 +47,7 @@ struct DistributedConfig {
   std::optional<int64_t> tp_comm_overlap_splits;  ///< pieces of a rank's rows; unset: 4
   int64_t pipeline_parallel_size = 1;
   std::optional<int64_t> virtual_pipeline_size;  ///< chunks of layers per stage; unset: 1
+  std::optional<bool> model_parallel;            ///< checked against tensor x pipeline
   PipelineSchedule pipeline_schedule = PipelineSchedule::automatic;
   std::optional<int64_t> num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
   bool account_for_embedding_in_pipeline_split = false, account_for_loss_in_pipeline_split = false;
@@ -154,6 +155,7 @@ struct PolicyConfig {
   std::optional<double> max_grad_norm = 1.0;  ///< unset: no clipping
   AttentionConfig attention;
   bool cuda_graph = false;
+  AutoOr<bool> pin_memory;              ///< a GPU run always does
   AutoOr<bool> gradient_checkpointing;  ///< auto: where one of the next three is set
   std::optional<double> checkpoint_ratio;
   std::optional<int64_t> checkpoint_every;
@@ -196,7 +198,7 @@ struct DataConfig {
   bool shuffle = true;
   int64_t num_workers = 1;
   int64_t prefetch_batches = 2;
-  bool pin_memory = false;
+  AutoOr<bool> pin_memory;  ///< a GPU run always does
   bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
   bool operator==(const DataConfig&) const = default;
 };
@@ -247,7 +249,7 @@ struct MemoryLeakConfig {
 };
 
 struct MonitoringConfig {
-  bool enabled = false;
+  bool enabled = true;
   MemoryLeakConfig memory_leak;
   bool operator==(const MonitoringConfig&) const = default;
 };

@@ -25,6 +25,15 @@ std::string shown(const Node& node) {
   return fmt::format("{}'{}'", node.quoted ? "the quoted text " : "", clipped(node.text, 60));
 }
 
+/// "2**15", or "2^15" as other languages write it.
+std::optional<double> parse_power(std::string_view text) {
+  const size_t base = text.starts_with("2**") ? 3 : text.starts_with("2^") ? 2 : 0;
+  if (base == 0) return std::nullopt;
+  const auto power = parse_integer(text.substr(base));
+  if (!power || *power < 0 || *power >= 64) return std::nullopt;
+  return std::ldexp(1.0, static_cast<int>(*power));
+}
+
 /// Guesses the intended integer for "did you mean": "2k" -> 2000, "1e3" -> 1000,
 /// "010" -> 10, "1_000" -> 1000.
 std::string guess_number(const Key& key, const std::string& text) {
@@ -221,6 +230,12 @@ class Converter {
   std::optional<Value> not_numeric(const Node& node) {
     if (node.quoted && (parse_number(node.text) || parse_size(node.text)))
       return wrong_type(node, "remove the quotes"), std::nullopt;
+    if (const auto power = parse_power(node.text)) {
+      const bool unquoted = node.quoted && key_.power_ok && node.text.starts_with("2**");
+      wrong_type(node, fmt::format("write {}{}", number_text(*power),
+                                   unquoted ? ", or " + node.text + " without quotes" : ""));
+      return std::nullopt;
+    }
     const std::string guess = guess_number(key_, node.text);
     wrong_type(node, guess.empty() ? "" : fmt::format("did you mean {}?", guess));
     return std::nullopt;
@@ -245,10 +260,7 @@ class Converter {
     if (!node.quoted) {
       if (const auto b = parse_boolean(node.text); b && key_.boolean_ok) return Value{*b};
       auto value = parse_number(node.text);
-      if (!value && key_.power_ok && node.text.starts_with("2**"))
-        if (const auto power = parse_integer(std::string_view(node.text).substr(3));
-            power && *power >= 0 && *power < 64)
-          value = std::ldexp(1.0, static_cast<int>(*power));
+      if (!value && key_.power_ok && node.text.starts_with("2**")) value = parse_power(node.text);
       if (value && key_.boolean_ok && (*value == 0 || *value == 1)) return Value{*value == 1};
       if (value) return in_range(node, *value) ? std::optional(Value{*value}) : std::nullopt;
     }

@@ -128,20 +128,57 @@ std::string markdown_cell(std::string text) {
   return out;
 }
 
+/// Describes the meaning of the alias in a few words.
+std::string meaning_of(const Key& key, const Alias& alias) {
+  std::string out = key.path;
+  const auto value = [](const std::string& text) { return text.empty() ? "-" : text; };
+  if (alias.is_switch())
+    out += fmt::format(" (true: {}; false: {})", value(alias.if_true), value(alias.if_false));
+  if (!alias.factor.empty()) out += fmt::format(" (multiplied by {})", alias.factor);
+  return out;
+}
+
+/// The first sentence of a help text, for lists of keys.
+std::string first_sentence(const std::string& help) {
+  constexpr size_t most = 110;
+  for (size_t at = 0; (at = help.find(". ", at)) != std::string::npos; ++at)
+    if (at > 0 && std::islower(static_cast<unsigned char>(help[at - 1])))
+      return clipped(help.substr(0, at + 1), most);
+  return clipped(help, most);
+}
+
+/// One line for every key and section in `section`.
 std::string explain_section(const std::string& section) {
   const Schema& schema = Schema::get();
+  const auto line = [](const std::string& name, const std::string& text) {
+    return fmt::format("  {:<28} {}\n", name, text);
+  };
   std::string out =
       fmt::format("{}\n  {}\n", section.empty() ? "(top level)" : section, schema.section_help(section));
-  for (const std::string_view name : schema.children(section)) {
-    const std::string path = section.empty() ? std::string(name) : section + "." + std::string(name);
-    if (schema.is_own_section(path)) {
-      out +=
-          fmt::format("  {:<28} section{}\n", std::string(name) + ".",
-                      schema.section_help(path).empty() ? "" : ": " + std::string(schema.section_help(path)));
-    } else if (const Key* key = schema.find(path)) {
-      out += fmt::format("  {:<28} {}{}\n", name, key->help, key->built ? "" : " (not supported yet)");
-    }
+  for (const std::string_view child : schema.children(section)) {
+    const std::string name(child), path = section.empty() ? name : section + "." + name;
+    if (schema.is_own_section(path))
+      out += line(name + ".", "section: " + first_sentence(std::string(schema.section_help(path))));
+    else if (const Key* key = schema.find(path))
+      out += line(name, first_sentence(key->help) +
+                            (key->built ? fmt::format(" [{}]", key->default_yaml().empty()
+                                                                   ? "depends on model_type"
+                                                                   : clipped(key->default_yaml(), 40))
+                                        : " (not supported yet)"));
   }
+  return out + fmt::format("nrl-train explain {}KEY describes a key in full; defaults are in brackets\n",
+                           section.empty() ? "" : section + ".");
+}
+
+/// A section of other programs: what its keys are understood as.
+std::string explain_aliases(const std::string& section) {
+  const Schema& schema = Schema::get();
+  std::string out =
+      fmt::format("{}\n  A section of other programs, whose keys are understood as:\n", section);
+  for (const Key& key : schema.keys())
+    for (const Alias& alias : key.aliases)
+      if (alias.path.starts_with(section + "."))
+        out += fmt::format("  {:<44} {}\n", alias.path, meaning_of(key, alias));
   return out;
 }
 
@@ -204,21 +241,19 @@ std::vector<std::string> default_overrides(std::span<const std::string_view> nam
 std::string explain(std::string_view name, bool* known) {
   using namespace config_detail;
   const Schema& schema = Schema::get();
-  const std::string path = Schema::canonical_prefix(std::string(name));
+  std::string path = Schema::canonical_prefix(std::string(name));
+  if (path.ends_with('.')) path.pop_back();
   if (known) *known = true;
   std::string out;
   if (const Key* key = schema.find(path)) out = explain_key(*key);
   if (path.empty() || schema.is_own_section(path)) return out + explain_section(path);
   if (!out.empty()) return out;
-  if (const Schema::Aliased alias = schema.find_alias(path)) {
-    out = fmt::format("{} is understood as {}", path, alias.key->path);
-    if (alias.alias->is_switch())
-      out += fmt::format(" (true: {}; false: {})", alias.alias->if_true.empty() ? "-" : alias.alias->if_true,
-                         alias.alias->if_false.empty() ? "-" : alias.alias->if_false);
-    return out + "\n\n" + explain_key(*alias.key);
-  }
+  if (const Schema::Aliased alias = schema.find_alias(path))
+    return fmt::format("{} is understood as {}\n\n", path, meaning_of(*alias.key, *alias.alias)) +
+           explain_key(*alias.key);
   if (const Foreign* foreign = schema.find_foreign(path))
     return fmt::format("{} is not a key of nrl-train: {}\n", path, foreign->advice);
+  if (schema.is_section(path)) return explain_aliases(path);
   const std::vector<const Key*> hits = search(path);
   if (hits.size() == 1)
     return fmt::format("{} is found in {}\n\n", clipped(path), hits[0]->path) + explain_key(*hits[0]);

@@ -29,7 +29,12 @@ std::string model_head(const std::string& path) {
 }
 
 void GivenKeys::lay_over(int source, const Node& root) {
-  fresh_.clear();
+  const bool follows = on_command_line_;
+  on_command_line_ = report_.source(source).is_override;
+  if (!follows || !on_command_line_) {
+    fresh_.clear();
+    ++layer_;
+  }
   walk(source, root, "", 0);
 }
 
@@ -40,7 +45,7 @@ void GivenKeys::walk(int where, const Node& map, const std::string& section, int
     const bool is_map = entry.value.kind == Node::Kind::map;
     if (const Foreign* foreign = schema_.find_foreign(path)) {
       report_.problem(where, entry.key_pos, parent_line, path,
-                      fmt::format("'{}' is not a key of nrl-train", path), "", {foreign->advice});
+                      fmt::format("'{}' is not a key of nrl-train", foreign->path), "", {foreign->advice});
       continue;
     }
     const Key* key = schema_.find(path);
@@ -90,6 +95,13 @@ std::string GivenKeys::keys_of(const std::string& section) const {
   return out;
 }
 
+std::string GivenKeys::nearest_key(std::string path) const {
+  std::erase_if(path, [](char c) { return c == ' ' || c == '\t'; });
+  const bool known = schema_.find(path) || schema_.find_alias(path) || schema_.is_section(path) ||
+                     schema_.find_foreign(path);
+  return known ? path : schema_.suggest(path);
+}
+
 void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, int parent_line) {
   if (report_.full()) {  // suggestions are expensive
     report_.result.unsound.insert("");
@@ -97,14 +109,20 @@ void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, 
   }
   const size_t dot = path.rfind('.');
   const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
-  const std::string near = schema_.suggest(path);
+  const std::string near = nearest_key(path);
   std::string label;
   std::vector<std::string> notes;
+  const bool spaced = path.find_first_of(" \t") != std::string::npos;
+  if (spaced)
+    notes.push_back(
+        "a key is written without spaces: section.key: value in a file, section.key=value on the "
+        "command line");
   if (!near.empty()) {
-    report_.result.unsound.insert(near);
+    const Schema::Aliased alias = schema_.find_alias(near);
+    report_.result.unsound.insert(alias ? alias.key->path : near);
     const std::string in_section = section.empty() ? "" : section + ".";
     const std::string shown =
-        near.starts_with(in_section) && near.find('.', in_section.size()) == std::string::npos
+        !spaced && near.starts_with(in_section) && near.find('.', in_section.size()) == std::string::npos
             ? near.substr(in_section.size())
             : near;
     label = fmt::format("did you mean '{}'?", shown);
@@ -130,11 +148,17 @@ void GivenKeys::by_alias(int where, const Schema::Aliased& found, const std::str
       return;
     }
     const std::string& meaning = *on ? found.alias->if_true : found.alias->if_false;
+    take_back(found.key->path, written);
     if (meaning.empty()) {  // false in one of several switches carries no information
-      if (*on) mixed_precision = Given{value, where, parent_line, entry.key_pos, written};
+      if (*on) mixed_precision = Given{value, where, parent_line, entry.key_pos, written, layer_};
       return;
     }
     value.text = meaning;
+  }
+  if (!found.alias->factor.empty()) {
+    products[found.key->path] = {{std::move(value), where, parent_line, entry.key_pos, written, layer_},
+                                 found.alias->factor};
+    return;
   }
   report_.result.translated.push_back({fmt::format("{}: {}", written, text_of(entry.value)),
                                        fmt::format("{}: {}", found.key->path, text_of(value)),
@@ -142,10 +166,20 @@ void GivenKeys::by_alias(int where, const Schema::Aliased& found, const std::str
   give(where, found.key->path, written, entry, std::move(value), parent_line);
 }
 
+void GivenKeys::take_back(const std::string& path, const std::string& written) {
+  if (mixed_precision && mixed_precision->written == written) mixed_precision.reset();
+  if (const auto it = values.find(path); it != values.end() && it->second.written == written) {
+    values.erase(it);
+    fresh_.erase(path);
+  }
+}
+
 void GivenKeys::give(int where, const std::string& path, const std::string& written, const Entry& entry,
                      Node value, int parent_line) {
-  if (!fresh_.insert(path).second) {
-    const Given& before = values.at(path);
+  const auto given = values.find(path);
+  if (!fresh_.insert(path).second && given != values.end() &&
+      !(on_command_line_ && given->second.written == written)) {
+    const Given& before = given->second;
     if (same(before.node, value)) return;
     report_.problem(
         where, entry.key_pos, parent_line, path, fmt::format("{} is given twice with different values", path),
@@ -162,7 +196,7 @@ void GivenKeys::give(int where, const std::string& path, const std::string& writ
     if (std::find(model_order.begin(), model_order.end(), path) == model_order.end())
       model_order.push_back(path);
   }
-  values[path] = Given{std::move(value), where, parent_line, entry.key_pos, written};
+  values[path] = Given{std::move(value), where, parent_line, entry.key_pos, written, layer_};
 }
 
 }  // namespace nrl::config_detail

@@ -20,18 +20,27 @@ struct Given {
   int parent_line = 0;
   Pos key_pos;
   std::string written;  ///< the path as written
+  int layer = 0;        ///< of the text; higher ones override lower ones
+};
+
+/// A value that is to be multiplied by that of the key `factor`.
+struct Product {
+  Given given;
+  std::string factor;
 };
 
 class GivenKeys {
  public:
   GivenKeys(const Schema& schema, Report& report) : schema_(schema), report_(report) {}
 
-  /// Adds the values of a text; they override those of earlier texts.
+  /// Adds the values of a text; they override those of earlier texts. All overrides of the command line count
+  /// as one text, in which a key that is given again under the same name takes the later value.
   void lay_over(int source, const Node& root);
 
-  std::map<std::string, Given> values;   ///< canonical key -> its value
-  std::vector<std::string> model_order;  ///< keys of models in the order given
-  std::optional<Given> mixed_precision;  ///< a 16-bit switch that names no type
+  std::map<std::string, Given> values;      ///< canonical key -> its value
+  std::vector<std::string> model_order;     ///< keys of models in the order given
+  std::optional<Given> mixed_precision;     ///< a 16-bit switch that names no type
+  std::map<std::string, Product> products;  ///< canonical key -> its value by an alias with a factor
 
  private:
   void walk(int where, const Node& map, const std::string& section, int parent_line);
@@ -40,13 +49,19 @@ class GivenKeys {
   void unknown(int where, const Entry& entry, const std::string& path, int parent_line);
   void by_alias(int where, const Schema::Aliased& found, const std::string& written, const Entry& entry,
                 int parent_line);
+  /// Removes what a switch has set before, since it is given again.
+  void take_back(const std::string& path, const std::string& written);
   void give(int where, const std::string& path, const std::string& written, const Entry& entry, Node value,
             int parent_line);
   std::string keys_of(const std::string& section) const;
+  /// Guesses the key that an unknown one means: the same without spaces, or one of similar letters.
+  std::string nearest_key(std::string path) const;
 
   const Schema& schema_;
   Report& report_;
-  std::set<std::string> fresh_;  // keys given by the current text
+  std::set<std::string> fresh_;   // keys given by the current text
+  bool on_command_line_ = false;  // the current text
+  int layer_ = 0;
 };
 
 /// The key that a key of a model belongs to: policy.model.rope_scaling.factor -> policy.model.rope_scaling.

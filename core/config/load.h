@@ -13,8 +13,10 @@
 
 namespace nrl {
 
-/// Reads `path`, the files it inherits from, and the overrides "a.b=v" (in order, later wins). Never throws
-/// for bad input: all problems are in `diagnostics`. A missing file is a diagnostic with Exit::no_input.
+/// Reads `path`, the files it inherits from, and the overrides "a.b=v". Overrides win over files, and the
+/// later of two that have the same name; two names of a key with different values are an error, as in a file.
+/// Never throws for bad input: all problems are in `diagnostics`. A missing file is a diagnostic with
+/// Exit::no_input.
 ConfigResult load_config(const std::string& path, std::span<const std::string> overrides = {});
 
 /// The same from memory; `name` is the file name in messages, and `defaults:` is relative to its directory.
@@ -71,10 +73,13 @@ int64_t warmup_steps(const SchedulerConfig& scheduler, int64_t decay_steps);
 /// the warm-up and the final decay of WSD are over. The configuration must have been validated.
 int64_t decay_end(const SchedulerConfig& scheduler, int64_t steps);
 
+/// Origin of the number of ranks, for the advice in messages: running processes, or a plan (--world).
+enum class RankCount { started, planned };
+
 /// Checks the grid and the batch against the number of ranks, and the section `cluster` against these and the
 /// nodes in the launcher's order (empty: unknown), for keys that are sound. Empty when all fit.
 Diagnostics validate_for_world(const ConfigResult& result, int world_size,
-                               std::span<const ClusterNode> nodes = {});
+                               std::span<const ClusterNode> nodes = {}, RankCount count = RankCount::started);
 
 /// Facts about the devices of the run, agreed on by all ranks.
 struct DeviceFacts {

@@ -21,6 +21,7 @@ class Loader {
 
   void finish() {
     apply_mixed_precision(given_, report_);
+    apply_products(given_, report_);
     resolve_references(given_, schema_, report_);
     if (const auto algorithm = given_.values.find("algorithm"); algorithm != given_.values.end())
       set(algorithm->first, algorithm->second);

@@ -5,6 +5,14 @@
 namespace nrl::config_detail {
 namespace {
 
+std::optional<int64_t> whole_number(const Node& node) {
+  return node.kind == Node::Kind::scalar && !node.quoted ? parse_size(node.text) : std::nullopt;
+}
+
+bool refers(const Node& node) {
+  return node.text.find("${") != std::string::npos;
+}
+
 void set_place(Node& node, Pos pos) {
   node.pos = pos;
   for (Node& item : node.items) set_place(item, pos);
@@ -21,11 +29,56 @@ void apply_mixed_precision(GivenKeys& given, Report& report) {
     report.result.translated.push_back(
         {mixed.written + ": true", "policy.precision: bfloat16", report.place(mixed.source, mixed.key_pos)});
     given.values["policy.precision"] = mixed;
+  } else if (precision->second.layer > mixed.layer) {
+    return;  // overridden
   } else if (const std::string& text = precision->second.node.text; text == "float32" || text == "fp32") {
     report.problem(mixed.source, mixed.node.pos, mixed.parent_line, "policy.precision",
                    fmt::format("{}: true contradicts precision {}", mixed.written, text), "",
                    {fmt::format("the precision is given as '{}' at {}", precision->second.written,
                                 report.place(precision->second.source, precision->second.key_pos))});
+  }
+}
+
+void apply_products(GivenKeys& keys, Report& report) {
+  for (auto& [path, product] : keys.products) {
+    Given& value = product.given;
+    const auto refuse = [&, &key = path](std::string message, std::string fix) {
+      report.problem(value.source, value.node.pos, value.parent_line, key, std::move(message), "",
+                     {std::move(fix)});
+    };
+    const std::string said = fmt::format("{}: {}", value.written, clipped(value.node.text, 60));
+    std::string canonical = path + ": " + value.node.text;
+    if (const auto by = keys.values.find(product.factor); by != keys.values.end()) {
+      const Node& factor = by->second.node;
+      const auto number = whole_number(value.node), times = whole_number(factor);
+      if (refers(value.node) || refers(factor)) {
+        refuse(fmt::format("{} and {}: {} are multiplied: expected numbers, not references", said,
+                           product.factor, clipped(factor.text, 60)),
+               fmt::format("Fix: write the product as {}", path));
+        continue;
+      }
+      if (int64_t all = 0; number && times) {
+        if (__builtin_mul_overflow(*number, *times, &all)) {
+          refuse(fmt::format("{} x {} {} is too large", said, product.factor, *times),
+                 "Fix: write smaller numbers");
+          continue;
+        }
+        value.node.text = std::to_string(all);
+        canonical = fmt::format("{}: {} ({} x {} {})", path, all, *number, product.factor, *times);
+      }
+    }
+    const auto direct = keys.values.find(path);
+    if (direct != keys.values.end() && direct->second.layer > value.layer) continue;  // overridden
+    if (direct != keys.values.end() && direct->second.layer == value.layer) {
+      if (whole_number(direct->second.node) != whole_number(value.node))
+        refuse(fmt::format("{} is understood as {}, which contradicts {}: {} at {}", said, canonical,
+                           direct->second.written, clipped(direct->second.node.text, 60),
+                           report.place(direct->second.source, direct->second.node.pos)),
+               "Fix: give one of them");
+      continue;
+    }
+    report.result.translated.push_back({said, canonical, report.place(value.source, value.key_pos)});
+    keys.values[path] = value;
   }
 }
 

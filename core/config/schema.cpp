@@ -109,6 +109,11 @@ KeyBuilder& KeyBuilder::on_off(std::string path, std::string if_true, std::strin
   return *this;
 }
 
+KeyBuilder& KeyBuilder::times(std::string path, std::string factor) {
+  if (policy_ == "policy") key_->aliases.push_back({.path = std::move(path), .factor = std::move(factor)});
+  return *this;
+}
+
 KeyBuilder& KeyBuilder::only_with(Need any_of) {
   for (Condition& condition : any_of)
     if (policy_ != "policy" && condition.key.starts_with("policy."))
@@ -192,8 +197,12 @@ Schema::Schema(const std::function<void(Table&)>& fill) {
       for (const Condition& condition : need)
         NRL_CHECK(key.get && find(condition.key) && find(condition.key)->get, "{} needs {}, which is no key",
                   key.path, condition.key);
-  for (const auto& [alias, where] : by_alias_)
+  for (const auto& [alias, where] : by_alias_) {
     NRL_CHECK(!by_path_.contains(alias), "alias {} is a key as well", alias);
+    NRL_CHECK(!find_foreign(alias), "alias {} is a key of another program as well", alias);
+  }
+  for (const Key& key : keys_)
+    NRL_CHECK(!find_foreign(key.path), "key {} is a key of another program as well", key.path);
 }
 
 const Schema& Schema::get() {
@@ -222,8 +231,9 @@ Schema::Aliased Schema::find_alias(std::string_view path) const {
 }
 
 const Foreign* Schema::find_foreign(std::string_view path) const {
-  const auto it = foreign_.find(std::string(path));
-  return it == foreign_.end() ? nullptr : &it->second;
+  for (std::string section(path); !section.empty(); section = parent_of(section))
+    if (const auto it = foreign_.find(section); it != foreign_.end()) return &it->second;
+  return nullptr;
 }
 
 bool Schema::is_section(std::string_view path) const {

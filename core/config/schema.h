@@ -15,14 +15,18 @@
 
 namespace nrl::config_detail {
 
+/// The largest number of steps that a key may have.
+constexpr double many_steps = 1e12;
+
 enum class Kind { boolean, integer, number, text, choice };
 
 /// An alias of a key. With `if_true`/`if_false` it is a switch that stands for values of the key (an empty
-/// text: no value).
+/// text: no value). With `factor`, its value times that of the key `factor`, if that is given, is the key's.
 struct Alias {
   std::string path;
   std::string if_true = {};
   std::string if_false = {};
+  std::string factor = {};
   bool is_switch() const { return !if_true.empty() || !if_false.empty(); }
 };
 
@@ -96,7 +100,8 @@ struct Key {
   bool belongs_to(Algorithm algorithm) const;
 };
 
-/// A key or section of another program without a counterpart; `advice` is the fix.
+/// A key or section of another program without a counterpart; `advice` is the fix. A section includes all its
+/// keys.
 struct Foreign {
   std::string path;
   std::string advice;
@@ -120,6 +125,7 @@ class Schema {
     explicit operator bool() const { return key != nullptr; }
   };
   Aliased find_alias(std::string_view path) const;
+  /// The entry of `path`, or of the innermost section of `path` that has one.
   const Foreign* find_foreign(std::string_view path) const;
   /// Whether keys or aliases begin with `path` + ".".
   bool is_section(std::string_view path) const;
@@ -181,6 +187,8 @@ class KeyBuilder {
   KeyBuilder& not_built() { return key_->built = false, *this; }
   KeyBuilder& alias(std::string path) { return on_off(std::move(path), "", ""); }
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
+  /// An alias of the policy whose value is multiplied by that of the key `factor`.
+  KeyBuilder& times(std::string path, std::string factor);
   KeyBuilder& help(std::string text) { return key_->help = std::move(text), *this; }
 
  private:

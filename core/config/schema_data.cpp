@@ -5,6 +5,7 @@ namespace nrl::config_detail {
 
 void add_data_keys(Table& t) {
   t.section("data", "Training and validation data.");
+  t.section("data.train", "The token files to train on.");
   NRL_KEY(t, data.train.data_path)
       .alias("data.data_path")
       .alias("data.train_files")
@@ -18,6 +19,7 @@ void add_data_keys(Table& t) {
   t.planned("data.train.format", Kind::choice, "tokens")
       .one_of({"tokens", "text", "messages", "instruction", "preference", "rollouts"})
       .help("Content of the files; `nrl-train prepare` makes token files from text.");
+  t.section("data.validation", "The token files of evaluations.");
   NRL_KEY(t, data.validation.data_path)
       .alias("data.val_files")
       .alias("data.eval_dataset")
@@ -38,7 +40,10 @@ void add_data_keys(Table& t) {
       .at_most(1024)
       .help("Batches read ahead.")
       .only_with({is_not("data.num_workers", "0", "above 0")});
-  NRL_KEY(t, data.pin_memory).not_built().help("Page-locked host buffers (GPU only).");
+  NRL_KEY(t, data.pin_memory)
+      .help(
+          "Page-locked host buffers of batches. GPU runs always have them: false is refused there, and true "
+          "has no effect on a CPU.");
   NRL_KEY(t, data.reset_position_ids)
       .help(
           "Positions restart after the end token of every document of a sample (docs/data.md), as in "
@@ -80,16 +85,11 @@ void add_other_algorithms(Table& t) {
 
 void add_foreign_keys(Table& t) {
   t.foreign("include", "use 'defaults: base.yaml' to inherit from another file");
-  t.foreign("training.batch_size",
-            "in NeMo RL documents: sequences of all ranks per accumulation step; write "
-            "policy.train_global_batch_size = batch_size x gradient_accumulation_steps");
   t.foreign("model.config", "write the model's keys under policy.model");
   for (const char* align : {"distributed.align_param_gather",
                             "policy.megatron_cfg.distributed_data_parallel_config.align_param_gather"})
     t.foreign(align, "remove it; all stages start to gather updated weights right after the update");
   t.foreign("model.backend", "remove it; there is one implementation");
-  t.foreign("policy.model_parallel",
-            "remove it; use distributed.tensor_parallel_size and pipeline_parallel_size");
   t.foreign("policy.dtensor_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.enabled", "remove it; there is one implementation");
   t.foreign("policy.megatron_cfg.optimizer.adam_beta1", "write policy.optimizer.betas: [beta1, beta2]");
@@ -111,7 +111,17 @@ void add_foreign_keys(Table& t) {
   t.foreign("training.autocast", "write policy.precision: bfloat16 or float32");
   t.foreign("distributed.strategy", "write distributed.shard_strategy");
   t.foreign("hardware", "describes a machine for planning, which is not supported yet; remove it");
-  t.foreign("worker_groups", "separate groups of ranks are not supported yet; remove it");
+  for (const char* groups : {"worker_groups", "worker_group"})
+    t.foreign(groups,
+              "separate groups of ranks are not supported yet: remove it; mpirun -n RANKS or srun starts the "
+              "ranks of a run");
+  for (const char* section : {"", "cluster.", "distributed.", "training.", "policy."}) {
+    t.foreign(std::string(section) + "trainer_class",
+              "a class of Python; write algorithm: pretrain, the only algorithm that is supported yet");
+    t.foreign(std::string(section) + "resources_per_worker",
+              "resources of Ray; start one process per GPU with mpirun -n RANKS or srun, and let "
+              "cluster.gpus_per_node check their number");
+  }
   t.foreign("checkpointing.model_save_format", "checkpoints are always safetensors; remove it");
   t.foreign("checkpointing.save_scheduler", "the position in the schedule is always saved; remove it");
   t.foreign("checkpointing.save_consolidated", "checkpoints are always Hugging Face directories; remove it");

@@ -192,6 +192,11 @@ void add_distributed_keys(Table& t) {
       .at_least(1)
       .alias("policy.data_parallel_size")
       .help("Model replicas; auto: world / (tensor x pipeline x context). A given value is checked.");
+  NRL_KEY(t, distributed.model_parallel)
+      .alias("policy.model_parallel")
+      .help(
+          "Whether several ranks hold one copy of the model: checked against tensor_parallel_size x "
+          "pipeline_parallel_size, never used to choose. null: not checked.");
   NRL_KEY(t, distributed.dp_replicate_size)
       .at_least(1)
       .alias("policy.dtensor_cfg.dp_replicate_size")

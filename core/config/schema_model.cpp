@@ -6,6 +6,7 @@ namespace nrl::config_detail {
 namespace {
 
 void add_rope(PolicyTable& t, const std::string& prefix) {
+  t.section("model." + prefix, "Rescaling of the rotary frequencies, for longer contexts.");
   t.model(prefix + ".rope_type", Kind::choice)
       .one_of({"default", "linear", "dynamic", "llama3", "yarn", "longrope"})
       .alias("policy.model." + prefix + ".type")

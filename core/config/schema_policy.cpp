@@ -4,8 +4,6 @@
 namespace nrl::config_detail {
 namespace {
 
-constexpr double many_steps = 1e12;
-
 const Need may_checkpoint{is("policy.gradient_checkpointing", {"true", "auto"})};
 const Need full_recompute{is("policy.recompute.granularity", {"full"})};
 const Need offloads_activations{is_not("policy.offload_activations", "false", "other than false")};
@@ -36,7 +34,10 @@ void add_recompute(PolicyTable& t) {
       .above(0)
       .at_most(1)
       .alias("model.checkpoint_ratio")
-      .help("Fraction of the layers that are recomputed, rounded up and evenly spread.")
+      .help(
+          "Fraction of the layers that are recomputed whole, rounded up and evenly spread. Of the others "
+          "what "
+          "policy.recompute says.")
       .only_with(may_checkpoint);
   NRL_POLICY_KEY(t, checkpoint_every)
       .at_least(1)
@@ -46,7 +47,9 @@ void add_recompute(PolicyTable& t) {
       .only_with(may_checkpoint);
   NRL_POLICY_KEY(t, checkpoint_layers)
       .at_least(0)
-      .help("Exactly these layers are recomputed, counted from 0.")
+      .help(
+          "Exactly these layers are recomputed whole, counted from 0. Of the others what policy.recompute "
+          "says.")
       .only_with(may_checkpoint);
   t.section("recompute", "Activations that are recomputed in the backward pass instead of kept.");
   NRL_POLICY_KEY(t, recompute.granularity)
@@ -71,7 +74,8 @@ void add_recompute(PolicyTable& t) {
       .alias("policy.megatron_cfg.recompute_method")
       .help(
           "With num_layers: uniform keeps only the input of every num_layers-th layer and recomputes as many "
-          "at a time; block recomputes the first num_layers layers one by one and keeps the others. Counted "
+          "at a time; block recomputes the first num_layers layers one by one, and of the others what auto "
+          "chooses. Counted "
           "within each pipeline chunk. null: all layers one by one.")
       .only_with(full_recompute);
   NRL_POLICY_KEY(t, recompute.num_layers)
@@ -242,6 +246,8 @@ void add_optimizer(PolicyTable& t) {
       .one_of({"fp32", "fp16"})
       .alias("policy.megatron_cfg.optimizer.main_params_dtype")
       .help("Type of the master weights.");
+  t.section("optimizer.lr_scaling",
+            "The learning rate for other global batches than the one it was tuned for.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.rule)
       .help("Scale lr with the global batch: linear lr x B/base, sqrt lr x sqrt(B/base), none.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.base_batch_size)
@@ -318,6 +324,7 @@ void add_planned_features(PolicyTable& t) {
   t.planned("sequence_packing.sequence_length_round", Kind::integer, "64")
       .at_least(1)
       .help("Lengths are rounded up to a multiple of this.");
+  t.section("dynamic_batching", "Microbatches of about equal numbers of tokens.");
   t.planned("dynamic_batching.enabled", Kind::boolean, "false")
       .help("Microbatches by tokens, not sequences.");
   t.planned("dynamic_batching.train_mb_tokens", Kind::integer, "null")
@@ -394,7 +401,11 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .at_most(1LL << 30)
       .size()
       .alias("data.train_batch_size")
-      .help("Sequences per optimizer step, over all ranks.");
+      .times("training.batch_size", "policy.gradient_accumulation_steps")
+      .help(
+          "Sequences per optimizer step, over all ranks. training.batch_size counts those of one "
+          "accumulation "
+          "step: it is multiplied by gradient_accumulation_steps.");
   NRL_POLICY_KEY(t, train_micro_batch_size)
       .at_least(1)
       .alias("data.micro_batch_size_per_gpu")
@@ -447,7 +458,10 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "data.reset_attention_mask or distributed.overlap_param_gather.");
   add_fp8(t);
   add_recompute(t);
-  t.planned("pin_memory", Kind::boolean, "false").help("Page-locked host buffers for offloading.");
+  NRL_POLICY_KEY(t, pin_memory)
+      .help(
+          "Page-locked host buffers of offloaded memory, checkpoints and batches. GPU runs always have them: "
+          "false is refused there, and true has no effect on a CPU.");
   add_optimizer(t);
   add_planned_features(t);
 }

@@ -5,9 +5,8 @@
 namespace nrl::config_detail {
 namespace {
 
-constexpr double many_steps = 1e12;
-
 const Need saves{is("checkpointing.enabled", {"true"})};
+const Need monitors{is("monitoring.enabled", {"true"})};
 const Need samples{is_not("logger.sample_period", "0", "above 0")};
 
 void add_pretrain(Table& t) {
@@ -141,15 +140,18 @@ void add_logger(Table& t) {
       .help("Temperature of the samples; 0: greedy.")
       .only_with(samples);
   t.planned("logger.tensorboard_enabled", Kind::boolean, "false").help("Write TensorBoard event files.");
+  t.section("logger.tensorboard", "TensorBoard event files.");
   t.planned("logger.tensorboard.log_dir", Kind::text, "null")
       .nullable()
       .help("Directory of the TensorBoard files.");
   t.planned("logger.wandb_enabled", Kind::boolean, "false").help("Write a Weights & Biases run.");
+  t.section("logger.wandb", "The run at Weights & Biases.");
   t.planned("logger.wandb.project", Kind::text, "null").nullable().help("Weights & Biases project.");
   t.planned("logger.wandb.name", Kind::text, "null").nullable().help("Weights & Biases run name.");
   t.planned("logger.mlflow_enabled", Kind::boolean, "false").help("Report to MLflow.");
   t.planned("logger.swanlab_enabled", Kind::boolean, "false").help("Report to SwanLab.");
   t.planned("logger.monitor_gpus", Kind::boolean, "false").help("Sample utilization and memory of the GPUs.");
+  t.section("logger.gpu_monitoring", "Sampling of the GPUs by logger.monitor_gpus.");
   t.planned("logger.gpu_monitoring.collection_interval", Kind::number, "10")
       .above(0)
       .help("Seconds between samples.");
@@ -180,7 +182,8 @@ void add_memory(Table& t) {
 
 void add_monitoring(Table& t) {
   t.section("monitoring", "Monitoring of the run: NaN, instability, leaks, alerts.");
-  NRL_KEY(t, monitoring.enabled).not_built().help("Evaluate the rules of this section.");
+  NRL_KEY(t, monitoring.enabled)
+      .help("Apply the rules of this section; today memory_leak is the only one. false: none.");
   t.planned("monitoring.interval", Kind::number, "30")
       .above(0)
       .help("Seconds between evaluations of the rules.");
@@ -190,6 +193,7 @@ void add_monitoring(Table& t) {
       .help(
           "Name the first tensor with a NaN; the loss and the gradient norm are always checked "
           "(pretrain.on_nonfinite).");
+  t.section("monitoring.stability", "Instability of the loss.");
   t.planned("monitoring.stability.window", Kind::integer, "100")
       .at_least(2)
       .help("Length of the window, in steps.");
@@ -209,39 +213,47 @@ void add_monitoring(Table& t) {
   t.planned("monitoring.stability.max_recoveries", Kind::integer, "3")
       .at_least(0)
       .help("Rollbacks before giving up.");
+  t.section("monitoring.memory_leak", "Growth of memory from step to step that is reported as a leak.");
   NRL_KEY(t, monitoring.memory_leak.slope_mb_per_step)
       .above(0)
       .help(
           "Growth of the resident memory of a process, or of a GPU's memory, that is a leak, in 1e6 bytes: "
           "two thirds of the slopes between the last steps. A leak is a warning that names what grows; null: "
-          "not tested.");
+          "not tested.")
+      .only_with(monitors);
   NRL_KEY(t, monitoring.memory_leak.ratio)
       .above(1)
       .help(
           "Memory in the last min_samples samples, relative to the first ones, that is a leak; null: not "
-          "tested.");
+          "tested.")
+      .only_with(monitors);
   NRL_KEY(t, monitoring.memory_leak.step_increase_gb)
       .above(0)
-      .help("Growth within one step that is a leak, in 1e9 bytes; null: not tested.");
+      .help("Growth within one step that is a leak, in 1e9 bytes; null: not tested.")
+      .only_with(monitors);
   NRL_KEY(t, monitoring.memory_leak.min_samples)
       .at_least(2)
       .at_most(1000)
       .help("Samples before memory is compared. There is a sample after every step, at most five a second.")
+      .only_with(monitors)
       .only_with({is_not("monitoring.memory_leak.slope_mb_per_step", "null"),
                   is_not("monitoring.memory_leak.ratio", "null"),
                   is_not("monitoring.memory_leak.step_increase_gb", "null")});
+  t.section("monitoring.visualization", "Live views of the metrics.");
   for (const char* where : {"tensorboard", "dashboard", "prometheus", "grafana"})
     t.planned(std::string("monitoring.visualization.") + where, Kind::boolean, "false").help("A live view.");
   t.planned("monitoring.visualization.port", Kind::integer, "8000")
       .at_least(1)
       .at_most(65535)
       .help("Port of the Prometheus endpoint.");
+  t.section("monitoring.alerting", "Alerts when a metric crosses a threshold.");
   t.planned("monitoring.alerting.enabled", Kind::boolean, "false").help("Evaluate the thresholds.");
   t.planned("monitoring.alerting.email_notifications", Kind::boolean, "false").help("Mail an alert.");
   t.planned("monitoring.alerting.slack_notifications", Kind::boolean, "false").help("Post an alert.");
   t.planned("monitoring.alerting.command", Kind::text, "null")
       .nullable()
       .help("Command run with every alert.");
+  t.section("monitoring.alerting.thresholds", "The thresholds of alerts.");
   t.planned("monitoring.alerting.thresholds.loss_increase", Kind::number, "0.1")
       .above(0)
       .help("Relative increase.");
@@ -257,6 +269,7 @@ void add_monitoring(Table& t) {
       .above(0)
       .at_most(1)
       .help("Fraction of the baseline.");
+  t.section("monitoring.analysis", "Statistical rules over the metrics.");
   for (const char* what : {"trend_analysis", "anomaly_detection", "performance_regression"})
     t.planned(std::string("monitoring.analysis.") + what, Kind::boolean, "false").help("A statistical rule.");
 }
@@ -275,6 +288,7 @@ void add_profiling(Table& t) {
   t.planned("profiling.profile_memory", Kind::boolean, "false").help("Record memory of every operation.");
   t.planned("profiling.memory_snapshot", Kind::boolean, "false")
       .help("Record every allocation with its lifetime.");
+  t.section("profiling.nsys", "Nsight Systems, started and stopped by the run.");
   t.planned("profiling.nsys.steps", Kind::text, "null")
       .nullable()
       .help("Steps between profiler start and stop.");
@@ -328,6 +342,7 @@ void add_run_keys(Table& t) {
           "GPU: bitwise reproducible runs, attention gradients included, at a cost in memory and time. CPU "
           "runs always are.");
   t.planned("kernels.cpu_binding", Kind::text, "none").help("Cores of the threads: auto, none, or a list.");
+  t.section("kernels.cuda_graph", "CUDA graphs; policy.cuda_graph captures whole steps.");
   t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("Part of the step to capture.");
   add_memory(t);
   add_monitoring(t);

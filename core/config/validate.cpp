@@ -166,6 +166,7 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
     else
       c.warning(key, std::move(message), {why});
   };
+  config_detail::check_pin_memory(c, gpu, why);
   if (gpu) {
     if (config.memory.offload_dir)
       without_effect("memory.offload_dir",
@@ -437,13 +438,13 @@ void check_expert_grid(Checker& c, const DistributedConfig& d, int64_t world) {
 
 }  // namespace
 
-Diagnostics validate_for_world(const ConfigResult& result, int world_size,
-                               std::span<const ClusterNode> nodes) {
+Diagnostics validate_for_world(const ConfigResult& result, int world_size, std::span<const ClusterNode> nodes,
+                               RankCount count) {
   Diagnostics out;
   Checker c{result, out};
   const Config& config = result.config;
   const int64_t world = world_size;
-  config_detail::check_cluster(c, world, nodes);
+  config_detail::check_cluster(c, world, nodes, count);
   const DistributedConfig& d = config.distributed;
   const int64_t replica = model_ranks(config);
   if (!c.sound({"distributed.tensor_parallel_size", "distributed.pipeline_parallel_size",
@@ -458,8 +459,10 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
                 world, d.tensor_parallel_size, d.pipeline_parallel_size, d.context_parallel_size, replica,
                 world, replica),
             "",
-            {fmt::format("start {} or {} ranks", std::max<int64_t>(1, world / replica) * replica,
-                         (world / replica + 1) * replica)});
+            {world < replica
+                 ? config_detail::with_ranks(replica, count)
+                 : fmt::format("{} or {}", config_detail::with_ranks(world / replica * replica, count),
+                               (world / replica + 1) * replica)});
     return out;
   }
   if (d.backend == CommBackend::staged && world > 1 && c.sound({"distributed.backend"}))
@@ -473,7 +476,9 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
         fmt::format("data_parallel_size is {}, but {} rank{} / (tensor {} x pipeline {} x context {}) = {}",
                     d.data_parallel_size.value(), world, world == 1 ? "" : "s", d.tensor_parallel_size,
                     d.pipeline_parallel_size, d.context_parallel_size, dp),
-        "", {fmt::format("remove it (auto), or start {} ranks", d.data_parallel_size.value() * replica)});
+        "",
+        {fmt::format("remove it (auto), or {}",
+                     config_detail::with_ranks(d.data_parallel_size.value() * replica, count))});
     return out;
   }
   if (const int64_t copies = d.dp_replicate_size;

@@ -5,6 +5,7 @@
 
 #include "core/base/cluster_node.h"
 #include "core/config/checker.h"
+#include "core/config/load.h"
 
 namespace nrl::config_detail {
 
@@ -30,9 +31,13 @@ void check_pipeline(Checker c);
 /// What is recomputed: the keys that say it, and contradictions between them.
 void check_recompute(Checker c);
 void check_offload(Checker c);
+/// Page-locked buffers, on a GPU or a CPU; `why`: the reason for that device, as a note.
+void check_pin_memory(Checker& c, bool gpu, const std::string& why);
 /// Context parallelism: the length of samples, and the exchanges that are given.
 void check_context_parallel(Checker c);
 /// The section `cluster` against `world` ranks on `nodes`, in the launcher's order; empty: unknown.
-void check_cluster(Checker c, int64_t world, std::span<const ClusterNode> nodes);
+void check_cluster(Checker c, int64_t world, std::span<const ClusterNode> nodes, RankCount count);
+/// How to get `ranks` ranks: "start it with mpirun -n 24", "plan with --world 24".
+std::string with_ranks(int64_t ranks, RankCount count);
 
 }  // namespace nrl::config_detail

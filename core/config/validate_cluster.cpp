@@ -48,13 +48,21 @@ void check_gpus_per_node(Checker& c, const ClusterConfig& cluster, int64_t world
 
 }  // namespace
 
-void check_cluster(Checker c, int64_t world, std::span<const ClusterNode> nodes) {
+std::string with_ranks(int64_t ranks, RankCount count) {
+  return fmt::format("{} {}", count == RankCount::planned ? "plan with --world" : "start it with mpirun -n",
+                     ranks);
+}
+
+void check_cluster(Checker c, int64_t world, std::span<const ClusterNode> nodes, RankCount count) {
   const ClusterConfig& cluster = c.result.config.cluster;
   if (cluster.world_size && *cluster.world_size != world)
     c.error("cluster.world_size",
-            fmt::format("cluster.world_size is {}, but {} rank{} started", *cluster.world_size, world,
-                        world == 1 ? " was" : "s were"),
-            "", {fmt::format("start it with mpirun -n {}", *cluster.world_size)});
+            count == RankCount::planned
+                ? fmt::format("cluster.world_size is {}, but the plan is for {} rank{}", *cluster.world_size,
+                              world, world == 1 ? "" : "s")
+                : fmt::format("cluster.world_size is {}, but {} rank{} started", *cluster.world_size, world,
+                              world == 1 ? " was" : "s were"),
+            "", {with_ranks(*cluster.world_size, count)});
   const auto found = static_cast<int64_t>(nodes.size());
   if (cluster.num_nodes && found > 0 && *cluster.num_nodes != found)
     c.error("cluster.num_nodes",

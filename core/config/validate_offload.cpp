@@ -1,8 +1,10 @@
 // The keys that say which activations are moved to the host. What is recomputed instead of kept cannot be
 // moved.
 #include <algorithm>
+#include <utility>
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
 
 #include "core/config/validate.h"
 
@@ -89,6 +91,27 @@ void check_offload(Checker c) {
   check_layers(c, p);
   if (!c.sound({share_key}) || !c.unique(modules_key, p.offload_modules)) return;
   for (const OffloadModule m : p.offload_modules) check_module(c, config, m);
+}
+
+void check_pin_memory(Checker& c, bool gpu, const std::string& why) {
+  const Config& config = c.result.config;
+  std::vector<std::string> useless;
+  for (const auto& [key, pinned] : {std::pair("policy.pin_memory", config.policy.pin_memory),
+                                    std::pair("data.pin_memory", config.data.pin_memory)}) {
+    if (pinned.is_auto()) continue;
+    if (gpu && !pinned.value())
+      c.error(key,
+              fmt::format("{}: false is not supported on a GPU: copies run beside computation only from "
+                          "page-locked memory",
+                          key),
+              "", {why, "Fix: remove it, or set it to true"});
+    if (!gpu && pinned.value() && c.result.sound(key)) useless.emplace_back(key);
+  }
+  if (!useless.empty())
+    c.warning(useless.front(),
+              fmt::format("{}: true {} no effect on a CPU, which copies nothing to a device",
+                          fmt::join(useless, " and "), useless.size() == 1 ? "has" : "have"),
+              {why});
 }
 
 }  // namespace nrl::config_detail

@@ -45,8 +45,11 @@ void check_checkpointing(Checker& c, const PolicyConfig& p) {
   const bool checkpoints = p.gradient_checkpointing.value_or(!which.empty());
   if (!checkpoints) return;
   const char* const key = which.empty() ? checkpointing_key : which[0];
+  // These keys name layers, and policy.recompute may say what is recomputed of the others.
+  const bool of_others = (p.checkpoint_ratio.value_or(1) < 1 || p.checkpoint_layers) &&
+                         p.recompute.granularity != RecomputeGranularity::full;
   for (const std::string_view other : set_in_section(p.recompute)) {
-    if (!c.sound({other, key})) continue;
+    if (!c.sound({other, key}) || (of_others && (other == granularity_key || other == modules_key))) continue;
     c.error(key, fmt::format("{} and {} say in two ways what is recomputed", key, other), "",
             {fmt::format("{} is at {}", other, c.where(other)),
              "gradient_checkpointing is recompute.granularity: full; remove one of them"});

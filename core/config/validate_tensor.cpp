@@ -22,12 +22,31 @@ void check_comm_overlap(Checker& c) {
         "", {"set distributed.sequence_parallel to true, or use pipelined"});
 }
 
+void check_model_parallel(Checker& c) {
+  const DistributedConfig& d = c.result.config.distributed;
+  constexpr std::string_view key = "distributed.model_parallel", tensor = "distributed.tensor_parallel_size",
+                             pipeline = "distributed.pipeline_parallel_size";
+  const int64_t ranks = d.tensor_parallel_size * d.pipeline_parallel_size;
+  if (!d.model_parallel || *d.model_parallel == (ranks > 1) || !c.sound({tensor, pipeline})) return;
+  c.error(key,
+          fmt::format(
+              "{}: {}, but tensor_parallel_size {} x pipeline_parallel_size {} = {}: {}", key,
+              *d.model_parallel, d.tensor_parallel_size, d.pipeline_parallel_size, ranks,
+              ranks > 1 ? "several ranks hold one copy of the model" : "every rank holds the whole model"),
+          "",
+          {fmt::format("tensor_parallel_size is at {}, pipeline_parallel_size at {}", c.where(tensor),
+                       c.where(pipeline)),
+           ranks > 1 ? "Fix: remove it, or set both sizes to 1"
+                     : "Fix: remove it, or set one of the sizes above 1"});
+}
+
 }  // namespace
 
 void check_tensor_parallel(Checker c) {
   const Config& config = c.result.config;
   const DistributedConfig& d = config.distributed;
   check_comm_overlap(c);
+  check_model_parallel(c);
   constexpr std::string_view modules_key = "policy.recompute.modules";
   const AutoOr<std::vector<RecomputeModule>>& modules = config.policy.recompute.modules;
   if (!modules.is_auto() && !d.splits_sequence() &&

@@ -1,6 +1,7 @@
 #include "core/config/yaml.h"
 
 #include <algorithm>
+#include <cctype>
 #include <sstream>
 #include <unordered_map>
 
@@ -242,6 +243,23 @@ std::optional<Pos> second_document(std::string_view text) {
   return std::nullopt;
 }
 
+/// The '=' of a line "name = value", as in a program: of this line or the one before it.
+std::optional<Pos> assignment(const Source& source, int line_number) {
+  for (int number = line_number; number >= std::max(line_number - 1, 1); --number) {
+    const std::string_view line = source.line(number);
+    const size_t equals = line.find('=');
+    if (equals == std::string_view::npos) continue;
+    std::string_view name = line.substr(0, equals);
+    while (name.starts_with(' ')) name.remove_prefix(1);
+    while (name.ends_with(' ')) name.remove_suffix(1);
+    const bool word = !name.empty() && std::all_of(name.begin(), name.end(), [](char c) {
+      return std::isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
+    });
+    if (word) return Pos{number, static_cast<int>(equals) + 1, 1};
+  }
+  return std::nullopt;
+}
+
 /// The last position with content.
 Pos last_content(std::string_view text) {
   Pos pos, last;
@@ -293,6 +311,8 @@ Node parse(const Source& source, std::string text, Shift shift, Diagnostics& pro
     Pos pos = builder.pos_of(e.mark);
     if (builder.unclosed_quote()) {
       add(*builder.unclosed_quote(), "unclosed quote");
+    } else if (const auto equals = assignment(source, std::min(pos.line, end.line))) {
+      add(*equals, "not valid YAML: a value is given with ':', not with '='", {"write 'key: value'"});
     } else if (pos.line > end.line || e.mark.line < 0) {
       // The error is at the sentinel: something above is still open.
       const auto open = builder.open_collection();
@@ -350,7 +370,7 @@ Node parse_override(const Source& source, Diagnostics& problems) {
       text[0] == '~') {
     problems.push_back(make_diagnostic(source, {1, 1, static_cast<int>(text.size())}, 0, "",
                                        "an override is written section.key=value", "",
-                                       {"for example policy.optimizer.lr=3e-4"}));
+                                       {"for example policy.optimizer.lr=3e-4, without spaces around '='"}));
     return {};
   }
   // "k: value", with marks moved to where the value stands in the override.

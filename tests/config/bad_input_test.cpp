@@ -65,6 +65,8 @@ TEST_CASE("malformed YAML is refused with its place", "[config]") {
       {"{policy: {}}", 1, 1, "not braces"},
       {"hello", 1, 5, "not valid YAML"},
       {"a: b: c", 1, 5, "not valid YAML"},
+      {"policy.precision = \"bfloat16\"\npolicy.tensor_parallel_size = 2\n", 2, 29, "not with '='"},
+      {"policy:\n  model: {}\n  precision = float32\ndata: {}\n", 3, 13, "write 'key: value'"},
       {"[1, 2]: 3", 1, 1, "a key must be plain text"},
       {"policy:\n\tmodel_name: x", 2, 1, "a tab in the indentation"},
       {"a: 1\nb: \xff\n", 2, 4, "0xff"},
@@ -144,6 +146,9 @@ TEST_CASE("a value of the wrong kind is refused where it stands", "[config]") {
       {"pretrain: 3", 1, 11, "expected a mapping"},
       {"pretrain: [a]", 1, 11, "expected a mapping"},
       {"pretrain:\n  on_nonfinite: Skip", 2, 17, "did you mean 'skip'?"},
+      {"policy:\n  loss_scaling: \"2**15\"", 2, 17, "write 32768, or 2**15 without quotes"},
+      {"policy:\n  loss_scaling: 2^15", 2, 17, "write 32768"},
+      {"policy:\n  train_global_batch_size: 2**5", 2, 28, "write 32"},
       {"policy:\n  optimizer: {lr: .nan}", 2, 19, "expected number"},
       {"policy:\n  optimizer: {lr: .inf}", 2, 19, "expected number"},
       {"policy:\n  optimizer: {lr: 1e400}", 2, 19, "expected number"},
@@ -176,7 +181,11 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"policy:\n  optimizer: {LR: 1}", 2, 15, "did you mean 'lr'?"},
       {"policy:\n  model: {hiden_size: 1}", 2, 11, "did you mean 'hidden_size'?"},
       {"pretrain: {qqqqqq: 1}", 1, 12, "keys here: max_num_steps, max_num_epochs"},
-      {"training: {batch_size: 192}", 1, 12, "policy.train_global_batch_size"},
+      {"trainer_class: DPOTrainer", 1, 1, "write algorithm: pretrain"},
+      {"cluster: {resources_per_worker: {GPU: 2}}", 1, 11, "mpirun -n RANKS or srun"},
+      {"worker_groups: [{name: policy}]", 1, 1, "separate groups of ranks are not supported yet"},
+      {"policy . precision: float32", 1, 1, "did you mean 'policy.precision'?"},
+      {"policy . model: {model_type: llama}", 1, 1, "a key is written without spaces"},
       {"include: a.yaml", 1, 1, "defaults"},
       {"policy: {offload_optimizer: 1.5}", 1, 29, "out of range"},
       {"policy: {offload_optimizer: all}", 1, 29, "expected true, false or a number from 0 to 1"},
@@ -291,7 +300,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"device=cpu", "distributed.backend=nccl"}, "requires device: cuda"},
       {{"device=cuda", "distributed.backend=mpi"}, "supports host memory only"},
       {{"profiling.enabled=true", "profiling.steps=5:3"}, "profiling.steps is"},
-      {{"training.fp16=true", "policy.precision=bogus"}, "expected auto | float32"},
+      {{"training.mixed_precision=true", "policy.precision=bogus"}, "expected auto | float32"},
       {{"policy.train_global_batch_size=10", "policy.train_micro_batch_size=4"}, "not a multiple of micro 4"},
       {{"policy.train_global_batch_size=12", "policy.train_micro_batch_size=2",
         "policy.gradient_accumulation_steps=4"},
@@ -324,6 +333,10 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
        "policy.gradient_checkpointing and policy.recompute.granularity say in two ways what is recomputed"},
       {{"policy.checkpoint_every=2", "policy.recompute.modules=[norm]"},
        "policy.checkpoint_every and policy.recompute.modules say in two ways"},
+      {{"policy.checkpoint_ratio=1", "policy.recompute.modules=[norm]"},
+       "policy.checkpoint_ratio and policy.recompute.modules say in two ways"},
+      {{"policy.checkpoint_layers=[0]", "policy.recompute=full"},
+       "policy.checkpoint_layers and policy.recompute.granularity say in two ways"},
       {{"policy.recompute.granularity=full", "policy.recompute.method=uniform"},
        "policy.recompute.method needs policy.recompute.num_layers"},
       {{"policy.recompute.granularity=full", "policy.recompute.num_layers=2"},
@@ -368,6 +381,30 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"pretrain.max_num_steps=null"}, "must be given"},
       {{"data.train.data_path=[]"}, "data.train.data_path must be given"},
       {{"policy.mixed_precision=true", "policy.precision=float32"}, "contradicts"},
+      {{"training.fp16=true", "training.bf16=true"}, "policy.precision is given twice with different values"},
+      {{"training.fp16=true", "policy.precision=bfloat16"},
+       "first as 'training.fp16' at command line: training.fp16=true"},
+      {{"training.batch_size=8", "policy.train_global_batch_size=8", "policy.gradient_accumulation_steps=2"},
+       "training.batch_size: 8 is understood as policy.train_global_batch_size: 16 (8 x "
+       "policy.gradient_accumulation_steps 2), which contradicts policy.train_global_batch_size: 8"},
+      {{"training.batch_size=1000000000", "policy.gradient_accumulation_steps=10000000000"},
+       "x policy.gradient_accumulation_steps 10000000000 is too large"},
+      {{"training.batch_size=many"}, "expected integer from 1"},
+      {{"training.batch_size=${pretrain.seed}", "policy.gradient_accumulation_steps=2"},
+       "are multiplied: expected numbers, not references"},
+      {{"policy.model_parallel=true"},
+       "distributed.model_parallel: true, but tensor_parallel_size 1 x pipeline_parallel_size 1 = 1: every "
+       "rank holds the whole model"},
+      {{"policy.model_parallel=false", "distributed.pipeline_parallel_size=2"},
+       "= 2: several ranks hold one copy of the model"},
+      {{"device=cuda", "policy.pin_memory=false"}, "policy.pin_memory: false is not supported on a GPU"},
+      {{"device=cuda", "data.pin_memory=false"}, "data.pin_memory: false is not supported on a GPU"},
+      {{"monitoring.interval=10"}, "'monitoring.interval' is a known key, but not supported yet"},
+      {{"worker_groups.x=1"}, "'worker_groups' is not a key of nrl-train"},
+      {{"worker_groups.x=1"}, "separate groups of ranks are not supported yet"},
+      {{"policy.precision =float32"}, "did you mean 'policy.precision'?"},
+      {{"policy.precision = float32"}, "a key is written without spaces"},
+      {{"="}, "without spaces around '='"},
       {{"policy.mixed_precision=true", "policy.precision=fp32"}, "contradicts"},
   };
   for (const Contradiction& c : cases) {
@@ -395,7 +432,7 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
         "pipeline_schedule, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage, "
         "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split, pipeline_layout, "
-        "microbatch_group_size_per_vp_stage, overlap_p2p_comm, ... (17 more: "
+        "microbatch_group_size_per_vp_stage, overlap_p2p_comm, ... (18 more: "
         "nrl-train explain distributed)\n"
         "\n"
         "1 error, nothing was started. (exit 78)\n");
@@ -494,6 +531,23 @@ TEST_CASE("input cannot control the terminal, and long values are cut", "[config
   }
   CHECK(render(load_base({"logger.progress=" + long_text}).diagnostics).size() < 2000);
   CHECK(render(load_base({long_text}).diagnostics).size() < 2000);
+}
+
+TEST_CASE("a message about 100,000 keys is short", "[config]") {
+  std::string text;
+  for (int i = 0; i < 100'000; ++i) text += fmt::format("k{}: 1\n", i);
+  const ConfigResult result = load_text(text);
+  const std::string shown = render(result.diagnostics);
+  INFO(shown);
+  CHECK(shown.size() <= 4000);
+  CHECK(contains(shown, "unknown key 'k0'"));
+  CHECK(contains(shown, " more\n\n"));
+  CHECK(contains(shown, "errors, nothing was started. (exit 78)"));
+  try {
+    raise(result.diagnostics);
+  } catch (const Error& e) {
+    CHECK(std::string_view(e.what()).size() <= 4000);
+  }
 }
 
 TEST_CASE("files that cannot be read", "[config]") {

@@ -92,6 +92,24 @@ TEST_CASE("bf16 logits need bf16 activations, which auto has on a GPU only", "[c
   CHECK(validate_for_device(load_base({logits, "policy.precision=bfloat16"}), no_gpu).empty());
 }
 
+TEST_CASE("page-locked buffers are what a GPU has and a CPU has no use for", "[config]") {
+  const auto problems = [](const std::string& value, const DeviceFacts& facts) {
+    return validate_for_device(load_base({"policy.pin_memory=" + value, "data.pin_memory=" + value}), facts);
+  };
+  for (const char* value : {"true", "auto"}) CHECK(problems(value, one_gpu).empty());
+  for (const char* value : {"false", "auto"}) CHECK(problems(value, no_gpu).empty());
+  const Diagnostics notice = problems("true", no_gpu);
+  REQUIRE(notice.size() == 1);
+  CHECK(notice[0].severity == Severity::warning);
+  CHECK(contains(render(notice), "policy.pin_memory and data.pin_memory: true have no effect on a CPU"));
+  const Diagnostics refused = problems("false", one_gpu);
+  CHECK(refused.size() == 2);
+  CHECK(exit_code(refused) == Exit::config);
+  const ConfigResult cpu = load_base({"device=cpu", "data.pin_memory=true"});
+  CHECK(cpu.ok());
+  CHECK(contains(render(cpu.diagnostics), "warning: data.pin_memory: true has no effect on a CPU"));
+}
+
 TEST_CASE("fastest must mean one precision on all ranks", "[config]") {
   DeviceFacts facts = no_gpu;
   facts.bf16_differs = true;

@@ -175,6 +175,72 @@ TEST_CASE("foreign spellings are translated and listed", "[config]") {
   CHECK(load_good(load_base({"training.bf16=false"})).policy.precision == Precision::automatic);
 }
 
+TEST_CASE("training.batch_size counts the sequences of one accumulation step", "[config]") {
+  const std::string guide = base_yaml + "training: {batch_size: 192, gradient_accumulation_steps: 4}\n";
+  const ConfigResult result = load_text(guide);
+  CHECK(load_good(result).policy.train_global_batch_size == 768);
+  REQUIRE(result.translated.size() == 2);
+  CHECK(result.translated[1].given == "training.batch_size: 192");
+  CHECK(result.translated[1].canonical ==
+        "policy.train_global_batch_size: 768 (192 x policy.gradient_accumulation_steps 4)");
+  CHECK(validate_for_world(result, 24).empty());
+  CHECK(resolve_batch(result.config, 24).micro == 8);
+  require_round_trip(result);
+  const auto global = [&](const std::string& text, std::vector<std::string> overrides) {
+    return load_good(load_text(text, std::move(overrides))).policy.train_global_batch_size;
+  };
+  CHECK(global(base_yaml + "training: {batch_size: 192}\n", {}) == 192);
+  CHECK(global(guide, {"policy.gradient_accumulation_steps=2"}) == 384);
+  CHECK(global(guide, {"training.batch_size=96"}) == 384);
+  CHECK(global(guide, {"policy.train_global_batch_size=64"}) == 64);
+  CHECK(global(guide, {"policy.gradient_accumulation_steps=null"}) == 192);
+  CHECK(global(guide + "logger: {log_dir: x}\n", {"policy.train_global_batch_size=768"}) == 768);
+  CHECK(global(base_yaml, {"training.batch_size=8", "policy.gradient_accumulation_steps=4",
+                           "policy.train_global_batch_size=32"}) == 32);
+}
+
+TEST_CASE("of a key that the command line gives twice the later value counts", "[config]") {
+  const auto precision = [](std::vector<std::string> overrides) {
+    return load_good(load_text(base_yaml + "training: {fp16: true}\n", std::move(overrides)))
+        .policy.precision;
+  };
+  CHECK(precision({}) == Precision::float16);
+  CHECK(precision({"training.bf16=true"}) == Precision::bfloat16);
+  CHECK(precision({"training.fp16=false"}) == Precision::automatic);
+  CHECK(precision({"training.bf16=true", "training.bf16=false"}) == Precision::automatic);
+  CHECK(precision({"policy.precision=float32", "policy.precision=bfloat16"}) == Precision::bfloat16);
+  const std::string mixed = base_yaml + "training: {mixed_precision: true}\n";
+  CHECK(load_good(load_text(mixed, {"policy.precision=float32"})).policy.precision == Precision::float32);
+  CHECK(load_good(load_text(mixed, {"training.mixed_precision=false"})).policy.precision ==
+        Precision::float32);
+  CHECK(load_good(load_base({"policy.model.rope_scaling={factor: 2}", "policy.model.rope_scaling=null",
+                             "policy.model.rope_scaling.factor=3"}))
+            .policy.model_json == "{\"model_type\": \"llama\", \"rope_scaling\": {\"factor\": 3}}");
+}
+
+TEST_CASE("the configurations of guides load as they are", "[config]") {
+  const auto documented = [](const std::string& name, int ranks) {
+    const std::vector<std::string> minimum{"policy.model.model_type=llama", "data.train.data_path=corpus",
+                                           "pretrain.max_num_steps=2"};
+    const ConfigResult result = load_config(NRL_SOURCE_DIR "/tests/cli/documents/" + name + ".yaml", minimum);
+    INFO(render(result.diagnostics));
+    CHECK(result.diagnostics.empty());
+    CHECK(validate_for_world(result, ranks).empty());
+    CHECK_FALSE(validate_for_world(result, ranks - 1).empty());
+    return load_good(result);
+  };
+  const Config efficient = documented("memory-efficient", 2);
+  CHECK(efficient.policy.precision == Precision::bfloat16);
+  CHECK(efficient.distributed.model_parallel == true);
+  CHECK(efficient.policy.pin_memory.value());
+  const Config large = documented("large-model", 8);
+  CHECK(large.policy.loss_scaling.value().scale == 32768);
+  CHECK(large.policy.checkpoint_every == 2);
+  const Config cluster = documented("multi-node", 24);
+  CHECK(cluster.policy.train_global_batch_size == 768);
+  CHECK(cluster.distributed.backend == CommBackend::automatic);
+}
+
 TEST_CASE("files inherit depth first, and places name the right file", "[config]") {
   const Folder folder;
   folder.write("base.yaml", base_yaml + "logger: {log_dir: base, log_interval: 3}\n");

@@ -87,6 +87,43 @@ TEST_CASE("explain describes a key, and suggests one for an unknown name", "[con
   CHECK(contains(explain("", &known), "policy."));
 }
 
+TEST_CASE("explain of a section describes it and has one line for each key", "[config]") {
+  std::vector<std::string> sections{""};
+  for (const Key& key : Schema::get().keys())
+    for (std::string path = key.section(); !path.empty();
+         path = path.find('.') == std::string::npos ? "" : path.substr(0, path.rfind('.')))
+      sections.push_back(path);
+  for (const std::string& section : sections) {
+    INFO(section);
+    const Schema& schema = Schema::get();
+    CHECK(schema.section_help(section).size() > 5);
+    const std::string text = explain(section);
+    std::istringstream lines(text.substr(text.rfind(section.empty() ? "(top level)\n" : section + "\n")));
+    std::string line;
+    std::getline(lines, line);
+    std::getline(lines, line);
+    CHECK(line == "  " + std::string(schema.section_help(section)));
+    for (const std::string_view child : schema.children(section)) {
+      REQUIRE(std::getline(lines, line));
+      INFO(line);
+      CHECK(line.starts_with("  " + std::string(child)));
+      CHECK(line.size() > 40);
+      CHECK(line.size() < 200);
+    }
+    REQUIRE(std::getline(lines, line));
+    CHECK(contains(line, "describes a key in full"));
+    CHECK(!std::getline(lines, line));
+  }
+  CHECK(explain("policy.scheduler.") == explain("policy.scheduler"));
+  bool known = false;
+  const std::string foreign = explain("training", &known);
+  CHECK(known);
+  CHECK(contains(foreign, "training.fp16"));
+  CHECK(contains(foreign, "policy.precision (true: float16; false: -)"));
+  CHECK(
+      contains(foreign, "policy.train_global_batch_size (multiplied by policy.gradient_accumulation_steps)"));
+}
+
 TEST_CASE("explain searches names and meanings", "[config]") {
   struct Search {
     const char* text;

@@ -6,11 +6,11 @@ using namespace nrl::test;
 
 namespace {
 std::string complaints(std::vector<std::string> overrides, int world,
-                       const std::vector<ClusterNode>& nodes = {}) {
+                       const std::vector<ClusterNode>& nodes = {}, RankCount count = RankCount::started) {
   const ConfigResult result = load_base(std::move(overrides));
   INFO(render(result.diagnostics));
   REQUIRE(result.ok());
-  return render(validate_for_world(result, world, nodes));
+  return render(validate_for_world(result, world, nodes, count));
 }
 }  // namespace
 
@@ -54,6 +54,18 @@ TEST_CASE("the cluster section is checked against the job", "[config]") {
   CHECK(
       contains(complaints({"cluster.world_size=2"}, 4), "cluster.world_size is 2, but 4 ranks were started"));
   CHECK(complaints({"cluster.world_size=4"}, 4).empty());
+  // Ranks of a run are started, those of a plan are not.
+  const auto planned = [](const std::string& key, int world) {
+    return complaints({key}, world, {}, RankCount::planned);
+  };
+  CHECK(contains(complaints({"cluster.world_size=24"}, 8), "start it with mpirun -n 24"));
+  CHECK(
+      contains(planned("cluster.world_size=24", 8), "cluster.world_size is 24, but the plan is for 8 ranks"));
+  CHECK(contains(planned("cluster.world_size=24", 8), "plan with --world 24"));
+  CHECK(contains(complaints({"distributed.tensor_parallel_size=8"}, 6), "start it with mpirun -n 8\n"));
+  CHECK(contains(planned("distributed.tensor_parallel_size=4", 6), "plan with --world 4 or 8"));
+  CHECK(
+      contains(planned("distributed.data_parallel_size=16", 8), "remove it (auto), or plan with --world 16"));
   CHECK(contains(complaints({"cluster.num_nodes=2"}, 2, {{"a", 2}}),
                  "cluster.num_nodes is 2, but the ranks run on 1"));
   CHECK(complaints({"cluster.num_nodes=2"}, 2).empty());
