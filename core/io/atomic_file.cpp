@@ -148,6 +148,12 @@ void File::sync() const {
   if (error != 0) fail(Exit::io, "{}: cannot fsync, the file is given up: {}", path_, cause(error));
 }
 
+void File::touch() const {
+  int error = injected(FileOp::touch, path_);
+  if (error == 0 && ::futimens(fd_, nullptr) != 0) error = errno;
+  if (error != 0) fail(Exit::io, "{}: cannot set its time: {}", path_, cause(error));
+}
+
 void File::close() {
   if (fd_ < 0) return;
   const int rc = ::close(std::exchange(fd_, -1));

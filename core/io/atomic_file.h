@@ -11,7 +11,7 @@
 namespace nrl {
 
 /// Operations that change the file system; see set_file_op_hook.
-enum class FileOp { create, make_directory, allocate, write, fsync, rename, remove };
+enum class FileOp { create, make_directory, allocate, write, fsync, rename, remove, touch };
 
 /// Test hook, called before every operation that changes the file system. Returns 0 to proceed, or an errno
 /// value that the operation then fails with; it may also end the process to simulate a crash. nullptr removes
@@ -52,6 +52,8 @@ class File {
   /// fsync. A failure is final: the kernel may have dropped the data, so the file must be abandoned and must
   /// not be synced again (Rebello et al., "Can Applications Recover from fsync Failures?", ATC'20).
   void sync() const;
+  /// Sets the time of the last change to now.
+  void touch() const;
   /// Closes and reports a late write error.
   void close();
 

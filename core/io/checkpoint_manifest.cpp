@@ -12,6 +12,7 @@ namespace nrl {
 namespace {
 
 constexpr std::string_view format_version = "nrl-checkpoint-1";
+constexpr std::string_view step_prefix = "step-";
 constexpr std::string_view tail_start = "\"crc32c\":\"";
 constexpr std::string_view tail_end = "\"}\n";
 constexpr size_t tail_bytes = tail_start.size() + 8 + tail_end.size();
@@ -152,6 +153,19 @@ std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& ten
   if (expected != total)
     fail(Exit::data, "tensor \"{}\": elements [{}, {}) are stored nowhere", name, expected, total);
   return out;
+}
+
+std::string step_directory_name(int64_t step) {
+  return fmt::format("{}{}", step_prefix, step);
+}
+
+std::optional<int64_t> parse_step_directory_name(std::string_view name) {
+  if (!name.starts_with(step_prefix)) return {};
+  const std::string_view digits = name.substr(step_prefix.size());
+  int64_t step = -1;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
+  if (error != std::errc() || step < 0 || name != step_directory_name(step)) return {};
+  return step;
 }
 
 JsonValue tensor_to_json(const LogicalTensor& tensor) {

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -67,6 +68,11 @@ struct CheckpointManifest {
   /// Checks the CRC and everything else that needs no other file. Exit::data, prefixed with `source`.
   static CheckpointManifest from_text(std::string_view text, std::string_view source);
 };
+
+/// "step-1200".
+std::string step_directory_name(int64_t step);
+/// The step of such a name; nullopt for any other name ("step-01", "step-1.tmp-...").
+std::optional<int64_t> parse_step_directory_name(std::string_view name);
 
 inline constexpr std::string_view manifest_name = "manifest.json";
 

@@ -3,33 +3,98 @@
 #include <algorithm>
 #include <cstring>
 #include <set>
+#include <unordered_map>
+#include <utility>
 
-#include "core/base/error.h"
-#include "core/io/checkpoint_store.h"
+#include "core/base/text.h"
+#include "core/io/atomic_file.h"
 #include "core/io/crc32c.h"
 
 namespace nrl {
 namespace {
 
 constexpr size_t cached_chunks = 32;
-constexpr size_t most_listed = 10;
+constexpr uint64_t max_manifest = uint64_t{1} << 30;
+constexpr size_t max_problems_of_file = 3;
 
 void list_names(std::string& text, std::string_view what, const std::vector<std::string>& names) {
-  if (names.empty()) return;
-  const std::vector<std::string> shown(
-      names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(names.size(), most_listed)));
-  text += fmt::format("; {} {}: {}{}", names.size(), what, fmt::join(shown, ", "),
-                      names.size() > most_listed ? ", ..." : "");
+  if (!names.empty()) text += fmt::format("; {} {}: {}", names.size(), what, joined(names));
+}
+
+// Runs `read`, whose errors mean that the checkpoint is damaged.
+template <class Read>
+decltype(auto) from_checkpoint(const Read& read) {
+  try {
+    return read();
+  } catch (const CheckpointDamage&) {
+    throw;
+  } catch (const Error& e) {
+    if (e.code() == Exit::internal) throw;
+    throw CheckpointDamage(e.code(), e.what());
+  }
+}
+
+// What differs from the manifest's entry without reading the content; empty: nothing.
+std::string size_problem(const std::string& path, const CheckpointFile& entry) {
+  if (!path_exists(path)) return fmt::format("{}: missing", path);
+  try {
+    const uint64_t size = File::open_read(path, File::Links::refuse).size();
+    return size == entry.bytes
+               ? ""
+               : fmt::format("{}: size {} != {} in {}", path, size, entry.bytes, manifest_name);
+  } catch (const Error& e) {
+    return e.what();
+  }
 }
 
 }  // namespace
 
-CheckpointReader::CheckpointReader(const std::string& path) : path_(path) {
-  if (!is_directory(path)) fail(Exit::no_input, "{}: no such checkpoint directory", path);
-  const std::vector<std::string> problems = validate_checkpoint(path, Validation::quick);
-  if (!problems.empty()) fail(Exit::data, "{}", fmt::join(problems, "; "));
+OpenedManifest open_manifest(const std::string& path) {
+  OpenedManifest opened;
   const std::string file = join_path(path, manifest_name);
-  manifest_ = CheckpointManifest::from_text(read_file(file, uint64_t{1} << 30, File::Links::refuse), file);
+  try {
+    if (!path_exists(file)) fail(Exit::data, "{}: missing", file);
+    opened.manifest = CheckpointManifest::from_text(read_file(file, max_manifest, File::Links::refuse), file);
+  } catch (const Error& e) {
+    opened.problems.push_back(e.what());
+    return opened;
+  }
+  const size_t end = path.find_last_not_of('/');
+  const std::string trimmed = path.substr(0, end == std::string::npos ? 0 : end + 1);
+  const auto named = parse_step_directory_name(trimmed.substr(trimmed.rfind('/') + 1));
+  if (named && *named != opened.manifest.step)
+    opened.problems.push_back(fmt::format("{}: is of step {}, but the directory is of step {}", file,
+                                          opened.manifest.step, *named));
+  for (const CheckpointFile& entry : opened.manifest.files) {
+    std::string problem = size_problem(join_path(path, entry.name), entry);
+    if (problem.empty()) continue;
+    opened.problems.push_back(std::move(problem));
+    opened.unusable.insert(entry.name);
+  }
+  return opened;
+}
+
+namespace {
+
+CheckpointManifest usable_manifest(const std::string& path) {
+  if (!is_directory(path)) fail(Exit::no_input, "{}: no such checkpoint directory", path);
+  OpenedManifest opened = open_manifest(path);
+  if (!opened.problems.empty()) throw CheckpointDamage(Exit::data, joined(opened.problems, "\n"));
+  return std::move(opened.manifest);
+}
+
+}  // namespace
+
+CheckpointReader::CheckpointReader(const std::string& path) : CheckpointReader(path, usable_manifest(path)) {}
+
+CheckpointReader::CheckpointReader(std::string path, CheckpointManifest manifest)
+    : path_(std::move(path)), manifest_(std::move(manifest)), sums_(manifest_), verified_(sums_.count()) {}
+
+std::string CheckpointReader::files_of(std::string_view name) const {
+  std::set<std::string> files;
+  for (const CheckpointShard& s : at(name).shards) files.insert(join_path(path_, s.file));
+  const std::vector<std::string> list(files.begin(), files.end());
+  return joined(list, ", ", 3);
 }
 
 const LogicalTensor* CheckpointReader::find(std::string_view name) const {
@@ -39,7 +104,7 @@ const LogicalTensor* CheckpointReader::find(std::string_view name) const {
 
 const LogicalTensor& CheckpointReader::at(std::string_view name) const {
   const LogicalTensor* t = find(name);
-  if (t == nullptr) fail(Exit::data, "{}: there is no tensor \"{}\"", path_, name);
+  if (t == nullptr) fail(Exit::data, "{}: there is no tensor \"{}\"", manifest_path(), name);
   return *t;
 }
 
@@ -63,18 +128,28 @@ void CheckpointReader::check_names(const std::vector<TensorSpec>& wanted, bool a
   list_names(text, "missing", missing);
   list_names(text, "different", different);
   list_names(text, "unexpected", unexpected);
-  if (!text.empty()) fail(Exit::data, "{}: does not match this model: {}", path_, text.substr(2));
+  if (!text.empty()) fail(Exit::data, "{}: does not match this model: {}", manifest_path(), text.substr(2));
 }
+
+namespace {
+
+// shard_runs(), with the manifest's path in front of an error.
+std::vector<ShardRun> covering_runs(const std::string& manifest, std::string_view name,
+                                    const LogicalTensor& tensor) {
+  try {
+    return shard_runs(name, tensor);
+  } catch (const Error& e) {
+    throw CheckpointDamage(e.code(), fmt::format("{}: {}", manifest, e.what()));
+  }
+}
+
+}  // namespace
 
 const CheckpointReader::OpenTensor& CheckpointReader::open(std::string_view name) {
   if (open_.tensor == nullptr || open_name_ != name) {
     open_ = OpenTensor();
     const LogicalTensor& tensor = at(name);
-    try {
-      open_.runs = shard_runs(name, tensor);
-    } catch (const Error& e) {
-      fail(e.code(), "{}: {}", path_, e.what());
-    }
+    open_.runs = covering_runs(manifest_path(), name, tensor);
     open_.tensor = &tensor;
     open_name_ = name;
     cache_.clear();
@@ -82,35 +157,50 @@ const CheckpointReader::OpenTensor& CheckpointReader::open(std::string_view name
   return open_;
 }
 
+const SafetensorsFile& CheckpointReader::file(const std::string& name) {
+  auto it = files_.find(name);
+  if (it != files_.end()) return *it->second;
+  const std::string path = join_path(path_, name);
+  try {
+    it = files_.emplace(name, std::make_unique<SafetensorsFile>(path, File::Links::refuse)).first;
+  } catch (const Error& e) {
+    // The file was sound when it was written.
+    std::string_view what = e.what();
+    if (e.code() != Exit::data || !what.starts_with(path + ": ")) throw CheckpointDamage(e.code(), e.what());
+    throw CheckpointDamage(e.code(), fmt::format("{}: damaged: {}", path, what.substr(path.size() + 2)));
+  }
+  return *it->second;
+}
+
 const TensorInfo& CheckpointReader::stored(const LogicalTensor& tensor, const CheckpointShard& shard,
                                            const SafetensorsFile*& file) {
-  auto it = files_.find(shard.file);
-  if (it == files_.end()) {
-    auto opened = std::make_unique<SafetensorsFile>(join_path(path_, shard.file), File::Links::refuse);
-    it = files_.emplace(shard.file, std::move(opened)).first;
+  file = &this->file(shard.file);
+  const TensorInfo* info = file->find(shard.key);
+  if (!info)
+    fail(Exit::data, "{}: damaged: there is no tensor \"{}\", which is in {}", file->path(), shard.key,
+         manifest_name);
+  if (info->dtype != tensor.dtype || info->elements() != shard.count) {
+    fail(Exit::data, "{}: damaged: tensor \"{}\" is {} {}, but {} says {} elements of {}", file->path(),
+         shard.key, info->dtype_name, shape_text(info->shape), manifest_name, shard.count,
+         name_of(tensor.dtype));
   }
-  file = it->second.get();
-  const TensorInfo& info = file->at(shard.key);
-  if (info.dtype != tensor.dtype || info.elements() != shard.count) {
-    fail(Exit::data, "{}: tensor \"{}\" is {} {}, but {} says {} elements of {}", file->path(), shard.key,
-         info.dtype_name, shape_text(info.shape), manifest_name, shard.count, name_of(tensor.dtype));
-  }
-  return info;
+  return *info;
 }
 
-namespace {
-
-void check_chunk(std::string_view name, const CheckpointShard& shard, const SafetensorsFile& file,
-                 const TensorInfo& info, uint64_t chunk, const char* data, uint64_t bytes) {
+void CheckpointReader::read_chunk(std::string_view name, const LogicalTensor& tensor,
+                                  const CheckpointShard& shard, uint64_t chunk, char* dst, uint64_t bytes) {
+  const SafetensorsFile* file = nullptr;
+  const TensorInfo& info = stored(tensor, shard, file);
+  file->read_bytes(info, chunk * crc_chunk_bytes, dst, bytes);
   const uint32_t wanted = shard.chunks.empty() ? shard.crc32c : shard.chunks[chunk];
-  const uint32_t actual = crc32c(data, bytes);
-  if (actual == wanted) return;
-  const uint64_t at = file.data_offset() + info.begin + chunk * crc_chunk_bytes;
-  fail(Exit::data, "{}: damaged: tensor \"{}\", bytes {} to {}: CRC-32C {:08x}, {:08x} in {}", file.path(),
-       name, at, at + bytes, actual, wanted, manifest_name);
+  const uint32_t actual = crc32c(dst, bytes);
+  if (actual != wanted) {
+    const uint64_t at = file->data_offset() + info.begin + chunk * crc_chunk_bytes;
+    fail(Exit::data, "{}: damaged: tensor \"{}\", bytes {} to {}: CRC-32C {:08x}, {:08x} in {}", file->path(),
+         name, at, at + bytes, actual, wanted, manifest_name);
+  }
+  verified_[sums_.number(shard, chunk)] = 1;
 }
-
-}  // namespace
 
 const std::string& CheckpointReader::cached_chunk(std::string_view name, const LogicalTensor& tensor,
                                                   const CheckpointShard& shard, uint64_t chunk,
@@ -123,11 +213,8 @@ const std::string& CheckpointReader::cached_chunk(std::string_view name, const L
         return a.second.last_use < b.second.last_use;
       }));
     }
-    const SafetensorsFile* file = nullptr;
-    const TensorInfo& info = stored(tensor, shard, file);
     std::string data(bytes, '\0');
-    file->read_bytes(info, chunk * crc_chunk_bytes, data.data(), bytes);
-    check_chunk(name, shard, *file, info, chunk, data.data(), bytes);
+    read_chunk(name, tensor, shard, chunk, data.data(), bytes);
     it = cache_.emplace(key, Chunk{std::move(data), 0}).first;
   }
   it->second.last_use = ++clock_;
@@ -143,10 +230,7 @@ void CheckpointReader::read_stored(std::string_view name, const LogicalTensor& t
     const uint64_t last = std::min(total, first + crc_chunk_bytes);
     const uint64_t to = std::min(end, last);
     if (at == first && to == last) {
-      const SafetensorsFile* file = nullptr;
-      const TensorInfo& info = stored(tensor, shard, file);
-      file->read_bytes(info, first, dst, last - first);
-      check_chunk(name, shard, *file, info, chunk, dst, last - first);
+      read_chunk(name, tensor, shard, chunk, dst, last - first);
     } else {
       std::memcpy(dst, cached_chunk(name, tensor, shard, chunk, last - first).data() + (at - first), to - at);
     }
@@ -170,8 +254,10 @@ void CheckpointReader::read_logical(std::string_view name, int64_t offset, int64
   for (int64_t at = offset; at < end; ++run) {
     const int64_t to = std::min(end, run->begin + run->count);
     const int64_t first = run->stored + (at - run->begin);
-    read_stored(name, tensor, tensor.shards[run->shard], static_cast<uint64_t>(first * unit),
-                static_cast<uint64_t>((to - at) * unit), out);
+    from_checkpoint([&] {
+      read_stored(name, tensor, tensor.shards[run->shard], static_cast<uint64_t>(first * unit),
+                  static_cast<uint64_t>((to - at) * unit), out);
+    });
     out += (to - at) * unit;
     at = to;
   }
@@ -188,22 +274,94 @@ void CheckpointReader::read_logical(std::string_view name, void* dst, size_t byt
 void CheckpointReader::read_slice(const TensorSlice& slice) {
   const LogicalTensor& tensor = at(slice.name);
   if (tensor.dtype != slice.dtype || tensor.shape != slice.shape)
-    fail(Exit::data, "{}: tensor \"{}\" is {} {}; expected {} {}", path_, slice.name, name_of(tensor.dtype),
-         shape_text(tensor.shape), name_of(slice.dtype), shape_text(slice.shape));
+    fail(Exit::data, "{}: tensor \"{}\" is {} {}; expected {} {}", manifest_path(), slice.name,
+         name_of(tensor.dtype), shape_text(tensor.shape), name_of(slice.dtype), shape_text(slice.shape));
   nrl::read_slice(slice, tensor.dtype, [&](int64_t offset, int64_t count, void* out) {
     read_logical(slice.name, offset, count, out);
   });
 }
 
+namespace {
+
+// The content of a file without tensors, verified.
+std::string read_entry(const std::string& path, const CheckpointFile& entry) {
+  std::string text = read_file(path, entry.bytes, File::Links::refuse);
+  const uint32_t crc = crc32c(text.data(), text.size());
+  if (text.size() != entry.bytes || crc != entry.crc32c)
+    fail(Exit::data, "{}: damaged: {} bytes, CRC-32C {:08x}; {} bytes, {:08x} in {}", path, text.size(), crc,
+         entry.bytes, entry.crc32c, manifest_name);
+  return text;
+}
+
+}  // namespace
+
 std::string CheckpointReader::read_text(std::string_view file) const {
   const CheckpointFile* entry = manifest_.find_file(file);
-  if (entry == nullptr) fail(Exit::data, "{}: there is no file {}", path_, file);
-  const std::string path = join_path(path_, file);
-  std::string text = read_file(path, entry->bytes, File::Links::refuse);
-  if (text.size() != entry->bytes || crc32c(text.data(), text.size()) != entry->crc32c) {
-    fail(Exit::data, "{}: damaged: size or checksum differs from {}", path, manifest_name);
+  if (entry == nullptr) fail(Exit::data, "{}: there is no file {}", manifest_path(), file);
+  return from_checkpoint([&] { return read_entry(join_path(path_, file), *entry); });
+}
+
+// The manifest has no checksum of a header. It follows from that of the file and those of the tensors, whose
+// data is not read here.
+void CheckpointReader::verify_header(const CheckpointFile& entry) {
+  const SafetensorsFile& st = file(entry.name);
+  std::unordered_map<std::string_view, const CheckpointShard*> by_key;
+  for (const CheckpointShard* s : sums_.shards_of(entry)) by_key.emplace(s->key, s);
+  uint32_t crc = st.header_crc();
+  for (const TensorInfo& t : st.tensors()) {
+    const auto shard = by_key.find(t.name);
+    if (shard == by_key.end())
+      fail(Exit::data, "{}: damaged: tensor \"{}\" is not in {}", st.path(), clipped(t.name), manifest_name);
+    crc = crc32c_combine(crc, shard->second->crc32c, t.bytes());
   }
-  return text;
+  if (crc != entry.crc32c)
+    fail(Exit::data, "{}: damaged: the header, bytes 0 to {}: CRC-32C {:08x} of the file, {:08x} in {}",
+         st.path(), st.data_offset(), crc, entry.crc32c, manifest_name);
+}
+
+void CheckpointReader::verify(const CheckpointSums::Sum& sum, std::string& buffer) {
+  if (sum.shard) {
+    buffer.resize(crc_chunk_bytes);
+    read_chunk(sum.tensor, at(sum.tensor), *sum.shard, sum.chunk, buffer.data(), sum.bytes);
+  } else if (sums_.shards_of(*sum.file).empty()) {
+    (void)read_entry(join_path(path_, sum.file->name), *sum.file);
+  } else {
+    verify_header(*sum.file);
+  }
+}
+
+std::vector<std::string> CheckpointReader::verify_rest(int part, int parts,
+                                                       const std::set<std::string>& unusable) {
+  std::vector<std::string> problems;
+  std::string buffer;
+  std::map<std::string_view, size_t> found;  // problems by file
+  const CheckpointFile* no_header = nullptr;
+  sums_.for_part(verified_, part, parts, [&](size_t number, const CheckpointSums::Sum& sum) {
+    if (unusable.contains(sum.file->name) || sum.file == no_header) return;
+    try {
+      verify(sum, buffer);
+      verified_[number] = 1;
+    } catch (const Error& e) {
+      if (e.code() == Exit::internal) throw;
+      // Without its header a file's tensors cannot be found.
+      if (!sum.shard || !files_.contains(sum.file->name)) no_header = sum.file;
+      if (++found[sum.file->name] <= max_problems_of_file) problems.push_back(e.what());
+    }
+  });
+  for (const auto& [name, count] : found)
+    if (count > max_problems_of_file)
+      problems.push_back(
+          fmt::format("{}: and {} more", join_path(path_, name), count - max_problems_of_file));
+  size_t n = 0;
+  for (const auto& [name, tensor] : manifest_.tensors) {
+    if (n++ % static_cast<size_t>(parts) != static_cast<size_t>(part)) continue;
+    try {
+      (void)covering_runs(manifest_path(), name, tensor);
+    } catch (const Error& e) {
+      problems.push_back(e.what());
+    }
+  }
+  return problems;
 }
 
 }  // namespace nrl

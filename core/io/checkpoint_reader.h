@@ -5,26 +5,50 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "core/base/error.h"
 #include "core/io/checkpoint_manifest.h"
+#include "core/io/checkpoint_sums.h"
 #include "core/io/safetensors.h"
 #include "core/io/tensor_slice.h"
 
 namespace nrl {
 
-/// One checkpoint open for reading. All data is verified against the manifest's checksums. Not thread-safe;
-/// several readers of one directory may coexist.
+/// A file of a checkpoint is missing, cannot be read, or differs from the manifest. The message begins with
+/// the file's path.
+class CheckpointDamage : public Error {
+ public:
+  using Error::Error;
+};
+
+/// The manifest of a checkpoint directory, compared with the names and sizes of its files.
+struct OpenedManifest {
+  CheckpointManifest manifest;
+  std::vector<std::string> problems;  ///< one line each: file and what is wrong; empty: none
+  std::set<std::string> unusable;     ///< the files with problems
+};
+OpenedManifest open_manifest(const std::string& path);
+
+/// One checkpoint open for reading. All data is verified against the manifest's checksums as it is read. Not
+/// thread-safe; several readers of one directory may coexist.
 class CheckpointReader {
  public:
-  /// Reads and checks the manifest and the sizes of all files (Validation::quick). Exit::data with a list of
+  /// Reads the manifest and checks the sizes of all files (open_manifest()). CheckpointDamage with a list of
   /// problems; Exit::no_input when there is no such directory.
   explicit CheckpointReader(const std::string& path);
+  CheckpointReader(std::string path, CheckpointManifest manifest);
+  CheckpointReader(const CheckpointReader&) = delete;
+  CheckpointReader& operator=(const CheckpointReader&) = delete;
 
   const std::string& path() const { return path_; }
   const CheckpointManifest& manifest() const { return manifest_; }
+  std::string manifest_path() const { return join_path(path_, manifest_name); }
+  /// The paths of the files that hold the tensor, for messages.
+  std::string files_of(std::string_view name) const;
   const LogicalTensor* find(std::string_view name) const;
   const LogicalTensor& at(std::string_view name) const;
 
@@ -33,8 +57,8 @@ class CheckpointReader {
   void check_names(const std::vector<TensorSpec>& wanted, bool allow_more = false) const;
 
   /// Elements [offset, offset + count) of the tensor in row-major order, in the tensor's dtype, into `dst`
-  /// (count x size_of(dtype) bytes). Damage, or a file that contradicts the manifest, is Exit::data with
-  /// file, tensor and byte range.
+  /// (count x size_of(dtype) bytes). Damage, or a file that contradicts the manifest, is CheckpointDamage
+  /// with file, tensor and byte range.
   void read_logical(std::string_view name, int64_t offset, int64_t count, void* dst);
   /// The whole tensor.
   void read_logical(std::string_view name, void* dst, size_t bytes);
@@ -42,6 +66,14 @@ class CheckpointReader {
   void read_slice(const TensorSlice& slice);
   /// One of the other files (config.json, position.json), verified.
   std::string read_text(std::string_view file) const;
+
+  /// One byte for each number of CheckpointSums: not 0 once this reader has verified that checksum. Ranks
+  /// that read the same checkpoint may unite theirs, to share what is left.
+  std::vector<uint8_t>& verified() { return verified_; }
+  /// Verifies part `part` of `parts` of the checksums that are not verified() yet, and that the pieces cover
+  /// every element of the tensors exactly once. Returns the problems, one line each: file, tensor, byte
+  /// range. Skips the files in `unusable`.
+  std::vector<std::string> verify_rest(int part, int parts, const std::set<std::string>& unusable = {});
 
  private:
   struct OpenTensor {
@@ -54,8 +86,13 @@ class CheckpointReader {
   };
 
   const OpenTensor& open(std::string_view name);
+  const SafetensorsFile& file(const std::string& name);
   const TensorInfo& stored(const LogicalTensor& tensor, const CheckpointShard& shard,
                            const SafetensorsFile*& file);
+  void read_chunk(std::string_view name, const LogicalTensor& tensor, const CheckpointShard& shard,
+                  uint64_t chunk, char* dst, uint64_t bytes);
+  void verify(const CheckpointSums::Sum& sum, std::string& buffer);
+  void verify_header(const CheckpointFile& entry);
   void read_stored(std::string_view name, const LogicalTensor& tensor, const CheckpointShard& shard,
                    uint64_t begin, uint64_t bytes, char* dst);
   const std::string& cached_chunk(std::string_view name, const LogicalTensor& tensor,
@@ -63,6 +100,8 @@ class CheckpointReader {
 
   std::string path_;
   CheckpointManifest manifest_;
+  CheckpointSums sums_;
+  std::vector<uint8_t> verified_;
   std::map<std::string, std::unique_ptr<SafetensorsFile>, std::less<>> files_;
   std::string open_name_;
   OpenTensor open_;                                                     // the last tensor read, open_name_

@@ -1,15 +1,11 @@
 #include "core/io/checkpoint_store.h"
 
 #include <algorithm>
-#include <charconv>
 
-#include "core/io/crc32c.h"
+#include "core/io/checkpoint_reader.h"
 
 namespace nrl {
 namespace {
-
-constexpr std::string_view step_prefix = "step-";
-constexpr uint64_t max_manifest = uint64_t{1} << 30;
 
 bool is_leftover(std::string_view name) {
   if (has_nonce(name, ".trash-") || has_nonce(name, "LATEST.tmp-")) return true;
@@ -18,104 +14,16 @@ bool is_leftover(std::string_view name) {
          has_nonce(name, name.substr(0, dot + 5));
 }
 
-uint32_t crc_of_range(const File& file, uint64_t begin, uint64_t end, uint32_t crc = 0) {
-  std::string buffer(std::min<uint64_t>(end - begin, crc_chunk_bytes), '\0');
-  for (uint64_t at = begin; at < end;) {
-    const uint64_t n = std::min<uint64_t>(buffer.size(), end - at);
-    file.pread_all(buffer.data(), n, at);
-    crc = crc32c(buffer.data(), n, crc);
-    at += n;
-  }
-  return crc;
-}
-
-// Lists the tensors of a damaged file whose checksums differ.
-std::string locate_damage(const std::string& path, const CheckpointFile& entry,
-                          const CheckpointManifest& manifest) {
-  std::string found;
-  try {
-    const SafetensorsFile st(path, File::Links::refuse);
-    const File file = File::open_read(path, File::Links::refuse);
-    for (const auto& [name, tensor] : manifest.tensors) {
-      for (const CheckpointShard& s : tensor.shards) {
-        if (s.file != entry.name) continue;
-        const TensorInfo& info = st.at(s.key);
-        const uint64_t begin = st.data_offset() + info.begin, end = st.data_offset() + info.end;
-        for (uint64_t at = begin; at < end; at += crc_chunk_bytes) {
-          const uint64_t to = std::min(end, at + crc_chunk_bytes);
-          const size_t chunk = (at - begin) / crc_chunk_bytes;
-          const uint32_t wanted = chunk < s.chunks.size() ? s.chunks[chunk] : s.crc32c;
-          if (crc_of_range(file, at, to) == wanted) continue;
-          found += fmt::format("{}tensor \"{}\", bytes {} to {}", found.empty() ? "" : "; ", name, at, to);
-        }
-      }
-    }
-    if (found.empty() && path.ends_with(".safetensors")) {
-      found = fmt::format("the header, bytes 0 to {}", st.data_offset());
-    }
-  } catch (const Error& e) {
-    found = e.what();
-  }
-  return found;
-}
-
-void check_file(const std::string& dir, const CheckpointFile& entry, const CheckpointManifest& manifest,
-                Validation level, std::vector<std::string>& problems) {
-  const std::string path = join_path(dir, entry.name);
-  if (!path_exists(path)) {
-    problems.push_back(fmt::format("{}: missing {}", dir, entry.name));
-    return;
-  }
-  const File file = File::open_read(path, File::Links::refuse);
-  const uint64_t size = file.size();
-  if (size != entry.bytes) {
-    problems.push_back(fmt::format("{}: size {} != {} in {}", path, size, entry.bytes, manifest_name));
-    return;
-  }
-  if (level == Validation::quick) return;
-  const uint32_t crc = crc_of_range(file, 0, size);
-  if (crc == entry.crc32c) return;
-  const std::string where = entry.name.ends_with(".safetensors") ? locate_damage(path, entry, manifest) : "";
-  problems.push_back(fmt::format("{}: damaged: CRC-32C {:08x}, {:08x} in {}{}{}", path, crc, entry.crc32c,
-                                 manifest_name, where.empty() ? "" : ": ", where));
-}
-
 }  // namespace
 
-std::string step_directory_name(int64_t step) {
-  return fmt::format("{}{}", step_prefix, step);
-}
-
-std::optional<int64_t> parse_step_directory_name(std::string_view name) {
-  if (!name.starts_with(step_prefix)) return {};
-  const std::string_view digits = name.substr(step_prefix.size());
-  int64_t step = -1;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), step);
-  if (error != std::errc() || step < 0 || name != step_directory_name(step)) return {};
-  return step;
-}
-
 std::vector<std::string> validate_checkpoint(const std::string& path, Validation level) {
-  std::vector<std::string> problems;
-  try {
-    const std::string manifest_path = join_path(path, manifest_name);
-    if (!path_exists(manifest_path)) return {fmt::format("{}: missing {}", path, manifest_name)};
-    const auto manifest = CheckpointManifest::from_text(
-        read_file(manifest_path, max_manifest, File::Links::refuse), manifest_path);
-    const size_t end = path.find_last_not_of('/');
-    const std::string trimmed = path.substr(0, end == std::string::npos ? 0 : end + 1);
-    const auto named = parse_step_directory_name(trimmed.substr(trimmed.rfind('/') + 1));
-    if (named && *named != manifest.step) {
-      problems.push_back(fmt::format("{}: {} is of step {}, the directory of step {}", path, manifest_name,
-                                     manifest.step, *named));
-    }
-    for (const CheckpointFile& f : manifest.files) check_file(path, f, manifest, level, problems);
-    if (level == Validation::full) {
-      for (const auto& [name, tensor] : manifest.tensors) (void)shard_runs(name, tensor);
-    }
-  } catch (const Error& e) {
-    problems.push_back(e.what());
-  }
+  if (level == Validation::none) return {};
+  OpenedManifest opened = open_manifest(path);
+  std::vector<std::string> problems = std::move(opened.problems);
+  if (level == Validation::quick || opened.manifest.files.empty()) return problems;
+  const std::vector<std::string> more =
+      CheckpointReader(path, std::move(opened.manifest)).verify_rest(0, 1, opened.unusable);
+  problems.insert(problems.end(), more.begin(), more.end());
   return problems;
 }
 
@@ -158,10 +66,11 @@ std::vector<CheckpointEntry> list_checkpoints(const std::string& store, Validati
   return entries;
 }
 
-ResumePoint find_resume(const std::string& store, Validation level) {
+ResumePoint find_resume(const std::string& store, Validation level, const KnownDamage& known) {
   ResumePoint point;
   for (CheckpointEntry& e : find_steps(store)) {
-    e.problems = validate_checkpoint(e.path, level);
+    const auto found = known.find(e.path);
+    e.problems = found == known.end() ? validate_checkpoint(e.path, level) : found->second;
     if (e.valid()) {
       point.checkpoint = e;
       break;

@@ -132,16 +132,11 @@ class CheckpointWriter {
   bool done_ = false, renamed_ = false;
 };
 
-/// "step-1200".
-std::string step_directory_name(int64_t step);
-/// The step of such a name; nullopt for any other name ("step-01", "step-1.tmp-...").
-std::optional<int64_t> parse_step_directory_name(std::string_view name);
-
 /// quick: the manifest's checksum, its step, names and sizes of files. full: the checksums of all
-/// files as well.
-enum class Validation { quick, full };
+/// files as well. none: nothing.
+enum class Validation { none, quick, full };
 
-/// Problems of a checkpoint directory, one line each: file, tensor, byte range. Empty:
+/// Problems of a checkpoint directory, one line each: path of the file, tensor, byte range. Empty:
 /// valid. Damage does not throw.
 std::vector<std::string> validate_checkpoint(const std::string& path, Validation level);
 
@@ -161,8 +156,13 @@ struct ResumePoint {
   std::vector<std::string> warnings;      ///< LATEST names another checkpoint
 };
 
+/// Problems of checkpoints that were found by reading them, by path.
+using KnownDamage = std::map<std::string, std::vector<std::string>>;
+
 /// The newest valid checkpoint; older ones are not read. No checkpoint and none rejected: the store is empty.
-ResumePoint find_resume(const std::string& store, Validation level = Validation::full);
+/// Those in `known` are rejected for their problems there.
+ResumePoint find_resume(const std::string& store, Validation level = Validation::full,
+                        const KnownDamage& known = {});
 
 /// Moves every checkpoint of a step greater than `step` (-1: all) to STORE/previous-K, the first free K from
 /// 1; nothing is removed or replaced there. Returns that directory; empty when there was nothing to move.

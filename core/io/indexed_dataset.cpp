@@ -5,8 +5,11 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
+#include "core/base/philox.h"
 
 namespace nrl {
 namespace {
@@ -257,7 +260,7 @@ void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
   constexpr size_t chunk_tokens = 1 << 18;
   for (size_t done = 0; done < tokens.size(); done += chunk_tokens) {
     const auto part = tokens.subspan(done, std::min(chunk_tokens, tokens.size() - done));
-    const size_t at = buffer_.size(), size = wide_ ? 4 : 2;
+    const size_t at = buffer_.size(), size = token_bytes();
     buffer_.resize(at + part.size() * size);
     for (size_t i = 0; i < part.size(); ++i) {
       const int32_t id = part[i];
@@ -273,6 +276,58 @@ void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
 
 void IndexedDatasetWriter::end_document() {
   document_index_.push_back(static_cast<int64_t>(lengths_.size()));
+}
+
+std::vector<int64_t> IndexedDatasetWriter::byte_offsets() const {
+  std::vector<int64_t> offsets(lengths_.size());
+  for (size_t i = 1; i < offsets.size(); ++i)
+    offsets[i] = offsets[i - 1] + lengths_[i - 1] * static_cast<int64_t>(token_bytes());
+  return offsets;
+}
+
+void IndexedDatasetWriter::shuffle_documents(uint64_t seed, const std::function<void()>& poll) {
+  NRL_CHECK(!finished_ && document_index_.back() == static_cast<int64_t>(lengths_.size()),
+            "the last document was not ended");
+  flush();
+  // Removed now, so that neither an error nor a crash leaves it behind; it remains readable while it is open.
+  const File unshuffled = std::move(bin_);
+  std::remove(bin_tmp_.c_str());
+  bin_tmp_ = fmt::format("{}.bin.tmp-{}", prefix_, random_nonce());
+  bin_ = File::create(bin_tmp_);
+  written_ = 0;
+
+  // Fisher-Yates.
+  std::vector<int64_t> order(static_cast<size_t>(documents()));
+  std::iota(order.begin(), order.end(), 0);
+  const PhiloxStream random(seed, "prepare.documents");
+  for (size_t i = order.size(); i > 1; --i) {
+    const PhiloxBlock bits = random.block(i);
+    const uint64_t number = uint64_t{bits[0]} << 32 | bits[1];
+    std::swap(order[i - 1], order[static_cast<size_t>(number % i)]);
+  }
+
+  const std::vector<int64_t> offsets = byte_offsets(), starts = std::move(document_index_);
+  const std::vector<int32_t> lengths = std::move(lengths_);
+  constexpr size_t piece = 1 << 20;
+  document_index_ = {0};
+  lengths_.clear();
+  for (const int64_t document : order) {
+    if (poll) poll();
+    const auto begin = static_cast<size_t>(starts[static_cast<size_t>(document)]);
+    const auto end = static_cast<size_t>(starts[static_cast<size_t>(document) + 1]);
+    uint64_t bytes = 0;
+    for (size_t s = begin; s < end; ++s) bytes += static_cast<uint64_t>(lengths[s]) * token_bytes();
+    for (uint64_t done = 0; done < bytes;) {
+      const size_t at = buffer_.size(), count = std::min<uint64_t>(piece, bytes - done);
+      buffer_.resize(at + count);
+      unshuffled.pread_all(buffer_.data() + at, count, static_cast<uint64_t>(offsets[begin]) + done);
+      done += count;
+      if (buffer_.size() >= piece) flush();
+    }
+    lengths_.insert(lengths_.end(), lengths.begin() + static_cast<std::ptrdiff_t>(begin),
+                    lengths.begin() + static_cast<std::ptrdiff_t>(end));
+    end_document();
+  }
 }
 
 void IndexedDatasetWriter::write_index() {
@@ -291,9 +346,7 @@ void IndexedDatasetWriter::write_index() {
   std::memcpy(header.data() + 26, &entries, 8);
   put(header.data(), header.size());
   put(lengths_.data(), lengths_.size() * 4);
-  std::vector<int64_t> offsets(lengths_.size());
-  for (size_t i = 1; i < offsets.size(); ++i)
-    offsets[i] = offsets[i - 1] + int64_t{lengths_[i - 1]} * (wide_ ? 4 : 2);
+  const std::vector<int64_t> offsets = byte_offsets();
   put(offsets.data(), offsets.size() * 8);
   put(document_index_.data(), document_index_.size() * 8);
   file.sync();

@@ -72,6 +72,10 @@ class IndexedDatasetWriter {
   void add_sequence(std::span<const int32_t> tokens);
   /// Ends the current document.
   void end_document();
+  /// Puts the documents written so far in a random order that depends on `seed` and on their number only.
+  /// Copies the tokens on disk once; calls `poll` for every document, which may throw. Call it after
+  /// end_document().
+  void shuffle_documents(uint64_t seed, const std::function<void()>& poll = {});
   /// Makes the files durable and renames them, the index last. `before_index` runs when all data is on disk
   /// and the old index (if any) is removed: rename companions of the dataset there.
   void finish(const std::function<void()>& before_index = {});
@@ -82,6 +86,10 @@ class IndexedDatasetWriter {
  private:
   void flush();
   void write_index();
+  /// Bytes of one token on disk.
+  uint64_t token_bytes() const { return wide_ ? 4 : 2; }
+  /// Offset of every sequence in the token file, in bytes.
+  std::vector<int64_t> byte_offsets() const;
 
   std::string prefix_, bin_tmp_, idx_tmp_;
   int64_t vocab_size_;

@@ -12,7 +12,9 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/base/text.h"
+#include "core/base/threads.h"
 #include "core/io/json.h"
 
 namespace nrl {
@@ -58,12 +60,10 @@ Owner ourselves() {
 }
 
 // The owner of an unreadable or partially written lock has an empty name.
-Owner read_owner(const File& file) {
+Owner parse_owner(const std::string& text, const std::string& path) {
   Owner owner;
   try {
-    std::string text(std::min<uint64_t>(file.size(), 4096), '\0');
-    file.pread_all(text.data(), text.size(), 0);
-    const JsonValue v = parse_json(text, file.path());
+    const JsonValue v = parse_json(text, path);
     owner.host = v.get_string("host");
     owner.pid = v.get_int("pid");
     owner.boot_id = v.get_string("boot_id");
@@ -73,6 +73,20 @@ Owner read_owner(const File& file) {
     owner = Owner();
   }
   return owner;
+}
+
+std::string read_text(const File& file) {
+  std::string text(std::min<uint64_t>(file.size(), 4096), '\0');
+  file.pread_all(text.data(), text.size(), 0);
+  return text;
+}
+
+Owner read_owner(const File& file) {
+  try {
+    return parse_owner(read_text(file), file.path());
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 std::string describe(const Owner& o) {
@@ -86,16 +100,18 @@ std::string describe(const Owner& o) {
 
 }  // namespace
 
-RunLock::RunLock(const std::string& directory, double stale_after_s)
-    : path_(join_path(directory, "run.lock")) {
+RunLock::RunLock(const std::string& directory, const LockTiming& timing)
+    : path_(join_path(directory, "run.lock")), timing_(timing) {
   // An attempt fails only if the owner removed the file between our open() and our lock.
   for (int i = 0; i < 100; ++i) {
-    if (try_take(stale_after_s)) return;
+    if (!try_take()) continue;
+    start_heartbeat();
+    return;
   }
   fail(Exit::cannot_create, "{}: keeps being removed while it is being locked", path_);
 }
 
-bool RunLock::try_take(double stale_after_s) {
+bool RunLock::try_take() {
   const int fd = ::open(path_.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0644);
   if (fd < 0) fail(Exit::cannot_create, "{}: cannot create: {}", path_, std::strerror(errno));
   file_ = File(fd, path_);
@@ -125,17 +141,17 @@ bool RunLock::try_take(double stale_after_s) {
     if (this_boot && !kernel_lock && owner.start_ticks != 0 && start_ticks(owner.pid) == owner.start_ticks) {
       refuse(path_, owner, "Fix: choose another output directory, or stop that run");
     }
-    if (owner.host != self.host && !owner.host.empty() && age < stale_after_s) {
+    if (owner.host != self.host && !owner.host.empty() && age < timing_.stale_after_s) {
       refuse(path_, owner,
              fmt::format("Its last heartbeat is {} old. Fix: if that run is dead, start again after {} or "
                          "remove the file",
-                         human_duration(age), human_duration(stale_after_s)));
+                         human_duration(age), human_duration(timing_.stale_after_s)));
     }
     takeover_ = fmt::format("{}: taken over from {}, which did not exit cleanly", path_, describe(owner));
   }
-  const std::string text = self.to_json().dump(1) + "\n";
+  owner_text_ = self.to_json().dump(1) + "\n";
   if (::ftruncate(fd, 0) != 0) fail(Exit::io, "{}: cannot truncate: {}", path_, std::strerror(errno));
-  file_.pwrite_all(text.data(), text.size(), 0);
+  file_.pwrite_all(owner_text_.data(), owner_text_.size(), 0);
   file_.sync();
   if (!kernel_lock) {
     // If several runs start simultaneously, the last one to write owns the lock.
@@ -147,12 +163,92 @@ bool RunLock::try_take(double stale_after_s) {
 }
 
 RunLock::~RunLock() {
-  // Removed while the lock is held: the file cannot belong to another run.
-  ::unlink(path_.c_str());
+  {
+    const std::lock_guard lock(mutex_);
+    leave_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  // Removed while the lock is held: the file cannot belong to another run, unless one has taken it over.
+  try {
+    if (read_text(File::open_read(path_, File::Links::refuse)) == owner_text_) ::unlink(path_.c_str());
+  } catch (const Error&) {
+  }
 }
 
-void RunLock::heartbeat() const {
-  ::futimens(file_.fd(), nullptr);
+void RunLock::start_heartbeat() {
+  try {
+    thread_ = start_thread_without_signals([this] {
+      std::unique_lock lock(mutex_);
+      while (!changed_.wait_for(lock, timing_.heartbeat, [this] { return leave_; })) {
+        lock.unlock();
+        beat();
+        lock.lock();
+        if (!lost_.empty()) return;
+      }
+    });
+  } catch (const Error& e) {
+    log::warn("{}: its heartbeat waits for the steps of the run: {}", path_, e.what());
+    last_beat_ = std::chrono::steady_clock::now();
+  }
+}
+
+void RunLock::beat() {
+  if (std::string other = find_other_owner(); !other.empty()) {
+    const std::lock_guard lock(mutex_);
+    lost_ = std::move(other);
+    return;
+  }
+  if (!path_exists(path_) && !std::exchange(removed_, true))
+    log::warn("{}: was removed while this run is writing to the directory: another run can start there",
+              path_);
+  try {
+    file_.touch();
+  } catch (const Error& e) {
+    if (std::exchange(beat_failed_, true)) return;
+    log::warn(
+        "the heartbeat of the lock failed: {}. A run on another host may take the directory over after {}",
+        e.what(), human_duration(timing_.stale_after_s));
+  }
+}
+
+// The message of lost() if the file names another run. A file that cannot be read, or is being written,
+// proves nothing.
+std::string RunLock::find_other_owner() const {
+  std::string text;
+  try {
+    text = read_text(File::open_read(path_, File::Links::refuse));
+  } catch (const Error&) {
+    return {};
+  }
+  if (text == owner_text_) return {};
+  const Owner other = parse_owner(text, path_);
+  if (other.host.empty()) return {};
+  return fmt::format(
+      "{}: this run has lost the lock to {}; two runs must not write to one directory, so this one stops "
+      "without "
+      "saving. Fix: stop one of the runs; this one can start again in another directory",
+      path_, describe(other));
+}
+
+std::string RunLock::lost() {
+  if (const auto now = std::chrono::steady_clock::now();
+      !thread_.joinable() && now - last_beat_ >= timing_.heartbeat) {
+    last_beat_ = now;
+    beat();
+  }
+  const std::lock_guard lock(mutex_);
+  return lost_;
+}
+
+void RunLock::require_held() const {
+  std::string text;
+  {
+    const std::lock_guard lock(mutex_);
+    text = lost_;  // also when the other run is over
+  }
+  if (text.empty()) text = find_other_owner();
+  if (!text.empty()) fail(Exit::cannot_create, "{}", text);
 }
 
 std::vector<std::string> remove_leftovers(const std::string& directory, const RunLock& lock,
@@ -213,8 +309,14 @@ std::vector<std::string> RunLocks::takeovers() const {
   return texts;
 }
 
-void RunLocks::heartbeat() const {
-  for (const auto& [directory, lock] : locks_) lock->heartbeat();
+std::string RunLocks::lost() const {
+  for (const auto& [directory, lock] : locks_)
+    if (std::string text = lock->lost(); !text.empty()) return text;
+  return {};
+}
+
+void RunLocks::require_held() const {
+  for (const auto& [directory, lock] : locks_) lock->require_held();
 }
 
 }  // namespace nrl

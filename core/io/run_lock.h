@@ -1,17 +1,27 @@
 #pragma once
 // A lock on an output directory: one run at a time writes to it.
 
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/io/atomic_file.h"
 
 namespace nrl {
+
+/// Times of a lock; others than these only in tests.
+struct LockTiming {
+  double stale_after_s = 60;                    ///< age at which another host may take a lock over
+  std::chrono::milliseconds heartbeat{10'000};  ///< interval between two heartbeats
+};
 
 /// Holds DIR/run.lock: an open-file-description lock, which the kernel releases when the process dies,
 /// containing the owner's {host, pid, boot id, start time}. Taken by one rank. Released, and the file
@@ -20,9 +30,13 @@ namespace nrl {
 /// A second run fails with Exit::cannot_create, naming the owner's pid, host and start. A dead owner's lock
 /// is taken over: on the same host when the kernel lock is free; from another host when its heartbeat is
 /// older than `stale_after_s`, for file systems that do not share locks between hosts.
+///
+/// A thread, to which no signal is delivered, writes the heartbeat and looks whether another run has taken
+/// the lock over, for example while this process was suspended. A heartbeat that cannot be written, and a
+/// file that was removed, are a warning, once each. If the system refuses the thread, lost() does its work.
 class RunLock {
  public:
-  explicit RunLock(const std::string& directory, double stale_after_s = 60);
+  explicit RunLock(const std::string& directory, const LockTiming& timing = {});
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
@@ -30,14 +44,29 @@ class RunLock {
   const std::string& path() const { return path_; }
   /// Non-empty when a dead run's lock was taken over: a warning for the log.
   const std::string& takeover() const { return takeover_; }
-  /// Tells other hosts that the run is alive; call about every 10 seconds.
-  void heartbeat() const;
+  /// Non-empty once the thread has found that another run took the lock: a message that names it. This run
+  /// must not write to the directory any more. Thread-safe.
+  std::string lost();
+  /// Looks at once. Fails with Exit::cannot_create and that message.
+  void require_held() const;
 
  private:
-  bool try_take(double stale_after_s);
+  bool try_take();
+  void start_heartbeat();
+  void beat();
+  std::string find_other_owner() const;
 
   std::string path_, takeover_;
+  std::string owner_text_;  // content of the file
+  LockTiming timing_;
   File file_;
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::string lost_;
+  bool leave_ = false;
+  std::chrono::steady_clock::time_point last_beat_;  // without a thread
+  bool beat_failed_ = false, removed_ = false;       // reported; of the thread
+  std::thread thread_;
 };
 
 /// Removes what crashed runs left in a directory: the entries that `is_leftover` names. The lock proves that
@@ -59,7 +88,10 @@ class RunLocks {
   const RunLock& of(const std::string& directory) const;
   /// The non-empty RunLock::takeover() texts.
   std::vector<std::string> takeovers() const;
-  void heartbeat() const;
+  /// The first non-empty RunLock::lost() text.
+  std::string lost() const;
+  /// RunLock::require_held() of all.
+  void require_held() const;
 
  private:
   void add(const std::string& directory);

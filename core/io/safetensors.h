@@ -16,6 +16,7 @@
 
 #include "core/base/dtype.h"
 #include "core/io/atomic_file.h"
+#include "core/io/pooled_file.h"
 
 namespace nrl {
 
@@ -45,8 +46,9 @@ struct TensorInfo {
   int64_t row_elements() const;
 };
 
-/// One safetensors file open for reading. The constructor checks header size, strict JSON, element types,
-/// shapes without overflow, contiguous offsets from 0 and the file size, and fails with Exit::data "path:
+/// One safetensors file for reading, open only now and then (PooledFile). The constructor checks header size,
+/// strict JSON, element types, shapes without overflow, contiguous offsets from 0 and the file size, and
+/// fails with Exit::data "path:
 /// ..."; it recognizes other formats by name. No allocation depends on an unchecked number; opening takes at
 /// most 4 times the header's size plus 1 MiB. Reads are pread and thread-safe.
 class SafetensorsFile {
@@ -61,6 +63,8 @@ class SafetensorsFile {
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
   /// Where the data starts in the file.
   uint64_t data_offset() const { return data_offset_; }
+  /// CRC-32C of everything before the data.
+  uint32_t header_crc() const { return header_crc_; }
 
   /// Reads the whole tensor; `bytes` must be its size.
   void read(const TensorInfo& tensor, void* dst, size_t bytes) const;
@@ -73,11 +77,12 @@ class SafetensorsFile {
   void read_header();
   void check_layout(uint64_t data_bytes);
 
-  File file_;
+  PooledFile file_;
   std::vector<TensorInfo> tensors_;
   std::vector<uint32_t> by_name_;  // places in tensors_, sorted by name
   std::map<std::string, std::string> metadata_;
   uint64_t data_offset_ = 0;
+  uint32_t header_crc_ = 0;
 };
 
 /// A model's tensors, in one file or in shards.

@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "core/base/text.h"
+#include "core/io/crc32c.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "core/io/safetensors_common.h"
@@ -37,8 +38,7 @@ int64_t TensorInfo::row_elements() const {
   return *checked_product({shape.begin() + 1, shape.end()});
 }
 
-SafetensorsFile::SafetensorsFile(const std::string& path, File::Links links)
-    : file_(File::open_read(path, links)) {
+SafetensorsFile::SafetensorsFile(const std::string& path, File::Links links) : file_(path, links) {
   read_header();
   std::sort(tensors_.begin(), tensors_.end(),
             [](const TensorInfo& a, const TensorInfo& b) { return a.name < b.name; });
@@ -77,6 +77,7 @@ void SafetensorsFile::read_header() {
   std::string json(header, '\0');
   file_.pread_all(json.data(), header, 8);
   data_offset_ = 8 + header;
+  header_crc_ = crc32c(json.data(), json.size(), crc32c(head.data(), 8));
   detail::SafetensorsHeader parsed = detail::parse_safetensors_header(json, path());
   tensors_ = std::move(parsed.tensors);
   metadata_ = std::move(parsed.metadata);

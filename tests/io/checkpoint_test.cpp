@@ -1,3 +1,10 @@
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <memory>
+
+#include <sys/resource.h>
+
 #include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
 #include "core/io/crc32c.h"
@@ -252,19 +259,19 @@ TEST_CASE("resume takes the newest valid checkpoint and names what is wrong with
   overwrite(shard, good + "x");
   CHECK(contains(warning(), fmt::format("2: {}: size {} !=", shard, good.size() + 1)));
   remove_tree(shard);
-  CHECK(contains(warning(), "missing optimizer-0.safetensors"));
+  CHECK(contains(warning(), "2: " + shard + ": missing"));
   make_directory(shard);
   CHECK(contains(warning(), "not a regular file"));
   remove_tree(shard);
   overwrite(shard, good);
   const std::string manifest = read_file(dir / "step-10/manifest.json", 1 << 20);
   remove_tree(dir / "step-10/manifest.json");
-  CHECK(contains(warning(), "missing manifest.json"));
+  CHECK(contains(warning(), "2: " + (dir / "step-10/manifest.json: missing")));
   overwrite(dir / "step-10/manifest.json", manifest.substr(0, 100));
   CHECK(contains(warning(), "truncated or damaged"));
   overwrite(dir / "step-10/manifest.json", manifest);
   rename_path(dir / "step-10", dir / "step-30");
-  CHECK(contains(warning(), "manifest.json is of step 10, the directory of step 30"));
+  CHECK(contains(warning(), "step-30/manifest.json: is of step 10, but the directory is of step 30"));
   rename_path(dir / "step-30", dir / "step-10");
 
   // LATEST is only a hint (C9).
@@ -319,7 +326,7 @@ TEST_CASE("a store without a usable checkpoint is distinguished from an empty on
   CHECK_FALSE(point.checkpoint.has_value());
   REQUIRE(point.rejected.size() == 2);
   CHECK(contains(point.rejected[0].problems.at(0), "the format is \"nrl-checkpoint-9\""));
-  CHECK(contains(point.rejected[1].problems.at(0), "missing config.json"));
+  CHECK(contains(point.rejected[1].problems.at(0), dir / "step-1/config.json: missing"));
 }
 
 TEST_CASE("checkpoints set aside keep their content, and nothing touches them again") {
@@ -409,4 +416,228 @@ TEST_CASE("manifest: mutated text is read or refused") {
             }).code != 70);
   }
   CHECK(accepted > 0);
+}
+
+TEST_CASE("every defect of a checkpoint is reported with its directory and file") {
+  const TemporaryDirectory dir;
+  const std::string path = save(dir.path(), 40, 1);
+  const std::string manifest = path + "/manifest.json", text = read_file(manifest, 1 << 20);
+  const auto problems_with = [&](const std::string& content) {
+    overwrite(manifest, content);
+    const std::vector<std::string> problems = validate_checkpoint(path, Validation::full);
+    overwrite(manifest, text);
+    return problems;
+  };
+  // A manifest with a good checksum.
+  const auto edited = [&](const std::function<void(CheckpointManifest&)>& edit) {
+    CheckpointManifest m = CheckpointManifest::from_text(text, manifest);
+    edit(m);
+    return m.to_text();
+  };
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string body = text.substr(0, text.rfind("\"crc32c\":\""));
+    const size_t at = body.find(from);
+    REQUIRE(at != std::string::npos);
+    body.replace(at, from.size(), to);
+    return body + fmt::format("\"crc32c\":\"{:08x}\"}}\n", crc32c(body.data(), body.size()));
+  };
+  const auto shard = [](CheckpointManifest& m, const char* name) -> CheckpointShard& {
+    return m.tensors.at(name).shards.at(0);
+  };
+  struct Case {
+    std::string manifest;
+    const char* file;
+    const char* what;
+  };
+  const Case cases[] = {
+      {"", "manifest.json", "truncated or damaged"},
+      {"{}", "manifest.json", "truncated or damaged"},
+      {replaced("\"step\":40", "\"step\":"), "manifest.json:2:", ""},
+      {replaced("\"step\":40", "\"step\":-1"), "manifest.json:2:", "negative step"},
+      {replaced("\"step\":40", "\"step\":41"), "manifest.json", "is of step 41"},
+      {replaced("\"files\"", "\"fils\""), "manifest.json", "\"files\" is missing"},
+      {replaced("\"shape\":[7,5]", "\"shape\":[7,6]"), "manifest.json",
+       "tensor \"w\": elements [35, 42) are stored nowhere"},
+      {replaced("\"shape\":[7,5]", "\"shape\":[-7,5]"), "manifest.json:", "impossible shape"},
+      {replaced("\"shape\":[7,5]", "\"shape\":[4294967296,4294967296]"),
+       "manifest.json:", "impossible shape"},
+      {edited([&](auto& m) { shard(m, "w").offset = 1; }), "manifest.json", "lies outside of it"},
+      {edited([&](auto& m) { shard(m, "w").offset = -1; }), "manifest.json", "lies outside of it"},
+      {edited([&](auto& m) { shard(m, "columns").stride = 3; }), "manifest.json", "lies outside of it"},
+      {edited([&](auto& m) { m.tensors["w"].shards.push_back(shard(m, "w")); }), "manifest.json",
+       "tensor \"w\": elements [0, 35) are stored twice"},
+      {edited([&](auto& m) { m.tensors["w"].shards.clear(); }), "manifest.json",
+       "tensor \"w\": elements [0, 35) are stored nowhere"},
+      {edited([&](auto& m) { shard(m, "w").file = "gone.safetensors"; }),
+       "manifest.json:", "lies in gone.safetensors, which is not a file of this checkpoint"},
+      {edited([&](auto& m) { shard(m, "w").file = "../w.safetensors"; }),
+       "manifest.json:", "not a plain file name"},
+      {edited([&](auto& m) { shard(m, "w").count = 1 << 10; }), "manifest.json:", "cannot lie in"},
+      {edited([&](auto& m) {
+         m.files.push_back({"gone.safetensors", 10, 0});
+       }),
+       "gone.safetensors", "missing"},
+      {edited([&](auto& m) { m.files.push_back(m.files[0]); }), "manifest.json", "occurs twice"},
+      {edited([&](auto& m) { shard(m, "w").key = "v"; }), "model.safetensors", "damaged: "},
+  };
+  for (const Case& c : cases) {
+    const auto problems = problems_with(c.manifest);
+    CAPTURE(c.file, c.what, problems);
+    REQUIRE_FALSE(problems.empty());
+    for (const std::string& p : problems) CHECK(p.starts_with(path + "/"));
+    CHECK(contains(problems[0], "step-40/" + std::string(c.file)));
+    CHECK(contains(problems[0], c.what));
+  }
+}
+
+namespace {
+
+// A store with one checkpoint of `ranks` ranks, each with two files, of tensors of 5 MB.
+std::string save_by_ranks(const std::string& store, int ranks, int64_t big) {
+  ThreadRanks threads(ranks);
+  const auto errors = threads.run([&](int rank) {
+    CheckpointWriter writer(store, 7, 1000, threads.group(rank));
+    add_model(writer, rank, ranks, 3, big);
+    writer.commit(JsonValue::object());
+  });
+  for (const Caught& e : errors) REQUIRE(e.text.empty());
+  return store + "/step-7";
+}
+
+uint64_t bytes_of(const std::string& path) {
+  uint64_t sum = 0;
+  for (const std::string& name : list_directory(path))
+    sum += std::filesystem::file_size(join_path(path, name));
+  return sum;
+}
+
+// Bytes that this process has read so far.
+uint64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string key;
+  uint64_t value = 0;
+  while (io >> key >> value)
+    if (key == "rchar:") return value;
+  FAIL("/proc/self/io has no rchar");
+  return 0;
+}
+
+size_t open_files() {
+  return list_directory("/proc/self/fd").size() - 1;  // without that of the directory itself
+}
+
+// How often number `i` was verified by the ranks together.
+void expect_each_once(const CheckpointManifest& manifest, int parts) {
+  const CheckpointSums sums(manifest);
+  std::vector<uint8_t> times(sums.count());
+  std::vector<uint64_t> bytes(static_cast<size_t>(parts));
+  for (int part = 0; part < parts; ++part)
+    sums.for_part(std::vector<uint8_t>(sums.count()), part, parts,
+                  [&](size_t i, const CheckpointSums::Sum& sum) {
+                    ++times[i];
+                    bytes[static_cast<size_t>(part)] += sum.bytes;
+                  });
+  CHECK(std::all_of(times.begin(), times.end(), [](uint8_t n) { return n == 1; }));
+  uint64_t total = 0;
+  for (const uint64_t b : bytes) total += b;
+  uint64_t wanted = 0;
+  for (const CheckpointFile& f : manifest.files) wanted += f.bytes;
+  CHECK(total == wanted);
+  for (const uint64_t b : bytes) CHECK(b < wanted / static_cast<uint64_t>(parts) + (2 << 20));
+}
+
+}  // namespace
+
+TEST_CASE("a checkpoint of many files is read with few of them open") {
+  const TemporaryDirectory dir;
+  const std::string path = save_by_ranks(dir / "c", 8, 700);
+  REQUIRE(list_directory(path).size() == 11);
+  struct rlimit before;
+  REQUIRE(::getrlimit(RLIMIT_NOFILE, &before) == 0);
+  struct rlimit few = before;
+  few.rlim_cur = open_files() + 4;
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &few) == 0);
+  bool same = false;
+  size_t open = 0;
+  const Caught caught = error_of([&] {
+    CheckpointReader reader(path);
+    for (const TensorSpec& t : model_tensors()) {
+      std::string all(static_cast<size_t>(*checked_product(t.shape) * size_of(t.dtype)), '\0');
+      reader.read_logical(t.name, all.data(), all.size());
+    }
+    open = open_files();
+    same = holds_model(path, 3) && reader.verify_rest(0, 1).empty() &&
+           validate_checkpoint(path, Validation::full).empty();
+  });
+  REQUIRE(::setrlimit(RLIMIT_NOFILE, &before) == 0);
+  CHECK(caught.text == "");
+  CHECK(same);
+  CHECK(open <= few.rlim_cur);
+  // With the usual limit no more than 64 of 100.
+  std::vector<std::unique_ptr<SafetensorsFile>> files;
+  const size_t others = open_files();
+  for (int i = 0; i < 100; ++i) {
+    const std::string name = dir / fmt::format("f{}", i);
+    SafetensorsWriter writer(name, {{"x", DType::i64, {1}}});
+    const int64_t value = i;
+    writer.write("x", &value, 8);
+    writer.finish();
+    files.push_back(std::make_unique<SafetensorsFile>(name));
+    CHECK(open_files() <= others + 64);
+  }
+  for (int i = 0; i < 100; ++i) {
+    int64_t value = -1;
+    const SafetensorsFile& file = *files[static_cast<size_t>(i)];
+    file.read(file.at("x"), &value, 8);
+    CHECK(value == i);
+  }
+  CHECK(open_files() <= others + 64);
+  overwrite(dir / "f0", std::string(80, 'x'));
+  int64_t value = 0;
+  CHECK(contains(error_of([&] { files[0]->read(files[0]->at("x"), &value, 8); }).text, "was replaced"));
+  files.clear();
+  CHECK(open_files() == others);
+}
+
+TEST_CASE("loading reads and verifies every byte once, and the ranks share what nobody loads") {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  constexpr int64_t big = 3'000'001;  // f32: 12 MB
+  const std::string path = save_by_ranks(dir / "c", 3, big);
+  const uint64_t size = bytes_of(path);
+  for (const int parts : {1, 2, 5}) expect_each_once(CheckpointReader(path).manifest(), parts);
+
+  uint64_t before = bytes_read();
+  CheckpointReader reader(path);
+  for (const TensorSpec& t : model_tensors(big)) {
+    std::string all(static_cast<size_t>(*checked_product(t.shape) * size_of(t.dtype)), '\0');
+    reader.read_logical(t.name, all.data(), all.size());
+  }
+  CHECK(reader.verify_rest(0, 1).empty());
+  CHECK(bytes_read() - before < size + size / 10);
+
+  // Two ranks that load nothing of it: half each.
+  for (const int part : {0, 1}) {
+    before = bytes_read();
+    CHECK(CheckpointReader(path).verify_rest(part, 2).empty());
+    CHECK(bytes_read() - before < size / 2 + (3 << 20));
+  }
+  // Damage is found by one of them.
+  const std::string file = path + "/optimizer-2.safetensors";
+  std::string bytes = read_file(file, 1 << 24);
+  bytes[bytes.size() / 2] = static_cast<char>(bytes[bytes.size() / 2] ^ 4);
+  overwrite(file, bytes);
+  size_t found = 0;
+  for (const int part : {0, 1, 2}) {
+    const std::vector<std::string> problems = CheckpointReader(path).verify_rest(part, 3);
+    found += problems.size();
+    for (const std::string& p : problems) CHECK(contains(p, file + ": damaged: tensor \"big\", bytes"));
+  }
+  CHECK(found == 1);
+  bool damage = false;
+  try {
+    holds_model(path, 3, big);
+  } catch (const CheckpointDamage& e) {
+    damage = contains(e.what(), file + ": damaged: tensor \"big\", bytes");
+  }
+  CHECK(damage);
 }

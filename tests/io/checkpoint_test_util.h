@@ -112,7 +112,9 @@ inline void add_model(CheckpointWriter& writer, int rank, int size, uint64_t sal
     if (t.name == "w") {
       const int64_t begin = 7 * rank / size, end = 7 * (rank + 1) / size;
       std::string rows = all.substr(begin * 5 * unit, (end - begin) * 5 * unit);
-      writer.add_slices("model", {{t.name, t.dtype, t.shape, begin, end - begin, 0, 5, rows.data()}});
+      std::vector<TensorSlice> slices{{t.name, t.dtype, t.shape, begin, end - begin, 0, 5, rows.data()}};
+      if (begin == end) slices.clear();
+      writer.add_slices("model", slices);
     } else if (t.name == "columns") {
       const int64_t c0 = 8 * rank / size, c1 = 8 * (rank + 1) / size;
       ShardSpec s = ShardSpec::flat(t.name, t.name, t.dtype, t.shape, c0, 0);

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -244,7 +245,6 @@ TEST_CASE("one run per directory: a living owner is named, a dead one replaced")
   {
     const RunLock lock(dir.path());
     CHECK(contains(lock.takeover(), fmt::format("taken over from pid {}", child)));
-    lock.heartbeat();
     CHECK(error_of([&] { RunLock second(dir.path()); }).code == 73);
   }
   CHECK_FALSE(path_exists(dir / "run.lock"));
@@ -289,4 +289,98 @@ TEST_CASE("a lock of another host counts while its heartbeat is young") {
   }
   overwrite(path, "half a na");
   CHECK(contains(RunLock(dir.path()).takeover(), "an unknown run"));
+}
+
+namespace {
+
+// A lock that beats every 5 ms, whatever this thread does.
+constexpr LockTiming fast{.stale_after_s = 60, .heartbeat = std::chrono::milliseconds(5)};
+
+// Whether `done` holds before a minute has passed.
+template <class Done>
+bool soon(Done&& done) {
+  for (int i = 0; i < 6000; ++i) {
+    if (done()) return true;
+    ::usleep(10'000);
+  }
+  return false;
+}
+
+// Its content replaced in place, as by a run on a host that does not see the kernel's lock.
+void take_over(const std::string& path, const std::string& owner) {
+  const int fd = ::open(path.c_str(), O_WRONLY | O_TRUNC);
+  REQUIRE(fd >= 0);
+  REQUIRE(::write(fd, owner.data(), owner.size()) == static_cast<ssize_t>(owner.size()));
+  ::close(fd);
+}
+
+std::atomic<int> g_touches{0};
+int refuse_touch(FileOp op, const std::string&) {
+  if (op != FileOp::touch) return 0;
+  ++g_touches;
+  return EIO;
+}
+
+}  // namespace
+
+TEST_CASE("a lock stays young although its owner's main thread is busy") {
+  const TemporaryDirectory dir;
+  RunLock lock(dir.path(), fast);
+  const timespec old[2] = {{::time(nullptr) - 1000, 0}, {::time(nullptr) - 1000, 0}};
+  REQUIRE(::utimensat(AT_FDCWD, lock.path().c_str(), old, 0) == 0);
+  CHECK(soon([&] {
+    struct stat now;
+    return ::stat(lock.path().c_str(), &now) == 0 && now.st_mtime > ::time(nullptr) - 100;
+  }));
+  CHECK(lock.lost().empty());
+  lock.require_held();
+}
+
+TEST_CASE("a run notices that another one has taken its lock, and leaves it alone") {
+  const TemporaryDirectory dir;
+  const std::string other =
+      R"({"host":"elsewhere.invalid","pid":7,"boot_id":"b","start_ticks":1,"since":"then"})";
+  {
+    const RunLocks locks({dir.path(), dir / "logs"});
+    locks.require_held();
+    take_over(dir / "run.lock", R"({"host":"elsewh)");  // being written: proves nothing
+    locks.require_held();
+    take_over(dir / "run.lock", other);
+    const Caught caught = error_of([&] { locks.require_held(); });
+    CHECK(caught.code == 73);
+    CHECK(contains(caught.text, dir / "run.lock: this run has lost the lock to pid 7 on elsewhere.invalid"));
+  }
+  CHECK(read_file(dir / "run.lock", 1000) == other);
+  remove_tree(dir / "run.lock");
+  {
+    RunLock lock(dir.path(), fast);
+    take_over(dir / "run.lock", other);
+    REQUIRE(soon([&] { return !lock.lost().empty(); }));  // without being asked
+    CHECK(contains(lock.lost(), "pid 7 on elsewhere.invalid since then"));
+    CHECK(error_of([&] { lock.require_held(); }).code == 73);
+  }
+  CHECK(read_file(dir / "run.lock", 1000) == other);
+}
+
+TEST_CASE("the heartbeat's thread takes no signal, and goes on after a failure") {
+  const auto threads = [] { return list_directory("/proc/self/task"); };
+  const TemporaryDirectory dir;
+  const std::vector<std::string> before = threads();
+  set_file_op_hook(refuse_touch);
+  {
+    const RunLock lock(dir.path(), fast);
+    std::vector<std::string> added;
+    for (const std::string& id : threads())
+      if (std::find(before.begin(), before.end(), id) == before.end()) added.push_back(id);
+    REQUIRE(added.size() == 1);
+    std::ifstream status("/proc/self/task/" + added[0] + "/status");
+    uint64_t blocked = 0;
+    for (std::string line; std::getline(status, line);)
+      if (line.starts_with("SigBlk:")) blocked = std::stoull(line.substr(7), nullptr, 16);
+    for (const int signal : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM})
+      CHECK((blocked >> (signal - 1) & 1) == 1);
+    CHECK(soon([] { return g_touches > 2; }));
+  }
+  set_file_op_hook(nullptr);
+  CHECK(soon([&] { return threads() == before; }));
 }

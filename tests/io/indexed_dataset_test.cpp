@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <optional>
 
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
@@ -53,6 +55,50 @@ TEST_CASE("a token file comes back as it was written", "[indexed]") {
     CHECK(error_of([&] { data.read(2, 0, two, top + 1); }).code == 0);
     CHECK(error_of([&] { data.read(2, 1, two); }).code == 70);
   }
+}
+
+TEST_CASE("shuffled documents are the same documents in another order", "[indexed]") {
+  const TemporaryDirectory dir;
+  const auto documents = [&](const std::string& name, std::optional<uint64_t> seed) {
+    IndexedDatasetWriter writer(dir / name, 100000);
+    for (int32_t d = 0; d < 50; ++d) {
+      // Two sequences; one document is larger than the pieces in which the tokens are copied.
+      writer.add_sequence(std::vector<int32_t>(d == 7 ? 600000 : static_cast<size_t>(d % 5), 2 * d));
+      writer.add_sequence(std::vector<int32_t>(static_cast<size_t>(d % 3 + 1), 2 * d + 1));
+      writer.end_document();
+    }
+    int polls = 0;
+    if (seed) writer.shuffle_documents(*seed, [&] { ++polls; });
+    CHECK(polls == (seed ? 50 : 0));
+    writer.finish();
+    const IndexedDataset data(dir / name);
+    REQUIRE(data.documents() == 50);
+    REQUIRE(data.sequences() == 100);
+    std::vector<int32_t> order;
+    for (int32_t s = 0; s < 100; s += 2) {
+      int32_t id = 0;
+      data.read(s + 1, 0, {&id, 1});
+      const int32_t d = id / 2;
+      order.push_back(d);
+      CHECK(data.document_of(s + 1) == s / 2);
+      REQUIRE(data.lengths()[static_cast<size_t>(s)] == (d == 7 ? 600000 : d % 5));
+      REQUIRE(data.lengths()[static_cast<size_t>(s) + 1] == d % 3 + 1);
+      std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[static_cast<size_t>(s)]));
+      data.read(s, 0, tokens);
+      CHECK(std::all_of(tokens.begin(), tokens.end(), [&](int32_t token) { return token == 2 * d; }));
+    }
+    return order;
+  };
+  std::vector<int32_t> in_order(50);
+  std::iota(in_order.begin(), in_order.end(), 0);
+  CHECK(documents("plain", {}) == in_order);
+  std::vector<int32_t> first = documents("first", 1);
+  CHECK(first == documents("again", 1));
+  CHECK(first != documents("other", 2));
+  CHECK(first != in_order);
+  std::sort(first.begin(), first.end());
+  CHECK(first == in_order);
+  CHECK(list_directory(dir / "").size() == 8);  // no temporary file
 }
 
 TEST_CASE("token files larger than the blocks in which they are read and written", "[indexed]") {
