@@ -45,6 +45,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
                const parallel::Groups* ranks, const ops::Exec& exec)
     : plan_(std::move(plan)), options_(options), ranks_(ranks), exec_(exec) {
   NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
+  // From here on a rank may be out of memory, and no other may wait for it in this constructor.
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
   void* host = exec_.device ? arenas_.at(plan_->memory, plan_->host_scalars) : nullptr;
@@ -52,8 +53,8 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   watch_ = StepWatch(options.limits);
   bind();
   if (ranks && plan_->layout.stages > 1) {
-    messages_ =
-        std::make_unique<pipeline::StageMessages>((*ranks)[parallel::group::pp], plan_->layout.chunks);
+    messages_ = std::make_unique<pipeline::StageMessages>(ranks->channels(parallel::group::pp),
+                                                          plan_->layout.stages, plan_->layout.stage);
     plan_->decoder->connect(*messages_);
   }
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));

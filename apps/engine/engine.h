@@ -50,8 +50,9 @@ struct StepInput {
 class Engine {
  public:
   /// Allocates the planned memory, zeroed, on the device of `exec`, the engine's workspace included. `ranks`
-  /// has the groups that the plan uses (plan::needed_groups()), for that device's memory. The exec's device
-  /// and libraries and `ranks` must outlive the engine. Fails with Exit::out_of_memory.
+  /// has the groups and channels that the plan uses (plan::needed_groups(), plan::needed_channels()), for
+  /// that device's memory. The exec's device and libraries and `ranks` must outlive the engine. Fails with
+  /// Exit::out_of_memory; does not communicate, so that other ranks are not held up by one that fails.
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups& ranks,
          const ops::Exec& exec);
   /// Forward passes only, for a plan made by make_forward_plan().

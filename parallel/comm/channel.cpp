@@ -2,9 +2,13 @@
 
 #include <algorithm>
 #include <array>
-#include <utility>
+#include <compare>
+#include <map>
+#include <sstream>
+#include <string>
 
 #include "core/base/error.h"
+#include "parallel/comm/agreement.h"
 
 namespace nrl::comm {
 
@@ -19,36 +23,87 @@ Handle Channel::receive_async(View data, const After& after) {
   return carrier_.recv_async(data, rank_of_peer_, tag_, after);
 }
 
-Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends) : group_(group) {
-  // All ranks create their channels in (sender, receiver, lane) order, so creation cannot deadlock.
-  const auto ranks = [&](const ChannelEnd& end) {
-    return end.direction == Direction::send ? std::array{group.rank(), end.peer}
-                                            : std::array{end.peer, group.rank()};
-  };
-  const auto key = [&](const ChannelEnd& end) { return std::pair(ranks(end), end.lane); };
-  std::vector<ChannelEnd> order(ends.begin(), ends.end());
-  std::sort(order.begin(), order.end(),
-            [&](const ChannelEnd& a, const ChannelEnd& b) { return key(a) < key(b); });
-  for (size_t i = 0; i < order.size(); ++i) {
-    const auto [peer, direction, lane] = order[i];
+namespace {
+
+/// A channel, by ranks of the group.
+struct Route {
+  int sender, receiver, lane;
+  auto operator<=>(const Route&) const = default;
+  bool has(int rank) const { return sender == rank || receiver == rank; }
+};
+
+/// Checks the ends and returns their channels.
+std::vector<Route> routes_of(const Communicator& group, std::span<const ChannelEnd> ends) {
+  std::vector<Route> out;
+  for (const auto& [peer, direction, lane] : ends) {
     NRL_CHECK(peer >= 0 && peer < group.size() && peer != group.rank(), "channel on {}: no other rank {}",
               group.label(), peer);
     NRL_CHECK(lane >= 0 && lane <= max_tag, "channel on {}: lane {}", group.label(), lane);
-    NRL_CHECK(i == 0 || key(order[i]) != key(order[i - 1]), "channel on {}: rank {} twice", group.label(),
-              peer);
+    const Route route =
+        direction == Direction::send ? Route{group.rank(), peer, lane} : Route{peer, group.rank(), lane};
+    NRL_CHECK(std::find(out.begin(), out.end(), route) == out.end(), "channel on {}: rank {} twice",
+              group.label(), peer);
+    out.push_back(route);
   }
-  for (const ChannelEnd& end : order) {
-    if (!group.single_fifo()) {
-      channels_.push_back(Channel(group, end, end.peer, max_tag - end.lane));
-      continue;
-    }
-    const auto [sender, receiver] = ranks(end);
-    std::string name = fmt::format("{} {}>{}", group.name(), sender, receiver);
-    if (end.lane > 0) name += fmt::format(" lane {}", end.lane);
-    pairs_.push_back(group.subgroup(ranks(end), name));
-    const int rank_of_peer = end.direction == Direction::send ? 1 : 0;
-    channels_.push_back(Channel(*pairs_.back(), end, rank_of_peer, 0));
+  return out;
+}
+
+/// The channels of all ranks in rounds, of which none has two channels of one rank: the pairs of a round do
+/// not wait for each other. The same on all ranks. Collective.
+std::vector<std::vector<Route>> rounds_of(Communicator& group, const std::vector<Route>& own) {
+  std::string text;
+  for (const Route& r : own) text += fmt::format("{} {} {}\n", r.sender, r.receiver, r.lane);
+  std::map<Route, int> all;  // the number of ends that were requested
+  for (const std::string& of_rank : group.gather_texts(text)) {
+    std::istringstream in(of_rank);
+    for (Route r{}; in >> r.sender >> r.receiver >> r.lane;) ++all[r];
   }
+  std::vector<std::vector<Route>> rounds;
+  for (const auto& [route, ends] : all) {
+    NRL_CHECK(ends == 2, "channel {}>{} of {}: only one of the two ranks requests it", route.sender,
+              route.receiver, group.label());
+    const auto free =
+        std::find_if(rounds.begin(), rounds.end(), [&r = route](const std::vector<Route>& round) {
+          return std::none_of(round.begin(), round.end(), [&](const Route& other) {
+            return other.has(r.sender) || other.has(r.receiver);
+          });
+        });
+    (free == rounds.end() ? rounds.emplace_back() : *free).push_back(route);
+  }
+  return rounds;
+}
+
+}  // namespace
+
+Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends) : group_(group) {
+  if (!group.single_fifo()) {
+    routes_of(group, ends);
+    for (const ChannelEnd& end : ends) channels_.push_back(Channel(group, end, end.peer, max_tag - end.lane));
+    return;
+  }
+  // A rank that fails to make or connect a pair must not leave its other neighbors waiting for it, so all
+  // agree after every round.
+  Communicator& host = group.host();
+  std::vector<Route> own;
+  run_on_all(host, [&] { own = routes_of(group, ends); });
+  const std::vector<std::vector<Route>> rounds = rounds_of(group, own);
+  const auto in_rounds = [&](const auto& use) {
+    for (const std::vector<Route>& round : rounds)
+      run_on_all(host, [&] {
+        for (const Route& r : round)
+          if (r.has(group.rank())) use(r);
+      });
+  };
+  in_rounds([&](const Route& r) {
+    std::string name = fmt::format("{} {}>{}", group.name(), r.sender, r.receiver);
+    if (r.lane > 0) name += fmt::format(" lane {}", r.lane);
+    pairs_.push_back(group.subgroup(std::array{r.sender, r.receiver}, name));
+    const ChannelEnd end = r.sender == group.rank() ? ChannelEnd{r.receiver, Direction::send, r.lane}
+                                                    : ChannelEnd{r.sender, Direction::receive, r.lane};
+    channels_.push_back(Channel(*pairs_.back(), end, end.direction == Direction::send ? 1 : 0, 0));
+  });
+  size_t next = 0;
+  in_rounds([&](const Route&) { pairs_[next++]->connect(0, 1); });
 }
 
 Channels::~Channels() {

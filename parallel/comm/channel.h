@@ -25,7 +25,8 @@ struct ChannelEnd {
 /// direction and other lanes between the same ranks included) and not for collectives. A schedule that cannot
 /// deadlock under this rule cannot deadlock on any backend.
 ///
-/// A channel is a tag on mpi and staged, and a communicator of the two ranks on nccl.
+/// A channel is a tag on mpi and staged, and a communicator of the two ranks on nccl, connected when it is
+/// made: no message blocks the host when it is issued.
 class Channel {
  public:
   int peer() const { return end_.peer; }
@@ -51,9 +52,9 @@ class Channel {
 /// This rank's ends of the channels of a group.
 class Channels {
  public:
-  /// Collective over the two ranks of every channel, which must both request it: every rank that has a
-  /// channel creates one object. `group` must outlive it and must carry no other messages with the tags
-  /// max_tag - lane of the channels.
+  /// Collective over the group, where the two ranks of every channel must both request it. An error is one of
+  /// all ranks. `group` must outlive the object and must carry no other messages with the tags max_tag - lane
+  /// of the channels.
   Channels(Communicator& group, std::span<const ChannelEnd> ends);
   /// Collective like the constructor.
   ~Channels();

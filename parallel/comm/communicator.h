@@ -236,6 +236,12 @@ class Communicator {
   /// Throws an asynchronous error (a lost peer) that no wait() would report; for loops that only replay
   /// captured graphs. Does not block.
   virtual void check() {}
+  /// Connects `sender` to `receiver`, one of which is this rank, so that messages this way do not block the
+  /// host when they are issued. Collective over the two; no-op for backends that never block there.
+  virtual void connect(int sender, int receiver) {
+    (void)sender;
+    (void)receiver;
+  }
   /// True when all operations of the group run one after another, messages included (nccl). Messages that
   /// depend on each other then need one exchange or separate groups (Channel).
   virtual bool single_fifo() const { return false; }

@@ -1,13 +1,10 @@
 #include "parallel/grid/groups.h"
 
 #include <algorithm>
-#include <exception>
-#include <functional>
 
 #include "core/base/error.h"
-#include "core/base/threads.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/world/make_device.h"
-#include "parallel/comm/world/world.h"
 
 namespace nrl::parallel {
 
@@ -30,18 +27,6 @@ void require_same_groups(comm::Communicator& world, const std::vector<GroupId>& 
       fail(Exit::internal, "ranks request different groups: rank 0: {}; rank {}: {}", all[0], r, all[r]);
 }
 
-/// Runs `body` and throws the first error of any rank on all of them.
-void on_all_ranks(comm::Communicator& world, const std::function<void()>& body) {
-  Error own(Exit::ok, "");
-  try {
-    body();
-  } catch (const std::exception& e) {
-    own = error_from(e);
-  }
-  const comm::ErrorConsensus consensus = comm::agree_on_error(world, own.code(), own.what());
-  if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
-}
-
 }  // namespace
 
 std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const GroupId> ids) {
@@ -58,7 +43,7 @@ std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const G
 }
 
 Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<const GroupId> ids,
-               const std::optional<DeviceGroups>& device) {
+               const std::optional<DeviceGroups>& device, std::span<const GroupChannels> channels) {
   NRL_CHECK(world.size() == grid.ranks() && world.rank() == grid.rank(),
             "{} does not match the grid of rank {} of {}", world.label(), grid.rank(), grid.ranks());
   const std::vector<GroupId> all = canonical(ids);
@@ -77,19 +62,23 @@ Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<con
     auto host = world.subgroup(members, name_of(id));
     made_.push_back({std::move(members), id.lane, std::move(host), nullptr});
   }
-  if (!device) return;
-  for (const Entry& entry : entries_) {
-    on_all_ranks(world, [&] {
-      if (entry.made < 0) return;
-      Made& m = made_[static_cast<size_t>(entry.made)];
-      if (m.device) return;
-      m.device = comm::make_device_communicator(device->kind, *m.host, *device->runtime, device->options);
+  if (device)
+    for (const Entry& entry : entries_)
+      comm::run_on_all(world, [&] {
+        if (entry.made < 0) return;
+        Made& m = made_[static_cast<size_t>(entry.made)];
+        if (m.device) return;
+        m.device = comm::make_device_communicator(device->kind, *m.host, *device->runtime, device->options);
+      });
+  for (const GroupChannels& c : channels)
+    comm::run_on_all(world, [&] {
+      channels_.push_back({c.group, std::make_unique<comm::Channels>((*this)[c.group], c.ends)});
     });
-  }
 }
 
 Groups::~Groups() {
-  // In creation order, which is the same on all members.
+  // In creation order, which is the same on all members; channels use the groups.
+  for (MadeChannels& c : channels_) c.channels.reset();
   for (Made& m : made_) {
     m.device.reset();
     m.host.reset();
@@ -111,6 +100,13 @@ const Groups::Made& Groups::made(const GroupId& id) const {
 comm::Communicator& Groups::operator[](const GroupId& id) const {
   const Made& m = made(id);
   return m.device ? *m.device : *m.host;
+}
+
+comm::Channels& Groups::channels(const GroupId& id) const {
+  const auto at =
+      std::find_if(channels_.begin(), channels_.end(), [&](const MadeChannels& c) { return c.group == id; });
+  NRL_CHECK(at != channels_.end(), "channels of group {} were not requested at start", name_of(id));
+  return *at->channels;
 }
 
 comm::Communicator& Groups::host(const GroupId& id) const {

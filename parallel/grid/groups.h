@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/device/runtime.h"
+#include "parallel/comm/channel.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/device_options.h"
 #include "parallel/grid/grid.h"
@@ -21,6 +22,12 @@ struct DeviceGroups {
   comm::DeviceCommOptions options = {};
 };
 
+/// The ends that this rank has of the channels of a group.
+struct GroupChannels {
+  GroupId group;
+  std::vector<comm::ChannelEnd> ends;
+};
+
 /// A requested group, and the one whose communicator it uses: itself, or the first with the same members.
 struct GroupAlias {
   GroupId id, made;
@@ -29,8 +36,10 @@ struct GroupAlias {
 /// without this rank are left out.
 std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const GroupId> ids);
 
-/// All groups that a plan uses, for host memory and, with a device, for device memory. Groups of equal
-/// members and lane share one communicator, named after the first of them.
+/// All groups and channels that a plan uses, for host memory and, with a device, for device memory. Groups of
+/// equal members and lane share one communicator, named after the first of them. They are made before a rank
+/// allocates the memory of its plan: a rank that is out of memory goes to the agreement on that error, where
+/// no other may be held up by a group or channel that is still to be made.
 ///
 ///   const ProcessGrid grid(sizes, world.size(), world.rank());
 ///   const std::array used = {group::dp_cp, group::pp};
@@ -41,9 +50,12 @@ class Groups {
   /// Collective over `world`, which must be the communicator of the grid's ranks; it and the device's runtime
   /// must outlive this object. All ranks must request the same set of groups, in any order (else
   /// Exit::internal on all of them): they are created in one canonical order, host groups before device
-  /// groups. A group that fails on one rank fails on all with the same error.
+  /// groups before channels. `channels`: for the model's memory, of requested groups whose members are all
+  /// ranks (no GroupId::ends); the same groups on all ranks. What fails on one rank fails on all with the
+  /// same error.
   Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<const GroupId> ids,
-         const std::optional<DeviceGroups>& device = std::nullopt);
+         const std::optional<DeviceGroups>& device = std::nullopt,
+         std::span<const GroupChannels> channels = {});
   /// Collective.
   ~Groups();
   Groups(const Groups&) = delete;
@@ -52,6 +64,8 @@ class Groups {
   /// The group for the model's memory: device memory if there is a device, else host memory. The group must
   /// have been requested and this rank must be a member (else an internal error).
   comm::Communicator& operator[](const GroupId& id) const;
+  /// The channels that were requested for a group (else an internal error).
+  comm::Channels& channels(const GroupId& id) const;
   /// The same ranks for host memory.
   comm::Communicator& host(const GroupId& id) const;
   /// True when this rank is a member; only groups with GroupId::ends have non-members.
@@ -71,11 +85,16 @@ class Groups {
     GroupId id;
     int made;  // index into made_; -1: not a member
   };
+  struct MadeChannels {
+    GroupId group;
+    std::unique_ptr<comm::Channels> channels;
+  };
   const Entry& find(const GroupId& id) const;
   const Made& made(const GroupId& id) const;
 
   std::vector<Entry> entries_;
   std::vector<Made> made_;
+  std::vector<MadeChannels> channels_;
 };
 
 }  // namespace nrl::parallel

@@ -6,34 +6,25 @@
 
 namespace nrl::pipeline {
 
-namespace {
-
 using comm::Direction;
 
-/// With one chunk per stage nothing leads from the last stage to the first.
-std::vector<comm::ChannelEnd> ends(const comm::Communicator& stages, int chunks, int activations,
-                                   int gradients) {
-  const int count = stages.size(), stage = stages.rank();
+std::vector<comm::ChannelEnd> StageMessages::channel_ends(int stages, int stage, int chunks_per_stage) {
+  const int next = (stage + 1) % stages, previous = (stage + stages - 1) % stages;
   std::vector<comm::ChannelEnd> out;
-  if (chunks > 1 || stage + 1 < count) {
-    const int next = (stage + 1) % count;
+  // With one chunk per stage nothing leads from the last stage to the first.
+  if (chunks_per_stage > 1 || stage + 1 < stages) {
     out.push_back({next, Direction::send, activations});
     out.push_back({next, Direction::receive, gradients});
   }
-  if (chunks > 1 || stage > 0) {
-    const int previous = (stage + count - 1) % count;
+  if (chunks_per_stage > 1 || stage > 0) {
     out.push_back({previous, Direction::receive, activations});
     out.push_back({previous, Direction::send, gradients});
   }
   return out;
 }
 
-}  // namespace
-
-StageMessages::StageMessages(comm::Communicator& stages, int chunks_per_stage)
-    : next_((stages.rank() + 1) % stages.size()),
-      previous_((stages.rank() + stages.size() - 1) % stages.size()),
-      channels_(stages, ends(stages, chunks_per_stage, activations, gradients)) {}
+StageMessages::StageMessages(comm::Channels& channels, int stages, int stage)
+    : next_((stage + 1) % stages), previous_((stage + stages - 1) % stages), channels_(channels) {}
 
 comm::Handle StageMessages::send(ActionKind send, comm::ConstView data, comm::StreamRef stream) {
   NRL_CHECK(send == ActionKind::send_forward || send == ActionKind::send_backward);

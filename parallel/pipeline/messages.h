@@ -2,6 +2,8 @@
 // The messages of a pipeline stage with its neighbors: one FIFO per neighbor and kind, as schedules are
 // written for (schedule.h).
 
+#include <vector>
+
 #include "parallel/comm/channel.h"
 #include "parallel/pipeline/schedule.h"
 
@@ -11,8 +13,11 @@ namespace nrl::pipeline {
 /// both stages, in the memory of the group's backend.
 class StageMessages {
  public:
-  /// Collective over `stages`, whose rank p is stage p, at least two. It must outlive this object.
-  StageMessages(comm::Communicator& stages, int chunks_per_stage);
+  /// The ends that `stage` of `stages`, at least two, has of the channels among them, whose rank p is stage
+  /// p.
+  static std::vector<comm::ChannelEnd> channel_ends(int stages, int stage, int chunks_per_stage);
+  /// `channels`: with these ends; must outlive this object. Does not communicate.
+  StageMessages(comm::Channels& channels, int stages, int stage);
 
   /// Starts `send`: send_forward or send_backward, after the work already in `stream`. The data must stay
   /// untouched until the handle has been waited for.
@@ -25,7 +30,7 @@ class StageMessages {
   static constexpr int activations = 0, gradients = 1;  // lanes
 
   int next_, previous_;  // neighboring stages
-  comm::Channels channels_;
+  comm::Channels& channels_;
 };
 
 }  // namespace nrl::pipeline

@@ -158,6 +158,24 @@ TEST_CASE("channels do not wait for a collective that was issued before", "[chan
   });
 }
 
+TEST_CASE("a channel that only one of its ranks requests is an error on all", "[channel]") {
+  on_all([](Backend& backend) {
+    if (!backend.comm().single_fifo()) return;  // tags need no agreement
+    const int n = backend.comm().size(), me = backend.comm().rank();
+    std::vector<ChannelEnd> ends = {{(me + 1) % n, Direction::send}, {(me + n - 1) % n, Direction::receive}};
+    if (me == 1) ends.pop_back();
+    try {
+      const Channels channels(backend.comm(), ends);
+      FAIL();
+    } catch (const Error& e) {
+      REQUIRE(std::string(e.what()).find("channel 0>1 of ") != std::string::npos);
+    }
+    // A wrong end of one rank as well.
+    if (me == 1) ends.push_back({n, Direction::receive});
+    REQUIRE_THROWS_AS(Channels(backend.comm(), ends), Error);
+  });
+}
+
 TEST_CASE("a channel to oneself, one opened twice and the wrong way round are refused", "[channel]") {
   Communicator& world = test_world().comm();
   const auto open = [&](std::vector<ChannelEnd> ends) { return std::make_unique<Channels>(world, ends); };

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "core/base/error.h"
+#include "parallel/comm/agreement.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"

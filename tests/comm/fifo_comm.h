@@ -1,6 +1,7 @@
 #pragma once
-// A communicator whose operations run strictly one after another, messages included: the weakest order rule
-// of the backends (nccl), on host memory.
+// A communicator whose operations run strictly one after another, messages included, and whose pairs of ranks
+// block the host in their first message unless they are connected: the weakest rules of the backends (nccl),
+// on host memory.
 #include <memory>
 #include <utility>
 
@@ -17,7 +18,17 @@ class FifoCommunicator final : public nrl::comm::Communicator {
     return wrap(inner_->split(color, key, name));
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override {
-    return wrap(inner_->subgroup(ranks, name));
+    auto made = wrap(inner_->subgroup(ranks, name));
+    if (made && made->size() == 2) static_cast<FifoCommunicator&>(*made).connected_ = false;
+    return made;
+  }
+  void connect(int, int) override {
+    if (connected_) return;
+    connected_ = true;
+    uint8_t own = 1, other = 0;
+    const int peer = 1 - rank();
+    inner_->exchange({nrl::comm::Message::send(std::span(&own, 1), peer, nrl::comm::max_tag),
+                      nrl::comm::Message::recv(std::span(&other, 1), peer, nrl::comm::max_tag)});
   }
   bool single_fifo() const override { return true; }
   std::shared_ptr<nrl::comm::HostTransport> host_transport() override { return inner_->host_transport(); }
@@ -59,6 +70,7 @@ class FifoCommunicator final : public nrl::comm::Communicator {
   }
 
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
+    if (call.op == nrl::comm::Op::send || call.op == nrl::comm::Op::recv) connect(0, 1);
     nrl::comm::Executor& executor = inner_->host_transport()->executor();
     nrl::comm::Executor::Order order{lane_.get(), std::exchange(call.previous, nullptr)};
     auto work = std::make_shared<Step>(&executor, unwaited(), *inner_, std::move(call), lane_);
@@ -72,5 +84,6 @@ class FifoCommunicator final : public nrl::comm::Communicator {
   }
 
   std::unique_ptr<Communicator> inner_;
+  bool connected_ = true;
   std::shared_ptr<nrl::comm::Lane> lane_ = std::make_shared<nrl::comm::Lane>();
 };

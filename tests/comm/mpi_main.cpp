@@ -6,6 +6,7 @@
 #include <sstream>
 #include <string>
 
+#include "parallel/comm/agreement.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"

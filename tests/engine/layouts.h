@@ -61,15 +61,16 @@ class Trainee {
       exec_.kernels = &ops::cpu_kernels(plan::isa_for(config_.kernels));
       exec_.threads = 1;
     }
-    groups_ = std::make_unique<parallel::Groups>(position_.grid, ranks,
-                                                 plan::needed_groups(config_, position_), devices);
+    groups_ =
+        std::make_unique<parallel::Groups>(position_.grid, ranks, plan::needed_groups(config_, position_),
+                                           devices, plan::needed_channels(config_, position_));
     const DeviceType type = device == "cuda" ? DeviceType::cuda : DeviceType::cpu;
     engine_ = std::make_unique<engine::Engine>(
         plan::make_run_plan(config_, train::load_model_spec(result), resolve_batch(config_, ranks.size()),
                             position_, type, 1),
         engine::training_options(config_), *groups_, exec_);
     train::StartPhases phases;
-    train::load_initial_weights(config_, *engine_, false, 1, phases);
+    train::load_initial_weights(config_, *engine_, train::verify_none, 1, phases);
   }
 
   Learned learn(int steps) {

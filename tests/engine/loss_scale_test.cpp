@@ -34,7 +34,7 @@ class Rank {
     engine_ =
         std::make_unique<engine::Engine>(std::move(plan), options, placement_.groups(), placement_.exec());
     train::StartPhases phases;
-    train::load_initial_weights(c, *engine_, false, 1, phases);
+    train::load_initial_weights(c, *engine_, train::verify_none, 1, phases);
     engine_->require_kernels(objective_, "the device");
   }
 

@@ -50,7 +50,7 @@ class Rank {
                             placement_.grid_position(), placement_.device(), 2),
         engine::training_options(c), placement_.groups(), placement_.exec());
     train::StartPhases phases;
-    train::load_initial_weights(c, *engine_, false, 1, phases);
+    train::load_initial_weights(c, *engine_, train::verify_none, 1, phases);
     engine_->require_kernels(objective_, "the device");
   }
 

@@ -4,6 +4,9 @@
 
 #include "apps/train/checkpoint.h"
 #include "core/ops/step.h"
+#include "parallel/comm/agreement.h"
+#include "tests/comm/fifo_comm.h"
+#include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
 #include "tests/engine/training.h"
 
@@ -71,7 +74,7 @@ class Trainer {
                             placement.device(), 1),
         engine::training_options(c), groups, placement.exec());
     train::StartPhases phases;
-    train::load_initial_weights(c, *engine_, false, 1, phases);
+    train::load_initial_weights(c, *engine_, train::verify_none, 1, phases);
     engine_->require_kernels(objective_, "the device");
   }
 
@@ -274,6 +277,48 @@ TEST_CASE("pipelines on simulated GPUs") {
                .more = {"distributed.overlap_p2p_comm=" + overlap},
                .device = "cuda"},
               true);
+}
+
+TEST_CASE("a stage that is out of memory is an error on all ranks, which then train with less") {
+  const int n = test_world().size(), me = test_world().rank();
+  if (n == 1) return;
+  std::vector<Setup> setups{{.stages = n}, {.stages = n, .chunks = 2, .microbatches = 8}};
+  if (n == 4) setups.insert(setups.end(), {{.stages = 2}, {.stages = 2, .chunks = 2, .microbatches = 8}});
+  for (const Setup& setup : setups) {
+    INFO(setup.text());
+    const TimeLimit limit("a rank out of memory in " + setup.text(), std::chrono::seconds(120));
+    // Its channels are communicators of two ranks, as with nccl.
+    FifoCommunicator world(test_world().comm().split(0, me, "fifo"));
+    // More than any address space has.
+    Setup large = setup;
+    for (const char* key : {"policy.model.hidden_size=2048", "policy.model.num_attention_heads=16",
+                            "policy.model.intermediate_size=2048", "policy.max_total_sequence_length=1048576",
+                            "policy.model.max_position_embeddings=1048576",
+                            "policy.train_micro_batch_size=2048", "policy.recompute.granularity=none"})
+      large.more.emplace_back(key);
+    large.microbatches *= 2048;
+    const ConfigResult config = config_of(setup), too_large = config_of(large);
+    const plan::GridPosition position = plan::grid_position(config.config, n, me);
+    train::Placement placement(test_world(), config);
+    const parallel::Groups groups(position.grid, world, plan::needed_groups(config.config, position),
+                                  std::nullopt, plan::needed_channels(config.config, position));
+    for (int victim = 0; victim < n; ++victim) {
+      std::unique_ptr<engine::Engine> engine;
+      const comm::ErrorConsensus vote = comm::attempt_on_all(world, [&] {
+        const ConfigResult& own = me == victim ? too_large : config;
+        engine = std::make_unique<engine::Engine>(
+            plan::make_run_plan(own.config, train::load_model_spec(own), resolve_batch(own.config, n),
+                                position, DeviceType::cpu, 1),
+            engine::training_options(own.config), groups, placement.exec());
+      });
+      INFO(vote.message);
+      REQUIRE(vote.code == Exit::out_of_memory);
+      REQUIRE(vote.rank == victim);
+      REQUIRE((engine == nullptr) == (me == victim));
+    }
+    const Trained got = Trainer(setup, placement, groups, position).run(world);
+    CHECK(got.losses.front() == Approx(one_rank(setup, placement).losses.front()));
+  }
 }
 
 TEST_CASE("a stage has memory for its layers and the microbatches in flight") {

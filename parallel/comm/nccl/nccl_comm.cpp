@@ -212,6 +212,14 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override;
 
   Communicator& host() override { return host_; }
+  // NCCL connects two ranks in their first message.
+  void connect(int sender, int receiver) override {
+    const View byte(barrier_byte_.data(), 1, DType::u8);
+    if (rank() == sender)
+      send_async(byte, receiver).wait();
+    else
+      recv_async(byte, sender).wait();
+  }
   bool single_fifo() const override { return true; }
   void check() override { group_->check(); }
 

@@ -54,6 +54,7 @@ class RecordingCommunicator final : public Communicator {
     return &beneath == inner_.get() ? *this : beneath;
   }
   void check() override { inner_->check(); }
+  void connect(int sender, int receiver) override { inner_->connect(sender, receiver); }
   bool single_fifo() const override { return inner_->single_fifo(); }
   std::shared_ptr<HostTransport> host_transport() override { return inner_->host_transport(); }
 

@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "core/base/error.h"
+#include "core/base/median.h"
 #include "core/base/text.h"
 #include "parallel/comm/mpi/mpi_session.h"
 
@@ -12,11 +13,6 @@ namespace nrl::comm {
 namespace {
 
 constexpr int rounds = 7;
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
-}
 
 /// Times of one call in alternating rounds, equal on all ranks. `mpi` may be null.
 struct Times {

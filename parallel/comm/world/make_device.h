@@ -11,9 +11,9 @@
 // collectives; messages have their own tags. wait() blocks the host until this rank's part is done and its
 // errors are known, but not for the copies back to the device. Cannot be captured into a graph: an error.
 //
-// nccl: never blocks the host in issuing (except for the first messages between two ranks, which connect
-// them) or waiting; can be captured into graphs, where wait() must come before the capture ends. Differences
-// from the other backends:
+// nccl: never blocks the host in issuing (except for the first messages between two ranks without
+// Communicator::connect(), which connect them) or waiting; can be captured into graphs, where wait() must
+// come before the capture ends. Differences from the other backends:
 // - NCCL chooses the order of sums from the group's size, its topology and the message's size; it repeats
 //   within a layout, not across layouts. bf16 and f16 may be rounded at every addition.
 // - Whether max and min propagate NaN is up to NCCL. Sums do.

@@ -113,18 +113,4 @@ void World::abort(Exit code) {
   std::_Exit(static_cast<int>(code));
 }
 
-ErrorConsensus agree_on_error(Communicator& all, Exit code, std::string_view message) {
-  std::vector<int32_t> worst = {static_cast<int32_t>(code)};
-  all.all_reduce(worst, Reduce::max);
-  ErrorConsensus consensus;
-  consensus.code = static_cast<Exit>(worst[0]);
-  if (consensus.code == Exit::ok) return consensus;
-  std::vector<int32_t> first = {code == consensus.code ? all.rank() : all.size()};
-  all.all_reduce(first, Reduce::min);
-  consensus.rank = first[0];
-  consensus.message = message;
-  all.broadcast_text(consensus.message, consensus.rank);
-  return consensus;
-}
-
 }  // namespace nrl::comm

@@ -73,16 +73,4 @@ class World {
   bool finalized_ = false;
 };
 
-/// The error that all ranks agree on at the end of a phase.
-struct ErrorConsensus {
-  Exit code = Exit::ok;  ///< the greatest code of all ranks
-  int rank = -1;         ///< first rank with that code; -1: no error
-  std::string message;   ///< its message
-};
-
-/// Collective: every rank passes its code (Exit::ok without an error) and text and gets the same consensus,
-/// so that all exit with the same code. For points that every rank reaches (start-up, end); a rank that fails
-/// within a step must call World::abort, since its peers wait elsewhere.
-ErrorConsensus agree_on_error(Communicator& all, Exit code, std::string_view message);
-
 }  // namespace nrl::comm
