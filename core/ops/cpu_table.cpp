@@ -33,9 +33,10 @@ const KernelTable& avx512_amx_kernels() {
 
 const KernelTable& cpu_kernels(cpu::Isa isa) {
   NRL_CHECK(isa <= cpu::best_isa(), "this processor does not have {}", cpu::name_of(isa));
-  static const KernelTable* const tables[] = {&baseline_kernels(), &avx2_kernels(), &avx512_kernels(),
-                                              &avx512_bf16_kernels(), &avx512_amx_kernels()};
-  return *tables[static_cast<int>(isa)];
+  // No other table is filled: the compiler may fill it with instructions that this processor does not have.
+  constexpr const KernelTable& (*tables[])() = {baseline_kernels, avx2_kernels, avx512_kernels,
+                                                avx512_bf16_kernels, avx512_amx_kernels};
+  return tables[static_cast<int>(isa)]();
 }
 
 }  // namespace nrl::ops

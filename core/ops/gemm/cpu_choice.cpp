@@ -1,10 +1,10 @@
 #include "core/ops/cpu_choice.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include <spdlog/fmt/fmt.h>
 
+#include "core/base/clock.h"
 #include "core/ops/peak.h"
 
 namespace nrl::ops {
@@ -27,10 +27,6 @@ void fill_fma_probe(FmaProbe& probe);
 
 namespace {
 
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
-
 /// The best of short slices of both loops in turn: an interrupted slice does not count.
 double measure_bf16_rate(const FmaProbe& probe) {
   constexpr double slice = 0.0001;
@@ -40,8 +36,8 @@ double measure_bf16_rate(const FmaProbe& probe) {
   for (int i = 0; i < 2; ++i) rounds[i] = rounds_that_last(loops[i], slice);
   double best[2] = {};
   for (int i = 0; i < 2 * slices; ++i) {
-    const double begin = seconds(), flops = loops[i % 2](rounds[i % 2]);
-    best[i % 2] = std::max(best[i % 2], flops / (seconds() - begin));
+    const double begin = steady_seconds(), flops = loops[i % 2](rounds[i % 2]);
+    best[i % 2] = std::max(best[i % 2], flops / (steady_seconds() - begin));
   }
   return best[1] / best[0];
 }
@@ -72,9 +68,9 @@ FmaProbe fma_probe(cpu::Isa isa) {
 
 int64_t rounds_that_last(double (*loop)(int64_t rounds), double wanted) {
   for (int64_t rounds = 1000;; rounds *= 2) {
-    const double begin = seconds();
+    const double begin = steady_seconds();
     loop(rounds);
-    if (seconds() - begin >= wanted || rounds > (int64_t{1} << 40)) return rounds;
+    if (steady_seconds() - begin >= wanted || rounds > (int64_t{1} << 40)) return rounds;
   }
 }
 

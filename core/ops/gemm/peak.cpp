@@ -1,8 +1,8 @@
 #include "core/ops/peak.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "core/base/clock.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/parallel.h"
@@ -16,10 +16,6 @@ namespace {
 
 constexpr int64_t size = 768;
 constexpr size_t operand_bytes = 3 * size * size * sizeof(float);
-
-double seconds() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 }  // namespace
 
@@ -40,12 +36,12 @@ double measure_gemm_peak(int threads, double budget) {
   exec.workspace = {memory.data() + operand_bytes, memory.size() - operand_bytes};
   const double flops = linear_flops(size, size, size);
   double best = 0;
-  const double start = seconds();
+  const double start = steady_seconds();
   // At least three GEMMs, however slow: the first one includes the library's code generation.
-  for (int i = 0; i < 3 || seconds() - start < budget; ++i) {
-    const double begin = seconds();
+  for (int i = 0; i < 3 || steady_seconds() - start < budget; ++i) {
+    const double begin = steady_seconds();
     exec.kernels->linear_forward(exec, gemm);
-    best = std::max(best, flops / (seconds() - begin));
+    best = std::max(best, flops / (steady_seconds() - begin));
   }
   return best * 1e-9;
 }
@@ -55,17 +51,17 @@ double measure_fma_peak(int threads) {
   constexpr double budget = 0.010, slice = 0.001;
   const int64_t rounds = rounds_that_last(probe.run, slice / 2);
   double best = 0;
-  const double start = seconds();
-  while (best == 0 || seconds() - start < budget) {
+  const double start = steady_seconds();
+  while (best == 0 || steady_seconds() - start < budget) {
     double flops = 0, begin = 0;
 #pragma omp parallel num_threads(threads) reduction(+ : flops)
     {
 #pragma omp barrier
 #pragma omp master
-      begin = seconds();
+      begin = steady_seconds();
       flops += probe.run(rounds);
     }
-    best = std::max(best, flops / (seconds() - begin));
+    best = std::max(best, flops / (steady_seconds() - begin));
   }
   return best * 1e-9;
 }

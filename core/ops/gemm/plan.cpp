@@ -44,14 +44,14 @@ std::string check_scaling(const GemmPlan& p, Architecture architecture) {
   if (a == Scaling::none || b == Scaling::none) return pair + ": FP8 operands need scales";
   if (a == Scaling::tensor && b == Scaling::tensor) return "";
   if (a == Scaling::mx32 && b == Scaling::mx32) {
-    if (architecture < Architecture::sm100) return "mx32 scales need compute capability 10.0 (Blackwell)";
+    if (architecture < Architecture::sm100)
+      return "scales of 32 numbers need compute capability 10.0 (Blackwell)";
     if (p.inner % 32 != 0)
       return fmt::format("mx32 scales need an inner size in multiples of 32, not {}", p.inner);
     return "";
   }
   if (!is_scaled_by_128(a) || !is_scaled_by_128(b)) return pair + " cannot be combined";
-  if (architecture != Architecture::sm90)
-    return pair + " need compute capability 9.0 (Hopper); use mx32 on Blackwell";
+  if (architecture != Architecture::sm90) return "scales of 128 numbers need compute capability 9.0 (Hopper)";
   if (a == Scaling::block128 && b == Scaling::block128) return pair + ": one operand must have row128 scales";
   if (p.inner % 128 != 0)
     return fmt::format("{} need an inner size in multiples of 128, not {}", pair, p.inner);
