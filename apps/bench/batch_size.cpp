@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "apps/bench/steps.h"
 #include "apps/plan/host_memory.h"
@@ -21,7 +22,7 @@
 namespace nrl::bench {
 namespace {
 
-constexpr size_t most_measured = 8;  // sizes
+constexpr size_t most_measured = 8;  // sizes, unless they are listed
 
 struct Size {
   BatchPlan batch;
@@ -61,7 +62,7 @@ class Tuner {
     if (first())
       log::info("   micro  accumulate      planned   of budget         used     step ms    tokens/s");
     std::vector<Size*> measured;
-    for (size_t i = count; i-- > 0 && measured.size() < most_measured;) measured.push_back(&sizes[i]);
+    for (size_t i = count; i-- > 0 && measured.size() < most();) measured.push_back(&sizes[i]);
     std::reverse(measured.begin(), measured.end());
     for (Size* size : measured) {
       measure(*size);
@@ -77,6 +78,7 @@ class Tuner {
 
  private:
   bool first() const { return world_.rank() == 0; }
+  size_t most() const { return args_.sizes.empty() ? most_measured : args_.sizes.size(); }
   static std::string text(double bytes) { return human_bytes(static_cast<uint64_t>(bytes)); }
 
   double greatest(double value) const {
@@ -95,31 +97,49 @@ class Tuner {
                                   world_.local_size()));
   }
 
+  void print_skipped(const std::vector<int64_t>& sizes, const std::string& why) const {
+    if (!sizes.empty() && first()) log::info("skipped   {}: {}", fmt::join(sizes, ", "), why);
+  }
+
   // Valid configurations, by size.
-  std::vector<Size> candidates() const {
+  std::vector<Size> candidates() {
     const BatchPlan configured = resolve_batch(config_.config, world_.size());
-    const int64_t each = configured.global / configured.data_parallel;
-    std::vector<int64_t> micros = args_.sizes;
-    for (const int64_t micro : micros)
-      if (each % micro != 0)
-        fail(Exit::usage,
-             "--sizes: {} does not divide the {} sequences of a rank (train_global_batch_size {} / data "
-             "parallel {}). Fix: leave it out",
-             micro, each, configured.global, configured.data_parallel);
+    const int64_t each = each_ = configured.global / configured.data_parallel;
+    std::vector<int64_t> micros = args_.sizes, skipped;
     if (micros.empty())
       for (int64_t d = 1; d * d <= each; ++d)
         if (each % d == 0) micros.insert(micros.end(), {d, each / d});
     std::sort(micros.begin(), micros.end());
     micros.erase(std::unique(micros.begin(), micros.end()), micros.end());
+    std::copy_if(micros.begin(), micros.end(), std::back_inserter(skipped),
+                 [&](int64_t micro) { return each % micro != 0; });
+    std::erase_if(micros, [&](int64_t micro) { return each % micro != 0; });
+    const std::string batch =
+        fmt::format("the {} sequences of a rank (train_global_batch_size {} / data parallel {})", each,
+                    configured.global, configured.data_parallel);
+    if (micros.empty())
+      fail(Exit::usage, "--sizes: {} divides {}. Fix: name one of its divisors, or leave --sizes out",
+           skipped.size() == 1 ? fmt::format("{} is no number that", skipped[0])
+                               : fmt::format("none of {}", fmt::join(skipped, ", ")),
+           batch);
+    print_skipped(skipped, fmt::format("{} not divide {}", skipped.size() == 1 ? "does" : "do", batch));
     std::vector<Size> sizes;
+    std::string why;
+    skipped.clear();
     for (const int64_t micro : micros) {
       Size size{.batch = configured};
       size.batch.micro = micro;
       size.batch.accumulation = each / micro;
       ConfigResult changed = with(size.batch);
       train::check_run(changed, {.world = world_.size(), .files = false, .memory = false});
-      if (changed.ok()) sizes.push_back(size);
+      if (changed.ok()) {
+        sizes.push_back(size);
+        continue;
+      }
+      skipped.push_back(micro);
+      why = changed.diagnostics.front().message;
     }
+    if (!sizes.empty()) print_skipped(skipped, why);
     if (sizes.empty())
       fail(Exit::config, "no microbatch suits the configuration. Fix: see nrl-train plan with one of {}",
            fmt::join(micros, ", "));
@@ -150,8 +170,7 @@ class Tuner {
         size.bytes = plan::total(least);
         if (size.bytes <= budget_) {
           const std::unique_ptr<plan::RunPlan> planned = plan_of(config);
-          const plan::CategoryBytes need = plan::planned_memory(config.config, *planned);
-          size.bytes = plan::total(need) + process_memory(config, *planned);
+          size.bytes = static_cast<double>(planned->memory.total_bytes()) + process_memory(config, *planned);
         }
         share = size.bytes / budget_;
       });
@@ -167,7 +186,7 @@ class Tuner {
         high = middle;
     }
     for (size_t i = 0; i < low; ++i)
-      if (!sizes[i].fits && low - i <= most_measured) fits(sizes[i]);
+      if (!sizes[i].fits && low - i <= most()) fits(sizes[i]);
     return low;
   }
 
@@ -177,6 +196,7 @@ class Tuner {
     plan::HostFacts facts;
     facts.program = program_;
     facts.threads = placement_.host_threads();
+    facts.training = false;
     return static_cast<double>(
         plan::sum_of(plan::host_memory(config.config, planned, placement_.grid_position(), facts)));
   }
@@ -201,12 +221,14 @@ class Tuner {
         log::info("{:<9} policy.gradient_accumulation_steps: {}", "", size.batch.accumulation);
     };
     line("fastest", fastest, fmt::format("{} tokens/s", grouped(std::llround(fastest.tokens_per_s()))));
+    const std::string limit = count < sizes.size()
+                                  ? fmt::format("{} sequences need {}, which does not fit",
+                                                sizes[count].batch.micro, text(sizes[count].bytes))
+                              : largest.batch.micro == each_ ? "no larger size divides the batch"
+                              : args_.sizes.empty()          ? "larger ones do not suit the configuration"
+                                                             : "a larger one may fit, but --sizes has none";
     line("largest", largest,
-         count == sizes.size() ? fmt::format("{} tokens/s; no larger size divides the batch",
-                                             grouped(std::llround(largest.tokens_per_s())))
-                               : fmt::format("{} tokens/s; {} sequences need {}, which does not fit",
-                                             grouped(std::llround(largest.tokens_per_s())),
-                                             sizes[count].batch.micro, text(sizes[count].bytes)));
+         fmt::format("{} tokens/s; {}", grouped(std::llround(largest.tokens_per_s())), limit));
     if (largest.used > budget_)
       log::warn("the largest size took {} while it trained, more than the budget of {}", text(largest.used),
                 text(budget_));
@@ -217,6 +239,7 @@ class Tuner {
   const ConfigResult& config_;
   train::Placement placement_;
   double capacity_ = 0, budget_ = 0;
+  int64_t each_ = 0;     // sequences of a rank in a step
   int64_t program_ = 0;  // resident bytes before the first engine
 };
 

@@ -13,10 +13,13 @@ struct TuneArgs {
   std::string config;                  ///< a YAML file
   std::vector<std::string> overrides;  ///< "key=value"
   /// Instead of memory.max_memory. On a CPU the share is for the process: the plan, and what host_memory()
-  /// counts beside it, as `used` shows. A run holds the plan alone against memory.max_memory.
+  /// counts for steps on random tokens, as `used` shows. A run holds the plan alone against
+  /// memory.max_memory.
   std::optional<double> max_memory;
-  std::vector<int64_t> sizes;  ///< microbatches to consider; empty: all that divide the batch
-  int steps = 3;               ///< timed steps of each size
+  /// Microbatches to consider; those that do not divide the batch or do not suit the configuration are
+  /// skipped. Empty: all that divide the batch, of which the largest are measured.
+  std::vector<int64_t> sizes;
+  int steps = 3;  ///< timed steps of each size
 };
 
 /// Collective. Finds the largest microbatch whose plan fits into the budget on every rank, without running,

@@ -11,6 +11,7 @@
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
 #include "core/base/log.h"
+#include "core/base/median.h"
 #include "core/base/text.h"
 
 namespace nrl::bench {
@@ -153,12 +154,6 @@ struct Row {
     return sent;
   }
 };
-
-double median(std::vector<double> v) {
-  std::sort(v.begin(), v.end());
-  const size_t n = v.size();
-  return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
-}
 
 class Comparison {
  public:

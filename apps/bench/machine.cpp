@@ -11,6 +11,7 @@
 
 #include "apps/plan/device_models.h"
 #include "core/base/log.h"
+#include "core/base/median.h"
 #include "core/base/philox.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"
@@ -43,12 +44,6 @@ const std::vector<float>& normal_pattern() {
     return values;
   }();
   return pattern;
-}
-
-double median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  const size_t n = values.size();
-  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
 }
 
 std::string processor_text(int threads) {

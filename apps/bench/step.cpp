@@ -148,7 +148,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   engine::Engine engine(std::move(made), engine::training_options(c), placement.groups(), placement.exec());
   engine::LanguageModeling objective;
   int kernels = 0;
-  train::load_initial_weights(c, engine, true, placement.host_threads(), phases, [&] {
+  train::load_initial_weights(c, engine, train::verify_all, placement.host_threads(), phases, [&] {
     phases.begin("kernels", "");
     kernels = engine.require_kernels(objective, gpu ? "the GPU" : "the CPU");
   });

@@ -8,6 +8,7 @@
 #include "apps/train/launch.h"
 #include "apps/train/report/timers.h"
 #include "apps/train/run_data.h"
+#include "core/base/median.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 
@@ -62,9 +63,7 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
 double median_ms(const std::vector<Step>& steps, size_t warmup) {
   std::vector<double> ms;
   for (size_t i = warmup; i < steps.size(); ++i) ms.push_back(steps[i].ms);
-  std::sort(ms.begin(), ms.end());
-  const size_t n = ms.size();
-  return n % 2 ? ms[n / 2] : (ms[n / 2 - 1] + ms[n / 2]) / 2;
+  return median(std::move(ms));
 }
 
 CopySpeed::CopySpeed(const std::vector<Step>& of, size_t warmup) {
@@ -109,9 +108,9 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
     engine = std::make_unique<engine::Engine>(make_plan(), engine::training_options(config.config),
                                               placement.groups(), exec);
     engine::LanguageModeling objective;
-    train::load_initial_weights(config.config, *engine, false, placement.host_threads(), phases, [&] {
-      engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
-    });
+    train::load_initial_weights(
+        config.config, *engine, train::verify_none, placement.host_threads(), phases,
+        [&] { engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU"); });
   });
   const int64_t count = trial_warmup + timed;
   const std::vector<Step> steps =

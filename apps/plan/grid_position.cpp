@@ -9,6 +9,7 @@
 #include "apps/model/parameters.h"
 #include "apps/plan/pipeline.h"
 #include "core/base/error.h"
+#include "parallel/pipeline/messages.h"
 
 namespace nrl::plan {
 
@@ -114,6 +115,12 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
   if (sizes.ep * sizes.etp > 1) out.push_back(model::expert_exchange_group);
   if (sizes.pp > 1) out.push_back(group::pp);
   return out;
+}
+
+std::vector<parallel::GroupChannels> needed_channels(const Config& config, const GridPosition& position) {
+  if (position.sizes.pp == 1) return {};
+  return {{parallel::group::pp, pipeline::StageMessages::channel_ends(position.sizes.pp, position.at.pp,
+                                                                      stages_of(config.distributed).chunks)}};
 }
 
 std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy,

@@ -9,6 +9,7 @@
 #include "core/config/config.h"
 #include "parallel/data/flat_buckets.h"
 #include "parallel/grid/grid.h"
+#include "parallel/grid/groups.h"
 
 namespace nrl::plan {
 
@@ -38,6 +39,8 @@ parallel::GroupId reduction_group(std::string_view group);
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy, std::string_view group);
 /// All groups of ranks that a run of this configuration communicates in.
 std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position);
+/// The channels in these groups: between pipeline stages.
+std::vector<parallel::GroupChannels> needed_channels(const Config& config, const GridPosition& position);
 
 /// For messages: "8 ranks = tp 2 x dp 4, ep 4  optim" without axes of size 1, or "1 rank". `experts`: sizes
 /// of the expert grid.

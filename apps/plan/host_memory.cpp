@@ -104,6 +104,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
   if (cpu_run)
     add("offloaded state", offload_window_bytes(plan),
         "optimizer state of the elements that are updated at a time", true);
+  if (!facts.training) return parts;
   const data::DocumentRules none, &rules = facts.documents ? *facts.documents : none;
   data::LoaderOptions loading;
   loading.micro_batch = plan.batch.micro;

@@ -23,6 +23,8 @@ struct HostFacts {
   int64_t program = 0;                             ///< train::measure_program()
   int threads = 1;                                 ///< CPU threads of a rank
   const data::DocumentRules* documents = nullptr;  ///< of the samples; null: none
+  /// False for steps on random tokens, which read no data, save nothing and report no MFU.
+  bool training = true;
 };
 
 /// The host memory of the rank at `position` beside its arena, in the order of a report.

@@ -28,10 +28,28 @@ double prefetch_bytes(const Config& config, const BatchPlan& batch) {
 }
 
 struct Candidate {
-  std::string key;
-  int64_t value = 0;
-  double ratio = 0;  // to a large but common value
+  std::string key, value;
+  double ratio = 0;    // to a large but common value
+  bool number = true;  // that can be lowered
+  bool given = false;  // by the user
 };
+
+// The keys of the model that the user has written, else the one that names the model.
+std::vector<Candidate> model_candidates(const ConfigResult& result, const model::ModelSpec& spec) {
+  std::vector<Candidate> out;
+  for (const model::ModelSize& size : model::unusual_sizes(spec))
+    for (const std::string_view name : {size.key, size.alias})
+      if (std::string key = "policy.model." + std::string(name);
+          !name.empty() && result.origins.contains(key))
+        out.push_back({std::move(key), std::to_string(size.value), size.ratio, true, true});
+  if (!out.empty()) return {out.front()};
+  const char* const key =
+      result.origins.contains("policy.model_name") ? "policy.model_name" : "policy.model.model_type";
+  return {{key,
+           fmt::format("a {} model of {} parameters", name_of(spec.family),
+                       human_count(model::approximate_parameters(spec))),
+           0, false, true}};
+}
 
 // The keys that determine the size of a category.
 std::vector<Candidate> candidates(const ConfigResult& result, const model::ModelSpec& spec,
@@ -39,7 +57,8 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
   const PolicyConfig& policy = result.config.policy;
   std::vector<Candidate> out;
   const auto add = [&](std::string key, int64_t value, double usual) {
-    out.push_back({std::move(key), value, static_cast<double>(value) / usual});
+    const bool given = result.origins.contains(key);
+    out.push_back({std::move(key), std::to_string(value), static_cast<double>(value) / usual, true, given});
   };
   const auto global_batch = [&] {
     add("policy.train_global_batch_size", policy.train_global_batch_size, 4096);
@@ -53,10 +72,7 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
     add("data.prefetch_batches", result.config.data.prefetch_batches, 64);
     return out;
   }
-  const model::ModelSize size = model::most_unusual_size(spec);
-  const std::string prefix = "policy.model.";
-  const bool other = !size.gpt2_key.empty() && result.origins.contains(prefix + std::string(size.gpt2_key));
-  out.push_back({prefix + std::string(other ? size.gpt2_key : size.key), size.value, size.ratio});
+  out = model_candidates(result, spec);
   if (category == Category::activations || category == Category::workspace) {
     length();
     // If the microbatch is derived from the accumulation, the global batch determines it.
@@ -163,18 +179,20 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
   if (sum <= capacity) return std::nullopt;
   const auto largest = static_cast<Category>(std::max_element(need.begin(), need.end()) - need.begin());
   std::vector<Candidate> keys = candidates(result, spec, batch, largest);
-  std::stable_sort(keys.begin(), keys.end(),
-                   [](const Candidate& a, const Candidate& b) { return a.ratio > b.ratio; });
+  // A key that nobody has written is the last to blame.
+  std::stable_sort(keys.begin(), keys.end(), [](const Candidate& a, const Candidate& b) {
+    return std::pair(a.given, a.ratio) > std::pair(b.given, b.ratio);
+  });
   std::string categories, lower;
   for (size_t c = 0; c < need.size(); ++c)
     if (need[c] > 0)
       categories += fmt::format("{}{} {}", categories.empty() ? "" : ", ", name_of(static_cast<Category>(c)),
                                 bytes_text(need[c]));
   for (const Candidate& k : keys)
-    lower += (lower.empty() ? "" : ", ") + fmt::format("{} ({})", k.key, k.value);
+    if (k.number) lower += (lower.empty() ? "" : ", ") + fmt::format("{} ({})", k.key, k.value);
   std::vector<std::string> notes{fmt::format("needed per rank: {} = {}; available: {}", categories,
                                              bytes_text(sum), bytes_text(capacity)),
-                                 "lower " + lower};
+                                 lower.empty() ? "use a smaller model" : "lower " + lower};
   const parallel::ShardingStrategy sharding =
       *parallel::find_sharding(name_of(result.config.distributed.shard_strategy));
   const auto suggest = [&](Category category, bool sharded, std::string_view what,

@@ -12,6 +12,13 @@ bool checkpoints(const PolicyConfig& p) {
   return p.gradient_checkpointing.value_or(p.checkpoint_ratio || p.checkpoint_every || p.checkpoint_layers);
 }
 
+/// True if the configuration names some of the layers, which are recomputed whole.
+bool names_layers(const PolicyConfig& p) {
+  return checkpoints(p) ? p.checkpoint_layers || p.checkpoint_ratio.value_or(1) < 1
+                        : p.recompute.granularity == RecomputeGranularity::full &&
+                              p.recompute.method == RecomputeMethod::block;
+}
+
 /// Calls `work(block, index of the block in its chunk)`.
 template <class F>
 void for_each_in_chunks(const model::ModelLayout& layout, int64_t blocks, F&& work) {
@@ -38,19 +45,39 @@ void for_each_in_share(double share, int64_t blocks, F&& work) {
 
 }  // namespace
 
+bool recompute_is_configured(const PolicyConfig& p) {
+  return p.recompute.granularity != RecomputeGranularity::automatic || !p.recompute.modules.is_auto() ||
+         checkpoints(p);
+}
+
 bool recompute_is_open(const PolicyConfig& p) {
-  return p.recompute.granularity == RecomputeGranularity::automatic && p.recompute.modules.is_auto() &&
-         !checkpoints(p);
+  if (!names_layers(p)) return !recompute_is_configured(p);
+  return p.recompute.modules.is_auto() && (p.recompute.granularity == RecomputeGranularity::automatic ||
+                                           p.recompute.granularity == RecomputeGranularity::full);
 }
 
 bool may_recompute_layers(const PolicyConfig& p) {
-  return checkpoints(p) || p.recompute.granularity == RecomputeGranularity::full ||
-         (recompute_is_open(p) && p.gradient_checkpointing.value_or(true));
+  return checkpoints(p) || p.recompute.granularity == RecomputeGranularity::full || auto_recomputes_layers(p);
 }
 
-Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layout, int64_t blocks) {
+bool auto_recomputes_layers(const PolicyConfig& p) {
+  return recompute_is_open(p) && !names_layers(p) && p.gradient_checkpointing.value_or(true);
+}
+
+PolicyConfig with_open_recompute(PolicyConfig p) {
+  p.recompute = {};
+  p.gradient_checkpointing = {};
+  p.checkpoint_ratio.reset();
+  p.checkpoint_every.reset();
+  p.checkpoint_layers.reset();
+  return p;
+}
+
+Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layout, int64_t blocks,
+                           bool with_open) {
   Rules rules(static_cast<size_t>(blocks));
   const RecomputeConfig& r = p.recompute;
+  const bool open = recompute_is_open(p);
   const bool full = r.granularity == RecomputeGranularity::full;
   if (p.checkpoint_layers && checkpoints(p)) {
     for (const int64_t block : *p.checkpoint_layers) rules.at(static_cast<size_t>(block)).all = true;
@@ -65,9 +92,10 @@ Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layo
                        [&](size_t block, int at) { rules[block].all = at < r.num_layers.value(); });
   } else if (full || checkpoints(p)) {
     for (model::RecomputeRule& rule : rules) rule.all = true;
-  } else if (r.granularity != RecomputeGranularity::none) {
+  }
+  if (open ? with_open : r.granularity != RecomputeGranularity::none) {
     std::vector<std::string> modules{"norm", "activation"};
-    if (recompute_is_open(p))
+    if (open)
       std::erase_if(modules, [&](const std::string& module) {
         return std::any_of(p.offload_modules.begin(), p.offload_modules.end(),
                            [&](OffloadModule m) { return name_of(m) == module; });
@@ -76,7 +104,8 @@ Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layo
       modules.clear();
       for (const RecomputeModule m : r.modules.value()) modules.emplace_back(name_of(m));
     }
-    for (model::RecomputeRule& rule : rules) rule.modules = modules;
+    for (model::RecomputeRule& rule : rules)
+      if (!rule.all) rule.modules = modules;
   }
   return rules;
 }

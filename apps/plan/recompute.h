@@ -19,15 +19,23 @@ inline constexpr std::array<std::string_view, 4> offload_keys{
     "policy.offload_optimizer", "policy.offload_activations", "policy.offload_layers",
     "policy.offload_modules"};
 
-/// Whether the configuration leaves open what is recomputed.
+/// True if a key says what is recomputed, of all layers or of some.
+bool recompute_is_configured(const PolicyConfig& policy);
+/// True if no key says what is recomputed of a layer, or of those that checkpoint_layers, checkpoint_ratio
+/// and method: block leave out.
 bool recompute_is_open(const PolicyConfig& policy);
 /// Whether whole layers may be recomputed.
 bool may_recompute_layers(const PolicyConfig& policy);
+/// True if auto may recompute whole layers that the configuration does not name.
+bool auto_recomputes_layers(const PolicyConfig& policy);
 
 /// The rules of all blocks of the model. `layout`: for keys that count within the chunks of a pipeline.
-/// Where the configuration leaves it open, of norm and activation.
+/// Where the configuration leaves it open, norm and activation are recomputed; not `with_open`: nothing is.
 std::vector<model::RecomputeRule> configured_recompute(const PolicyConfig& policy,
-                                                       const model::ModelLayout& layout, int64_t blocks);
+                                                       const model::ModelLayout& layout, int64_t blocks,
+                                                       bool with_open = true);
+/// The policy without the keys that say what is recomputed.
+PolicyConfig with_open_recompute(PolicyConfig policy);
 
 /// What is moved of the slots that are kept, by block of the model.
 std::vector<model::OffloadRule> configured_offload(const PolicyConfig& policy, int64_t blocks);

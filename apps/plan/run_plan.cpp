@@ -146,6 +146,16 @@ std::string precision_choice(const Config& config, DeviceType device) {
                      why);
 }
 
+std::string fp8_text(const Config& config, const RunPlan& plan) {
+  if (!plan.recipe.quantizes_any()) return "";
+  const precision::QuantizedGemms& gemms = plan.recipe.quantized();
+  std::string text = fmt::format("fp8 {}", name_of(config.policy.fp8_cfg.fp8_recipe));
+  if (gemms.begin > 0 || gemms.end < plan.spec.layers)
+    text += gemms.end - gemms.begin == 1 ? fmt::format(" in layer {}", gemms.begin)
+                                         : fmt::format(" in layers {}-{}", gemms.begin, gemms.end - 1);
+  return text;
+}
+
 GroupOptions group_options(const Config& config, const GridPosition& position,
                            const precision::Recipe& recipe, std::string_view group) {
   const DistributedConfig& d = config.distributed;
@@ -346,11 +356,11 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   };
   const bool gpu = device == DeviceType::cuda;
   if (!recompute_is_open(config.policy)) return make(position, {});
-  // Norms and activations cost a CPU next to nothing, and its memory is not the run's alone.
-  Rules rules = gpu ? Rules(static_cast<size_t>(spec.layers))
-                    : configured_recompute(config.policy, model::ModelLayout{}, spec.layers);
   const double budget = config.memory.max_memory * static_cast<double>(memory);
   const GridPosition decides = first_of_stage(config, position);
+  // Norms and activations cost a CPU next to nothing, and its memory is not the run's alone.
+  Rules rules = configured_recompute(config.policy, model_layout(config, spec, decides), spec.layers,
+                                     /*with_open=*/!gpu);
   auto first = make(decides, rules);
   const int64_t need = first->memory.total_bytes();
   const auto fits = [&](const RunPlan& plan) {
@@ -363,8 +373,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
     plan->recompute_reason = std::move(reason);
     return plan;
   };
-  const std::string otherwise =
-      fmt::format("keeping {} takes {}", gpu ? "everything" : "all else", bytes_text(need));
+  const std::string otherwise = fmt::format(
+      "keeping {} takes {}", gpu && !recompute_is_configured(config.policy) ? "everything" : "all else",
+      bytes_text(need));
   if (memory == 0) {
     if (!gpu) return finish(std::move(first), "");
     rules = configured_recompute(config.policy, first->layout, spec.layers);
@@ -378,8 +389,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   if (fits(*first)) return finish(std::move(first), gpu ? "within " + limit : "");
 
   const StepTimes times = forward_step_times(planned_rank(*first));
-  const std::vector<RecomputeChoice> choices = recompute_choices(
-      *first->decoder, times, rules, first->offload, config.policy.gradient_checkpointing.value_or(true));
+  const bool whole = auto_recomputes_layers(config.policy);
+  const std::vector<RecomputeChoice> choices =
+      recompute_choices(*first->decoder, times, rules, first->offload, whole);
   const Rules base = rules;
   const auto with = [&](size_t count) {
     rules = base;
@@ -400,7 +412,8 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   std::string reason = fmt::format("{}, more than {}", otherwise, limit);
   if (!fits(*plan))
     reason +=
-        fmt::format("; so does recomputing everything, with {}", bytes_text(plan->memory.total_bytes()));
+        fmt::format("; so does recomputing {}, with {}", whole ? "everything" : "every part of these layers",
+                    bytes_text(plan->memory.total_bytes()));
   reason += fmt::format("; chosen by bytes saved per predicted time: {:.2g} % of a forward pass again",
                         100 * again / forward_seconds(times));
   return finish(std::move(plan), std::move(reason));

@@ -86,6 +86,9 @@ precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t la
 /// What recipe_for() chose and why, for the banner; empty where nothing was left to choose.
 std::string precision_choice(const Config& config, DeviceType device);
 
+/// "fp8 tensorwise", with the layers if not all read FP8 operands; empty without FP8.
+std::string fp8_text(const Config& config, const RunPlan& plan);
+
 /// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB, offloaded 1.2 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);
 

@@ -130,9 +130,9 @@ Result search_layouts(const Request& request, const DryDevice& device) {
   const model::ModelSpec spec = train::load_model_spec(given);
   const std::vector<ClusterNode> nodes = plan::configured_nodes(given.config, request.world);
   const int node = nodes.empty() ? request.world : nodes.front().ranks;
-  const std::vector<std::string> recomputes = plan::recompute_is_open(given.config.policy)
-                                                  ? std::vector<std::string>{"none", "auto"}
-                                                  : std::vector<std::string>{""};
+  const std::vector<std::string> recomputes = plan::recompute_is_configured(given.config.policy)
+                                                  ? std::vector<std::string>{""}
+                                                  : std::vector<std::string>{"none", "auto"};
   const auto attempt = [&](const Layout& layout) {
     std::vector<std::string> overrides = request.overrides;
     for (std::string& key : layout.overrides()) overrides.push_back(std::move(key));
@@ -153,7 +153,11 @@ Result search_layouts(const Request& request, const DryDevice& device) {
     out.found.push_back(std::move(found));
     return true;
   };
+  size_t done = 0, total = 0;
+  for_each_layout(given.config, spec, request.world, node, [&](const Layout&) { ++total; });
   for_each_layout(given.config, spec, request.world, node, [&](Layout layout) {
+    if (request.progress) request.progress(done, total);
+    ++done;
     const int copies = request.world / layout.tp / layout.pp;
     const std::vector<const char*> strategies =
         copies == 1 ? std::vector<const char*>{"ddp"}

@@ -3,6 +3,7 @@
 // their estimated time of a step.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,9 @@ struct Request {
   std::vector<std::string> overrides;  ///< of the user
   int world = 1;
   double capacity = 0;  ///< bytes that a rank may use
+  /// Called before every grid, schedule and microbatch with the number of those done and of all; may be
+  /// empty.
+  std::function<void(size_t done, size_t total)> progress = {};
 };
 
 /// Tries every grid whose tensor-parallel ranks are on one node; pipelines with 1F1B, zb_h1 and two and four

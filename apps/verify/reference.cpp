@@ -3,6 +3,7 @@
 #include <array>
 
 #include "apps/plan/memory_check.h"
+#include "apps/plan/recompute.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 
@@ -14,12 +15,8 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.distributed = DistributedConfig{};
   c.distributed.overlap_grad_reduce = false;
   c.cluster = {};
-  c.policy.recompute = {};
+  c.policy = plan::with_open_recompute(c.policy);
   c.policy.recompute.granularity = RecomputeGranularity::none;
-  c.policy.gradient_checkpointing = {};
-  c.policy.checkpoint_ratio.reset();
-  c.policy.checkpoint_every.reset();
-  c.policy.checkpoint_layers.reset();
   c.policy.offload_optimizer = {};
   c.policy.offload_activations = {};
   c.policy.offload_layers.reset();

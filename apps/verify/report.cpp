@@ -1,6 +1,7 @@
 #include "apps/verify/report.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -25,7 +26,7 @@ std::string subject(const Check& c) {
 std::string value(const Check& c) {
   if (!c.problem.empty()) return c.problem;
   if (c.kind == Kind::initial) return c.error > 0 ? fmt::format("{:.0f} elements", c.error) : "equal";
-  return fmt::format("{:.1e}", c.error);
+  return std::isnan(c.error) ? decimal(c.error, 1) : fmt::format("{:.1e}", c.error);
 }
 
 std::string limit(const Check& c) {
@@ -42,8 +43,8 @@ void print_trial(const TrialResult& r) {
   log::info("update      AdamW, lr {:g}, eps 1/sqrt(parameters)", learning_rate);
   for (size_t s = 0; s < r.steps.size(); ++s) {
     const TrialResult::Step& step = r.steps[s];
-    log::info("step {:<6} loss {:.7f} and {:.7f}, gradient norm {:.6f} and {:.6f}", s + 1, step.loss,
-              step.reference_loss, step.norm, step.reference_norm);
+    log::info("step {:<6} loss {} and {}, gradient norm {} and {}", s + 1, decimal(step.loss, 7),
+              decimal(step.reference_loss, 7), decimal(step.norm, 6), decimal(step.reference_norm, 6));
   }
   log::info("{:<14} {:<52} {:>8} {:>8}  where", "compared", "worst of all steps", "differs", "limit");
   for (const Kind kind : kinds) {

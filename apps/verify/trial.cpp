@@ -125,7 +125,9 @@ class Trial {
         if (!engine) continue;
         train::StartPhases phases;
         engine::LanguageModeling objective;
-        train::load_initial_weights(c, *engine, engine == engine_.get() && world_.local_rank() == 0,
+        // The ranks of a node share the verification of its copy.
+        const train::VerifyShare share{world_.local_rank(), world_.local_size()};
+        train::load_initial_weights(c, *engine, engine == engine_.get() ? share : train::verify_none,
                                     placement_.host_threads(), phases, [&] {
                                       engine->require_kernels(
                                           objective,

@@ -10,24 +10,64 @@
 using namespace nrl;
 using namespace nrl::plan;
 
+namespace {
+
+/// The problems of a small Llama with FP8 operands on this GPU. `always`: overrides that come before
+/// `overrides`; `hidden`: hidden and intermediate size; `field`: one more field of the model.
+std::string problems(const char* gpu, const std::vector<std::string>& always,
+                     const std::vector<std::string>& overrides, int hidden, const std::string& field) {
+  std::vector<std::string> all{"policy.precision=bfloat16", "policy.fp8_cfg.enabled=true"};
+  all.insert(all.end(), always.begin(), always.end());
+  all.insert(all.end(), overrides.begin(), overrides.end());
+  const ConfigResult result = load_config_text(
+      "policy: {model: {model_type: llama}, train_global_batch_size: 8, max_total_sequence_length: 128}\n"
+      "pretrain: {max_num_steps: 10}\n"
+      "data: {train: {data_path: corpus}}\n",
+      "t.yaml", all);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  const model::ModelSpec spec = model::parse_model_config(
+      fmt::format("{{\"model_type\": \"llama\", \"vocab_size\": 61, \"hidden_size\": {0}, "
+                  "\"intermediate_size\": {0}, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
+                  "{1}, \"max_position_embeddings\": 128}}",
+                  hidden, field),
+      "test");
+  return render(check_fp8(result, spec, find_device_model("--device", gpu)));
+}
+
+}  // namespace
+
+TEST_CASE("a refused recipe names values that the GPU runs", "[plan]") {
+  const auto found = [](const char* gpu, const std::vector<std::string>& overrides, bool bias = false) {
+    return problems(gpu, {}, overrides, 128, fmt::format("\"attention_bias\": {}", bias));
+  };
+  const auto says = [](const std::string& text, const std::string& part) {
+    CAPTURE(text, part);
+    CHECK(text.find(part) != std::string::npos);
+    for (const char* internal : {"mx32", "row128", "block128"})
+      CHECK(text.find(internal) == std::string::npos);
+  };
+  const std::string recipe = "policy.fp8_cfg.fp8_recipe: ";
+  for (const char* runs : {"tensorwise", "delayed", "mxfp8"})
+    CHECK(found("b200", {std::string("policy.fp8_cfg.fp8_recipe=") + runs}).empty());
+  const std::string blockwise = found("b200", {"policy.fp8_cfg.fp8_recipe=blockwise"});
+  says(blockwise,
+       recipe + "blockwise does not run on B200: scales of 128 numbers need compute capability 9.0");
+  says(blockwise, "B200 runs " + recipe + "tensorwise, delayed, mxfp8");
+  const std::string mxfp8 = found("h100", {"policy.fp8_cfg.fp8_recipe=mxfp8"});
+  says(mxfp8, recipe + "mxfp8 does not run on H100: scales of 32 numbers need compute capability 10.0");
+  says(mxfp8, "H100 runs " + recipe + "tensorwise, delayed, blockwise");
+  // Values with which other keys would be refused are not named.
+  CHECK(found("b200", {"policy.fp8_cfg.fp8_recipe=blockwise", "policy.fp8_cfg.fp8_param=true"})
+            .find("B200 runs " + recipe + "tensorwise, delayed\n") != std::string::npos);
+  says(found("h100", {"policy.precision=float32"}, true), "a GPU may run policy.precision: bfloat16");
+  CHECK(found("a100", {}).find("A100 runs") == std::string::npos);
+}
+
 TEST_CASE("attention with FP8 operands is checked against the GPU", "[plan]") {
-  const auto found = [](const char* gpu, std::vector<std::string> overrides, int head_dim = 64) {
-    overrides.insert(overrides.begin(), {"policy.precision=bfloat16", "policy.fp8_cfg.enabled=true",
-                                         "policy.fp8_cfg.fp8_dot_product_attention=true"});
-    const ConfigResult result = load_config_text(
-        "policy: {model: {model_type: llama}, train_global_batch_size: 8, max_total_sequence_length: 128}\n"
-        "pretrain: {max_num_steps: 10}\n"
-        "data: {train: {data_path: corpus}}\n",
-        "t.yaml", overrides);
-    INFO(render(result.diagnostics));
-    REQUIRE(result.ok());
-    const model::ModelSpec spec = model::parse_model_config(
-        fmt::format("{{\"model_type\": \"llama\", \"vocab_size\": 61, \"hidden_size\": 64, "
-                    "\"intermediate_size\": 64, \"num_hidden_layers\": 2, \"num_attention_heads\": 2, "
-                    "\"head_dim\": {}, \"max_position_embeddings\": 128}}",
-                    head_dim),
-        "test");
-    return render(check_fp8(result, spec, find_device_model("--device", gpu)));
+  const auto found = [](const char* gpu, const std::vector<std::string>& overrides, int head_dim = 64) {
+    return problems(gpu, {"policy.fp8_cfg.fp8_dot_product_attention=true"}, overrides, 64,
+                    fmt::format("\"head_dim\": {}", head_dim));
   };
   const auto says = [](const std::string& text, const std::string& part) {
     CAPTURE(text, part);

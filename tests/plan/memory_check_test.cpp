@@ -3,6 +3,7 @@
 #include <map>
 
 #include "apps/model/hf_config.h"
+#include "apps/plan/host_memory.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -138,9 +139,36 @@ TEST_CASE("a run that does not fit reports the key with the largest demand", "[p
   CHECK(short_of_a_byte(llama, {"data.prefetch_batches=1024", "policy.train_micro_batch_size=64",
                                 "policy.model.vocab_size=1", "policy.train_global_batch_size=64"})
             .key != "policy.train_global_batch_size");
+  // Sizes of the model that nobody has written are not blamed: here head_dim is nearest to published ones.
+  const std::string big_heads =
+      R"({"model_type":"llama","vocab_size":512,"hidden_size":256,"intermediate_size":512,
+      "num_hidden_layers":2,"num_attention_heads":1,"max_position_embeddings":2048})";
+  const Diagnostic model = short_of_a_byte(big_heads, {});
+  CHECK(model.key == "policy.model.model_type");
+  CHECK(model.message.starts_with("policy.model.model_type: a llama model of 1."));
+  CHECK(short_of_a_byte(big_heads, {"policy.model.hidden_size=256"}).key == "policy.model.hidden_size");
+  CHECK(short_of_a_byte(big_heads, {"policy.model.head_dim=256"}).key == "policy.model.head_dim");
   std::string wide = gpt2;
   wide.replace(wide.find("50304"), 5, "9999999");
   const Diagnostic d = short_of_a_byte(wide, {"policy.model.vocab_size=9999999"});
   CHECK(d.key == "policy.model.vocab_size");
   CHECK(d.file == "command line: policy.model.vocab_size=9999999");
+}
+
+TEST_CASE("steps on random tokens have no loader, no probe of the peak and no checkpoints", "[plan]") {
+  const ConfigResult result = load_config_text(yaml, "t.yaml", std::vector<std::string>{});
+  REQUIRE(result.ok());
+  const GridPosition position = grid_position(result.config, 1, 0);
+  const auto planned = make_run_plan(result.config, model::parse_model_config(llama, "test"),
+                                     resolve_batch(result.config, 1), position, DeviceType::cpu, 2);
+  const auto names = [&](bool training) {
+    std::string out;
+    for (const HostPart& part :
+         host_memory(result.config, *planned, position,
+                     {.program = 1, .threads = 2, .documents = nullptr, .training = training}))
+      out += part.name + ", ";
+    return out;
+  };
+  CHECK(names(true) == "program, GEMM packing, data loader, GEMM probe, checkpoints, ");
+  CHECK(names(false) == "program, GEMM packing, ");
 }

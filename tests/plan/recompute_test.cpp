@@ -58,11 +58,19 @@ TEST_CASE("the keys of recomputation say what is recomputed", "[plan][recompute]
   CHECK(configured({"policy.gradient_checkpointing=true"}) == "everything");
   CHECK(configured({"policy.recompute.granularity=full"}) == "everything");
   CHECK(configured({"policy.checkpoint_ratio=1"}) == "everything");
-  CHECK(configured({"policy.checkpoint_ratio=0.5"}) == "everything in layers 0, 2, 4, 6");
-  CHECK(configured({"policy.checkpoint_ratio=0.3"}) == "everything in layers 0, 3, 6");  // 2.4 layers
-  CHECK(configured({"policy.checkpoint_ratio=0.125"}) == "everything in layer 0");
-  CHECK(configured({"policy.checkpoint_ratio=0.126"}) == "everything in layers 0, 4");
-  CHECK(configured({"policy.checkpoint_layers=[0, 1, 5]"}) == "everything in layers 0-1, 5");
+  CHECK(configured({"policy.checkpoint_ratio=0.5"}) ==
+        "everything in layers 0, 2, 4, 6; norm, activation in layers 1, 3, 5, 7");
+  CHECK(configured({"policy.checkpoint_ratio=0.3"})
+            .starts_with("everything in layers 0, 3, 6;"));  // 2.4 layers
+  CHECK(configured({"policy.checkpoint_ratio=0.125"}).starts_with("everything in layer 0;"));
+  CHECK(configured({"policy.checkpoint_ratio=0.126"}).starts_with("everything in layers 0, 4;"));
+  CHECK(configured({"policy.checkpoint_layers=[0, 1, 5]"}) ==
+        "everything in layers 0-1, 5; norm, activation in layers 2-4, 6-7");
+  // policy.recompute says what is recomputed of the other layers.
+  CHECK(configured({"policy.checkpoint_layers=[0, 1, 5]", "policy.recompute.granularity=none"}) ==
+        "everything in layers 0-1, 5");
+  CHECK(configured({"policy.checkpoint_ratio=0.5", "policy.recompute.modules=[core_attn]"}) ==
+        "everything in layers 0, 2, 4, 6; core_attn in layers 1, 3, 5, 7");
   CHECK(configured({"policy.checkpoint_every=1"}) == "everything");
   CHECK(configured({"policy.checkpoint_every=3"}) ==
         "everything in layers 0-2 | 3-5 | 6-7, each from its first input");
@@ -70,7 +78,8 @@ TEST_CASE("the keys of recomputation say what is recomputed", "[plan][recompute]
                     "policy.recompute.num_layers=4"}) ==
         "everything in layers 0-3 | 4-7, each from its first input");
   CHECK(configured({"policy.recompute.granularity=full", "policy.recompute.method=block",
-                    "policy.recompute.num_layers=3"}) == "everything in layers 0-2");
+                    "policy.recompute.num_layers=3"}) ==
+        "everything in layers 0-2; norm, activation in layers 3-7");
   CHECK(configured({"policy.recompute.modules=[layernorm, moe_act, core_attn, mlp]"}) ==
         "norm, activation, core_attn, mlp");
 }
@@ -111,8 +120,12 @@ TEST_CASE("the activations that are kept are those of the formulas", "[plan][rec
   const auto modules = [&](const std::string& list) { return kept({"policy.recompute.modules=" + list}); };
   CHECK(kept({"policy.recompute.granularity=none"}) == layers * all);
   CHECK(kept({"policy.recompute.granularity=full"}) == layers * input);
-  CHECK(kept({"policy.checkpoint_ratio=0.5"}) == layers / 2 * (all + input));
-  CHECK(kept({"policy.checkpoint_layers=[1, 6, 7]"}) == (layers - 3) * all + 3 * input);
+  constexpr int64_t automatic = all - norms - ffn;
+  CHECK(kept({}) == layers * automatic);
+  CHECK(kept({"policy.checkpoint_ratio=0.5"}) == layers / 2 * (automatic + input));
+  CHECK(kept({"policy.checkpoint_layers=[1, 6, 7]"}) == (layers - 3) * automatic + 3 * input);
+  CHECK(kept({"policy.checkpoint_layers=[1, 6, 7]", "policy.recompute.granularity=none"}) ==
+        (layers - 3) * all + 3 * input);
   CHECK(kept({"policy.checkpoint_every=4"}) == layers / 4 * input);
   CHECK(kept({"policy.checkpoint_every=8"}) == input);
   CHECK(modules("[norm]") == layers * (all - norms));
@@ -171,6 +184,34 @@ TEST_CASE("a plan that recomputes more is smaller", "[plan][recompute]") {
     CHECK(bytes < before);
     before = bytes;
   }
+}
+
+TEST_CASE("naming layers takes no more memory than auto", "[plan][recompute]") {
+  const auto activations = [](DeviceType device, size_t memory, const std::vector<std::string>& keys) {
+    return plan_for(device, memory, keys)->memory.bytes(memory::Category::activations);
+  };
+  constexpr size_t plenty = size_t{1} << 40;
+  for (const auto& [device, memory] : {std::pair(host, size_t{0}), {gpu, size_t{0}}, {gpu, plenty}}) {
+    const int64_t automatic = activations(device, memory, {});
+    for (const std::vector<std::string>& keys : std::vector<std::vector<std::string>>{
+             {"policy.checkpoint_layers=[0]"},
+             {"policy.checkpoint_layers=[0, 2, 4, 6]"},
+             {"policy.checkpoint_ratio=0.125"},
+             {"policy.recompute.granularity=full", "policy.recompute.method=block",
+              "policy.recompute.num_layers=1"}}) {
+      CAPTURE(keys, static_cast<int>(device), memory);
+      CHECK(activations(device, memory, keys) <= automatic);
+    }
+  }
+  // On a GPU auto recomputes of the layers that are not named as much as it takes to fit.
+  const std::vector<std::string> named{"policy.checkpoint_layers=[3]", "memory.max_memory=1"};
+  const auto none = plan_for(gpu, 0, {"policy.checkpoint_layers=[3]", "policy.recompute.granularity=none"});
+  const auto need = static_cast<size_t>(none->memory.total_bytes());
+  CHECK(recompute_text(*plan_for(gpu, need, named)).starts_with("everything in layer 3: within 100 %"));
+  const auto less = plan_for(gpu, need - 1, named);
+  CHECK(static_cast<size_t>(less->memory.total_bytes()) < need);
+  CHECK(recompute_text(*less).find("keeping all else takes") != std::string::npos);
+  for (size_t b = 0; b < less->recompute.size(); ++b) CHECK(less->recompute[b].all == (b == 3));
 }
 
 TEST_CASE("auto keeps everything on a GPU with memory for it", "[plan][recompute]") {

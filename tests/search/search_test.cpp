@@ -4,6 +4,7 @@
 
 #include <set>
 
+#include "apps/search/progress.h"
 #include "apps/train/model_source.h"
 #include "core/io/atomic_file.h"
 #include "tests/catch.h"
@@ -142,6 +143,44 @@ TEST_CASE("The search returns valid layouts, fastest first", "[search]") {
   const std::string text = table(result, DryDevice(h100(), false, 1), 4, 1e9, 3);
   CHECK(text.find(result.found[0].layout.name(4)) != std::string::npos);
   CHECK(text.find(result.found[3].layout.name(4) + " ") == std::string::npos);
+}
+
+TEST_CASE("The search reports how far it is", "[search]") {
+  const TemporaryDirectory directory;
+  const std::string file = directory / "model.yaml";
+  write_file_atomic(file, model_yaml);
+  std::vector<size_t> done;
+  size_t of = 0;
+  const Result result = search_layouts({.config = file,
+                                        .overrides = {},
+                                        .world = 2,
+                                        .capacity = 70e9,
+                                        .progress =
+                                            [&](size_t d, size_t total) {
+                                              done.push_back(d);
+                                              of = total;
+                                            }},
+                                       DryDevice(h100(), false, 1));
+  CHECK(of == done.size());
+  CHECK(of >= result.found.size());
+  for (size_t i = 0; i < done.size(); ++i) CHECK(done[i] == i);
+
+  // Nothing in the first second, then a line every five seconds, or a line that is redrawn.
+  std::string out;
+  const auto write = [&](std::string_view text) { out += text; };
+  SearchProgress plain(0, write), terminal(24, write);
+  for (const double seconds : {0.1, 0.9, 1.125, 3.0, 6.0, 6.25})
+    plain(static_cast<size_t>(seconds * 10), 80, seconds);
+  plain.finish();
+  CHECK(out == "searching: 11 of 80 layouts, 1s so far\nsearching: 62 of 80 layouts, 6s so far\n");
+  out.clear();
+  terminal(2, 80, 0.5);
+  terminal.finish();
+  CHECK(out.empty());
+  terminal(9, 80, 1.5);
+  terminal(10, 80, 1.6);
+  terminal.finish();
+  CHECK(out == "\r\033[Ksearching: 9 of 80 layo\r\033[K");
 }
 
 TEST_CASE("The search recomputes and shards only what does not fit otherwise", "[search]") {
