@@ -334,6 +334,9 @@ PrepareSummary run_prepare(const PrepareOptions& options,
          files.size(), files.size() == 1 ? "" : "s", summary.counts.bad_lines.count,
          options.text.invalid_utf8 == InvalidUtf8::skip ? summary.counts.invalid_utf8.count : 0);
 
+  if (options.shuffle_documents)
+    writer.shuffle_documents(*options.shuffle_documents, [&] { report(progress); });
+
   DatasetManifest manifest;
   if (options.append_eod) manifest.eod = tokenizer->eos();
   manifest.documents = writer.documents();

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ struct PrepareOptions {
   std::string tokenizer = "bytes";
   std::string output;      ///< PREFIX of the output: PREFIX.bin, .idx, .dataset.json and the tokenizer
   bool append_eod = true;  ///< append the tokenizer's end token to every document
+  std::optional<uint64_t> shuffle_documents = {};  ///< seed of a random order; without one, input order
   ChunkOptions text;
   int workers = 0;             ///< threads; 0: one per core
   std::function<bool()> stop;  ///< polled a few times per second: true throws PrepareStopped

@@ -84,11 +84,11 @@ int evaluate(comm::World& world, const EvalArgs& args) {
     log::info("data        {}", data->prefix());
     log::info("tokens      {} predicted, {}/s", grouped(sums.tokens),
               human_count(static_cast<double>(sums.tokens) / seconds));
-    log::info("loss        {:.4f} per token", sums.loss());
-    log::info("perplexity  {:.2f}", std::exp(sums.loss()));
-    log::info("bits/byte   {}",
-              bits ? fmt::format("{:.4f}", *bits)
-                   : "unknown: the data does not name its tokenizer (no PREFIX.dataset.json)");
+    log::info("loss        {} per token", decimal(sums.loss(), 4));
+    log::info("perplexity  {}", decimal(std::exp(sums.loss()), 2));
+    log::info(
+        "bits/byte   {}",
+        bits ? decimal(*bits, 4) : "unknown: the data does not name its tokenizer (no PREFIX.dataset.json)");
   }
   return 0;
 }

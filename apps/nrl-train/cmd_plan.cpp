@@ -3,14 +3,19 @@
 #include <algorithm>
 #include <cstdio>
 
+#include <unistd.h>
+
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/fp8_check.h"
 #include "apps/plan/nodes.h"
+#include "apps/search/progress.h"
 #include "apps/search/search.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/model_source.h"
 #include "apps/train/plan_report.h"
+#include "apps/train/report/terminal.h"
 #include "apps/train/run_check.h"
+#include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -32,12 +37,19 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   const search::DryDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
                                  threads);
   const model::ModelSpec spec = train::load_model_spec(config);
-  const search::Result result =
-      search::search_layouts({.config = args.config.path,
-                              .overrides = overrides,
-                              .world = args.world,
-                              .capacity = c.memory.max_memory * device.model().memory},
-                             device);
+  search::SearchProgress progress(train::terminal_columns(STDERR_FILENO), [](std::string_view text) {
+    std::fwrite(text.data(), 1, text.size(), stderr);
+    std::fflush(stderr);
+  });
+  const double start = steady_seconds();
+  const search::Result result = search::search_layouts(
+      {.config = args.config.path,
+       .overrides = overrides,
+       .world = args.world,
+       .capacity = c.memory.max_memory * device.model().memory,
+       .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
+      device);
+  progress.finish();
   log::info("model    {} parameters, sequences of {} tokens, {} per step",
             grouped(model::make_parameters(spec).total()), c.policy.max_total_sequence_length,
             c.policy.train_global_batch_size);
@@ -77,7 +89,9 @@ int run_plan(const PlanArgs& args) {
   const bool layouts = args.search > 0;
   if (layouts && args.buffers)
     fail(Exit::usage, "--buffers has no effect with --search, which plans many layouts. Fix: leave one out");
-  train::check_run(result, {.world = layouts ? 0 : args.world, .files = false, .memory = false});
+  train::check_run(
+      result,
+      {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false, .memory = false});
   if (gpu && result.ok()) result.add(plan::check_fp8(result, train::load_model_spec(result), *gpu));
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
   if (!result.ok()) return report(result);

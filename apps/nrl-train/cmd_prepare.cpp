@@ -32,6 +32,7 @@ int run_prepare_command(const PrepareArgs& args) {
   options.tokenizer = args.tokenizer;
   options.output = args.output;
   options.append_eod = args.append_eod;
+  options.shuffle_documents = args.shuffle_documents;
   options.text.jsonl_key = args.jsonl_key;
   options.text.invalid_utf8 = args.invalid_utf8 == "error"     ? data::InvalidUtf8::error
                               : args.invalid_utf8 == "replace" ? data::InvalidUtf8::replace

@@ -12,7 +12,8 @@ int run_train(const ConfigArgs& args) {
   train::stop::handle_at_start();
   output::background();
   return train::run_in_world([&](comm::World& world) {
-    const ConfigResult config = train::load_config_collectively(world, args.path, args.overrides);
+    const ConfigResult config =
+        train::load_config_collectively(world, args.path, args.overrides, {.training = true});
     return static_cast<int>(train::train(world, config));
   });
 }

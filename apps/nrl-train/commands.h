@@ -3,6 +3,7 @@
 // Every function returns the exit code of the process; errors are thrown as nrl::Error.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,7 +44,8 @@ struct PrepareArgs {
   std::string invalid_utf8 = "error";  ///< error, replace or skip
   std::string on_bad_line = "error";   ///< error or skip
   bool append_eod = true;
-  int workers = 0;  ///< 0: all cores
+  std::optional<uint64_t> shuffle_documents;  ///< seed
+  int workers = 0;                            ///< 0: all cores
 };
 
 struct DataShowArgs {

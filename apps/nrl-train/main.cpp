@@ -4,7 +4,9 @@
 #include <charconv>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <sstream>
+#include <system_error>
 
 #include <CLI/CLI.hpp>
 
@@ -27,10 +29,12 @@ constexpr std::string_view commands[] = {"train",      "plan",  "verify", "prepa
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv) {
   std::vector<std::string> args(argv + 1, argv + argc);
-  if (args.empty() || args.front().starts_with("-")) return args;
+  if (args.empty()) return args;
+  const bool names_config = args.front() == "--config" || args.front().starts_with("--config=");
+  if (args.front().starts_with("-") && !names_config) return args;
   for (std::string_view command : commands)
     if (args.front() == command) return args;
-  const bool looks_like_config = args.front().find_first_of("./") != std::string::npos;
+  const bool looks_like_config = names_config || args.front().find_first_of("./") != std::string::npos;
   if (!looks_like_config) {
     const std::string_view near = nearest(args.front(), commands);
     fail(Exit::usage, "'{}' is neither a command nor a configuration file{}. Fix: see nrl-train --help",
@@ -40,10 +44,38 @@ std::vector<std::string> with_default_command(int argc, char** argv) {
   return args;
 }
 
-void add_config(CLI::App* command, ConfigArgs& args) {
-  command->add_option("config", args.path, "YAML file")->required();
-  command->add_option("overrides", args.overrides, "key=value, e.g. policy.optimizer.lr=1e-4");
-}
+/// The configuration file of a command and its overrides: "CONFIG key=value ..." or "--config CONFIG
+/// key=value ...".
+struct ConfigOptions {
+  ConfigOptions(std::string& path, std::vector<std::string>& overrides)
+      : path_(path), overrides_(overrides) {}
+
+  void add(CLI::App* command, const std::string& what = "YAML file", bool required = true) {
+    command->add_option("CONFIG", path_, what);
+    command->add_option("overrides", overrides_, "key=value, e.g. policy.optimizer.lr=1e-4");
+    command->add_option("--config", named_, "The same as CONFIG");
+    command->parse_complete_callback([this, required] { settle(required); });
+  }
+
+ private:
+  void settle(bool required) {
+    if (named_.empty()) {
+      if (path_.empty() && required) throw CLI::RequiredError("CONFIG");
+      return;
+    }
+    std::error_code no_file;
+    if (path_.find('=') != std::string::npos)
+      overrides_.insert(overrides_.begin(), path_);  // the first argument without a name
+    else if (!path_.empty() && path_ != named_ && !std::filesystem::equivalent(path_, named_, no_file))
+      fail(Exit::usage, "two configurations are given: '{}' and --config '{}'. Fix: leave one out", path_,
+           named_);
+    path_ = named_;
+  }
+
+  std::string& path_;
+  std::vector<std::string>& overrides_;
+  std::string named_;
+};
 
 // A number in [low, high]. CLI11's own range accepts NaN.
 CLI::Validator finite_range(double low, double high) {
@@ -78,13 +110,15 @@ int run(int argc, char** argv) {
   int result = 0;
 
   ConfigArgs train;
+  ConfigOptions train_config(train.path, train.overrides);
   CLI::App* c = app.add_subcommand("train", "Train (the default command)");
-  add_config(c, train);
+  train_config.add(c);
   c->callback([&] { result = run_train(train); });
 
   PlanArgs plan;
+  ConfigOptions plan_config(plan.config.path, plan.config.overrides);
   c = app.add_subcommand("plan", "Print batch arithmetic, grid and memory of a run without running it");
-  add_config(c, plan.config);
+  plan_config.add(c);
   c->add_option("--world", plan.world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
   c->add_option("--device", plan.device,
                 "auto (as configured), cpu, cuda, or a GPU that need not be there: h200, h100, b200, a100");
@@ -95,9 +129,10 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_plan(plan); });
 
   VerifyArgs verify;
+  ConfigOptions verify_config(verify.config.path, verify.config.overrides);
   c = app.add_subcommand("verify",
                          "Compare a few steps of the launched ranks with the same steps on one rank");
-  add_config(c, verify.config);
+  verify_config.add(c);
   c->add_option("--steps", verify.steps, "Steps to compare (default 2)")->check(CLI::Range(1, 1000));
   c->add_flag("--random-tokens", verify.random_tokens,
               "Train on random tokens; without it only if the configured data does not exist");
@@ -128,14 +163,19 @@ int run(int argc, char** argv) {
       ->check(CLI::IsMember({"error", "skip"}));
   c->add_flag("--append-eod,!--no-append-eod", prepare.append_eod,
               "End every document with the end-of-text token (default)");
+  c->add_option(
+      "--shuffle-documents", prepare.shuffle_documents,
+      "Write the documents in a random order that depends on this SEED, so that data.split divides them "
+      "at random (default: input order)");
   c->add_option("--workers", prepare.workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024));
   c->callback([&] { result = run_prepare_command(prepare); });
 
   DataShowArgs show;
+  ConfigOptions show_config(show.config.path, show.config.overrides);
   CLI::App* data = app.add_subcommand("data", "Inspect training data");
   data->require_subcommand(1);
   c = data->add_subcommand("show", "Print the samples of training steps");
-  add_config(c, show.config);
+  show_config.add(c);
   c->add_option("--steps", show.steps, "FIRST:END, counted from 1, END exclusive")->required();
   c->add_option("--split", show.split,
                 "train, or validation: the samples of an evaluation, one step per global batch")
@@ -212,6 +252,7 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_checkpoint_verify(checkpoint); });
 
   bench::Args bench;
+  ConfigOptions bench_config(bench.config, bench.overrides);
   std::vector<std::string> benchmarks{"ops", "gemm", "attention", "step", "comm"};
   for (const std::string& name : bench::claim_benchmarks()) benchmarks.push_back(name);
   c = app.add_subcommand("bench", "Benchmark this machine relative to its limits");
@@ -222,8 +263,7 @@ int run(int argc, char** argv) {
                 "promise")
       ->required()
       ->check(CLI::IsMember(benchmarks));
-  c->add_option("config", bench.config, "YAML file, for step and the last five");
-  c->add_option("overrides", bench.overrides, "key=value, for step and the last five");
+  bench_config.add(c, "YAML file, for step and the last five, with key=value after it", false);
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
@@ -246,11 +286,11 @@ int run(int argc, char** argv) {
   c->callback([&] { result = run_bench(bench); });
 
   bench::TuneArgs tune;
+  ConfigOptions tune_config(tune.config, tune.overrides);
   CLI::App* tuner = app.add_subcommand("tune", "Find the best value of a key by measuring");
   tuner->require_subcommand(1);
   c = tuner->add_subcommand("batch-size", "Find the largest and the fastest microbatch");
-  c->add_option("config", tune.config, "YAML file")->required();
-  c->add_option("overrides", tune.overrides, "key=value");
+  tune_config.add(c);
   c->add_option(
        "--max-memory", tune.max_memory,
        "Fraction of the GPU's memory, or of the rank's share of the machine's for its whole process\n"
@@ -281,7 +321,7 @@ int run(int argc, char** argv) {
     // Every rank has the same command line.
     if (comm::launched_rank() > 0) return code == 0 ? 0 : static_cast<int>(Exit::usage);
     std::fputs(out.str().c_str(), stdout);
-    std::fputs(message_text(problem.str()).c_str(), stderr);
+    std::fputs(bounded_lines(message_text(problem.str())).c_str(), stderr);
     return code == 0 ? 0 : static_cast<int>(Exit::usage);
   }
   return result;

@@ -16,8 +16,8 @@ std::string_view name_of_state(DType t) {
   return t == DType::f32 ? "fp32" : t == DType::bf16 ? "bf16" : t == DType::f16 ? "fp16" : "fp8";
 }
 
-// Formats of weights, arithmetic and optimizer state.
-std::string precision_text(const plan::RunPlan& plan, const ops::Exec& exec) {
+// Formats of weights, arithmetic and optimizer state, and the recipe of FP8 operands.
+std::string precision_text(const Config& config, const plan::RunPlan& plan, const ops::Exec& exec) {
   const precision::OptimizerFormats& o = plan.recipe.optimizer();
   const bool upcast = plan.device == DeviceType::cpu && !ops::multiplies_bf16(exec.kernels->bf16_products);
   const bool remainders = o.remainders, half = plan.recipe.weights() == DType::f16;
@@ -31,6 +31,7 @@ std::string precision_text(const plan::RunPlan& plan, const ops::Exec& exec) {
                : "bf16, fp32 master weights";
   if (o.exp_avg != DType::f32 || o.exp_avg_sq != DType::f32)
     text += fmt::format(", optimizer state {} and {}", name_of_state(o.exp_avg), name_of_state(o.exp_avg_sq));
+  if (const std::string fp8 = plan::fp8_text(config, plan); !fp8.empty()) text += " + " + fp8;
   return text;
 }
 
@@ -74,7 +75,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   add("model", fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                            name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,
                            spec.vocab_size, human_count(static_cast<double>(plan.whole.total())),
-                           spec.tied ? " (tied)" : "", precision_text(plan, run.engine->exec())));
+                           spec.tied ? " (tied)" : "", precision_text(c, plan, run.engine->exec())));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   add("batch",
       fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,

@@ -174,6 +174,14 @@ void load_finite(const std::string& where, std::string_view name, DType dtype, v
          name, bad, count * unit / size_of(dtype));
 }
 
+// Sets all elements: state that a checkpoint may lack must not keep what another checkpoint left in it.
+void fill_floats(const Tensor& t, float value, Staging* staging) {
+  if (!t) return;
+  NRL_CHECK(t.dtype == DType::f32, "{}", name_of(t.dtype));
+  fill_memory(staging, t.data, t.numel(), size_of(t.dtype),
+              [&](int64_t, int64_t n, void* out) { std::fill_n(static_cast<float*>(out), n, value); });
+}
+
 // Fills a slice; `read` does so for one that has some of its rows in memory, in host memory.
 template <class Read>
 void load_slice(const std::string& where, std::string_view name, const TensorSlice& slice, Staging* staging,
@@ -252,11 +260,11 @@ Position read_position(const CheckpointReader& reader) {
   // Larger than in any run, and small enough that sums and products with a batch size do not overflow.
   constexpr int64_t max_steps = int64_t{1} << 40, max_samples = int64_t{1} << 50;
   constexpr int64_t max_tokens = int64_t{1} << 62;
+  constexpr double max_loss = 1e9;
   const auto counter = [&](std::string_view key, int64_t max) {
     const int64_t n = json.get_int(key);
     if (n < 0 || n > max)
-      fail(Exit::data, "{}: {} is {}; expected 0 to {}", join_path(reader.path(), manifest_name), key, n,
-           max);
+      fail(Exit::data, "{}: {} is {}; expected 0 to {}", reader.manifest_path(), key, n, max);
     return n;
   };
   Position p;
@@ -268,8 +276,7 @@ Position read_position(const CheckpointReader& reader) {
     p.loss_scale = json.get_double("loss_scale");
     p.clean_steps = counter("clean_steps", p.step);
     if (!(p.loss_scale >= 0 && p.loss_scale <= ops::largest_loss_scale))
-      fail(Exit::data, "{}: loss_scale is {}; expected 0 to 2^60", join_path(reader.path(), manifest_name),
-           p.loss_scale);
+      fail(Exit::data, "{}: loss_scale is {}; expected 0 to 2^60", reader.manifest_path(), p.loss_scale);
   }
   p.consumed_samples = counter("consumed_samples", max_samples);
   p.tokens = counter("tokens", max_tokens);
@@ -277,13 +284,16 @@ Position read_position(const CheckpointReader& reader) {
   p.global_batch = counter("global_batch", INT32_MAX);
   p.best_val_step = counter("best_val_step", p.step);
   p.best_val_loss = json.get_double("best_val_loss");
+  if (!(p.best_val_loss >= 0 && p.best_val_loss <= max_loss))
+    fail(Exit::data, "{}: best_val_loss is {}; expected 0 to {:g}", reader.manifest_path(), p.best_val_loss,
+         max_loss);
   const bool consistent = p.step == reader.manifest().step && p.updates + p.skipped == p.step &&
                           p.consumed_samples >= p.step && p.tokens >= p.consumed_samples;
   if (!consistent)
     fail(Exit::data,
          "{}: inconsistent counters: step {} in step-{}, {} updates, {} skipped, {} samples, {} tokens",
-         join_path(reader.path(), manifest_name), p.step, reader.manifest().step, p.updates, p.skipped,
-         p.consumed_samples, p.tokens);
+         reader.manifest_path(), p.step, reader.manifest().step, p.updates, p.skipped, p.consumed_samples,
+         p.tokens);
   return p;
 }
 
@@ -322,7 +332,7 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   reader.check_names(wanted);
 
   for (const engine::WeightSlice& weight : s.weights)
-    load_slice(reader.path(), weight.part.name, slice_of(weight), s.staging,
+    load_slice(reader.files_of(weight.part.name), weight.part.name, slice_of(weight), s.staging,
                [&](const TensorSlice& slice) { reader.read_slice(slice); });
   std::vector<StatePiece> pieces;
   const std::vector<GroupState> state = state_tensors(s);
@@ -330,6 +340,10 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   for (const GroupState& t : state)
     if (!t.memory.encoded()) add_state(*s.parameters, t.memory, t.owned, false, t.named(), pieces);
   int64_t kept = 0;
+  for (const ErrorTensors& e : errors) {
+    fill_floats(e.errors.values, 0, s.staging);
+    fill_floats(e.sums.values, 0, s.staging);
+  }
   for (StatePiece& piece : error_pieces(s, errors, false, [&](std::string_view name, int ranks) {
          const std::string_view part = name.substr(name.find('/') + 1);
          return reader.find(name) && reader.find(error_name(ranks - 1, part)) &&
@@ -353,6 +367,8 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
     const auto* stored = reader.find(piece.name);
     return stored && stored->shape == piece.shape;
   });
+  fill_floats(s.scales, 1, s.staging);
+  fill_floats(s.amax, 0, s.staging);
   if (same_scales)
     pieces.insert(pieces.end(), scales.begin(), scales.end());
   else
@@ -360,7 +376,7 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   const auto load_piece = [&](const StatePiece& piece, Staging* staging) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
-    load_finite(reader.path(), piece.name, piece.dtype, piece.data(), piece.count / unit,
+    load_finite(reader.files_of(piece.name), piece.name, piece.dtype, piece.data(), piece.count / unit,
                 unit * size_of(piece.dtype), staging, [&](int64_t first, int64_t n, void* out) {
                   const int64_t reads = piece.flat() ? 1 : n, count = piece.flat() ? n : piece.run;
                   for (int64_t i = 0; i < reads; ++i)

@@ -24,6 +24,12 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
   locks_ = std::make_unique<RunLocks>(std::move(directories));
 }
 
+void CheckpointSaver::require_locks() const {
+  run_collectively(world_, [&] {
+    if (locks_) locks_->require_held();
+  });
+}
+
 std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
   std::unique_ptr<Staging> staging;
   const comm::ErrorConsensus consensus = attempt_collectively(world_, [&] {

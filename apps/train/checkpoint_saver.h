@@ -22,10 +22,10 @@ class CheckpointSaver {
 
   /// Null on ranks other than 0.
   const RunLocks* locks() const { return locks_.get(); }
-  /// Shows other hosts that the run is alive; must be called about every 10 seconds.
-  void heartbeat() const {
-    if (locks_) locks_->heartbeat();
-  }
+  /// True once this rank knows that another run has taken one of the locks; rank 0 alone can know.
+  bool lost_lock() const { return locks_ && !locks_->lost().empty(); }
+  /// Collective. Fails on rank 0, and throws AgreedExit (73) on all ranks, if another run has taken a lock.
+  void require_locks() const;
 
   /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the
   /// same Error on all ranks.

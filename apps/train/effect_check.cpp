@@ -1,6 +1,7 @@
 #include "apps/train/effect_check.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 #include "apps/plan/recompute.h"
 #include "apps/plan/run_plan.h"
@@ -23,6 +24,30 @@ void check_threads_variable(const ConfigResult& result, Diagnostics& out) {
                   "them (\"4,2\"), of which the first counts",
                   printable(clipped(*invalid, 80)), max_threads),
       "", {"Fix: correct or unset it, or set kernels.num_threads"}, Severity::warning));
+}
+
+void check_profiler_variables(Diagnostics& out) {
+  const auto refuse = [&](const char* name, std::string why, const auto& replacement) {
+    const char* value = std::getenv(name);
+    if (!value || !*value) return;
+    Diagnostic d;
+    d.file = fmt::format("environment: {}={}", name, value);
+    d.message = fmt::format("{} is set, but {}", name, why);
+    d.notes = {fmt::format("Fix: unset {}, and {}", name, replacement(value)),
+               "nsys profile --trace=cuda,nvtx nrl-train CONFIG records a whole run"};
+    out.push_back(std::move(d));
+  };
+  refuse("NRL_NSYS_PROFILE_STEP_RANGE", "nrl-train does not start and stop Nsight Systems at steps",
+         [](const char* value) {
+           return fmt::format(
+               "set profiling.enabled=true and profiling.steps={}: every rank records these "
+               "steps into LOG_DIR/trace-rank-N.json",
+               parse_step_range(value) ? value : "FIRST:END (END exclusive)");
+         });
+  refuse("NRL_NSYS_WORKER_PATTERNS", "the ranks of nrl-train have no worker names", [](const char*) {
+    return "set profiling.enabled=true: every rank N records into a file of its own, "
+           "LOG_DIR/trace-rank-N.json";
+  });
 }
 
 void check_expert_keys(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out) {

@@ -9,6 +9,9 @@ namespace nrl::train {
 /// A warning if OMP_NUM_THREADS would give the threads, but is no number of threads.
 void check_threads_variable(const ConfigResult& result, Diagnostics& out);
 
+/// NeMo RL's variables for Nsight Systems, which a training run would ignore: errors.
+void check_profiler_variables(Diagnostics& out);
+
 /// Keys of experts that need other keys of experts, of the model or of the ranks.
 void check_expert_keys(const ConfigResult& result, const model::ModelSpec& spec, Diagnostics& out);
 

@@ -68,7 +68,8 @@ StoredModelEvaluator::StoredModelEvaluator(comm::World& world, const EvaluationO
 
 void StoredModelEvaluator::load() {
   const std::string& directory = options_.directory;
-  model::ModelSpec spec = load_model_directory(directory);
+  // The ranks of a node share the verification of its copy.
+  model::ModelSpec spec = load_model_directory(directory, {world_.local_rank(), world_.local_size()});
   int64_t& length = options_.sequence_length;
   if (length == 0) length = training_length(directory);
   if (length == 0)

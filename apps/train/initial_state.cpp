@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <exception>
+#include <optional>
+#include <sstream>
 #include <thread>
 #include <utility>
 
@@ -9,6 +11,7 @@
 #include "apps/train/launch.h"
 #include "apps/train/report/timers.h"
 #include "apps/train/run_state.h"
+#include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/device/cpu/parallel.h"
 #include "core/io/checkpoint_store.h"
@@ -104,41 +107,103 @@ void load_state(engine::Engine& engine, bool timed, StartPhases& phases, const s
   if (error) std::rethrow_exception(error);
 }
 
-void resume_from(Run& run, const std::string& path, StartPhases& phases, const WorkBeside& beside) {
+// Collective. The problems that the ranks found, alike on all ranks; empty: none.
+std::vector<std::string> gather_problems(comm::World& world, const std::vector<std::string>& own) {
+  constexpr size_t most = 4;  // of a rank
+  std::vector<int32_t> any{own.empty() ? 0 : 1};
+  world.comm().all_reduce(any, comm::Reduce::max);
+  std::vector<std::string> all;
+  if (any[0] == 0) return all;
+  const std::vector<std::string> texts =
+      world.comm().gather_texts(own.empty() ? "" : joined(own, "\n", most));
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    std::istringstream lines(texts[rank]);
+    for (std::string line; std::getline(lines, line);) {
+      const std::string found = rank == 0 ? line : fmt::format("{} (found by rank {})", line, rank);
+      // Several ranks may read the same damaged part.
+      const auto same = [&](const std::string& other) { return other.starts_with(line); };
+      if (std::none_of(all.begin(), all.end(), same)) all.push_back(found);
+    }
+  }
+  return all;
+}
+
+// Position, changed settings and warnings of a resumed checkpoint; the engine holds the rest of its state.
+struct Resumed {
+  Position position;
+  std::vector<std::string> changes, warnings;
+};
+
+// Reads the position and loads the state of the engine.
+Resumed load_run(Run& run, CheckpointReader& reader, StartPhases& phases, const WorkBeside& beside) {
+  Resumed out;
+  out.position = read_position(reader);
+  const SavedRecord before = read_record(reader, out.position.global_batch);
+  if (!before.incomplete.empty()) out.warnings.push_back(before.incomplete);
+  out.changes =
+      compare_records(before.record, run.record, run.config.checkpointing.allow_changes, reader.path());
+  load_state(*run.engine, run.config.kernels.autotune, phases,
+             fmt::format("loading checkpoint {}", reader.path()), beside, [&](const TrainState& state) {
+               const std::string warning = load_checkpoint(reader, state);
+               if (!warning.empty()) out.warnings.push_back(warning);
+             });
+  return out;
+}
+
+// Collective. Resumes from the checkpoint. Every rank verifies the data that it loads, and its share of what
+// no rank loads. If a file is damaged, returns the problems, alike on all ranks: the run is as before, but
+// for the state of the engine, which must be loaded again.
+std::vector<std::string> resume_from(Run& run, const std::string& path, StartPhases& phases,
+                                     const WorkBeside& beside) {
   comm::World& world = run.world;
   const std::vector<std::string> manifests =
       world.comm().gather_texts(to_text({identify_input(join_path(path, manifest_name))}));
   run_collectively(world, [&] { require_same_files(manifests, world.hosts()); });
-  run_collectively(world, [&] {
-    CheckpointReader reader(path);
-    const Position saved = read_position(reader);
-    const SavedRecord before = read_record(reader, saved.global_batch);
-    if (!before.incomplete.empty()) run.warnings.push_back(before.incomplete);
-    run.changes = compare_records(before.record, run.record, run.config.checkpointing.allow_changes, path);
-    load_state(*run.engine, run.config.kernels.autotune, phases, fmt::format("loading checkpoint {}", path),
-               beside, [&](const TrainState& state) {
-                 const std::string warning = load_checkpoint(reader, state);
-                 if (!warning.empty()) run.warnings.push_back(warning);
-               });
-    run.resumed_from = path;
-    restore_position(run, saved);
-    run.engine->restore({.updates = saved.updates,
-                         .skipped_in_a_row = saved.skipped_in_a_row,
-                         .loss_scale = saved.loss_scale,
-                         .clean_steps = saved.clean_steps});
+  std::optional<CheckpointReader> reader;
+  Resumed resumed;
+  std::vector<std::string> problems;
+  const comm::ErrorConsensus loaded = attempt_collectively(world, [&] {
+    try {
+      reader.emplace(path);
+      resumed = load_run(run, *reader, phases, beside);
+    } catch (const CheckpointDamage& e) {
+      problems.push_back(e.what());
+    }
   });
+  // Before any other error: it may be a consequence on another rank.
+  problems = gather_problems(world, problems);
+  if (!problems.empty()) return problems;
+  require_agreed(world, loaded);
+
+  phases.begin("weights", fmt::format("verifying checkpoint {}", path));
+  world.comm().all_reduce(reader->verified(), comm::Reduce::max);
+  run_collectively(world, [&] { problems = reader->verify_rest(world.rank(), world.size()); });
+  problems = gather_problems(world, problems);
+  if (!problems.empty()) return problems;
+
+  run_collectively(world, [&] {
+    run.warnings.insert(run.warnings.end(), resumed.warnings.begin(), resumed.warnings.end());
+    run.changes = std::move(resumed.changes);
+    run.resumed_from = path;
+    restore_position(run, resumed.position);
+    run.engine->restore({.updates = resumed.position.updates,
+                         .skipped_in_a_row = resumed.position.skipped_in_a_row,
+                         .loss_scale = resumed.position.loss_scale,
+                         .clean_steps = resumed.position.clean_steps});
+  });
+  return {};
 }
 
 }  // namespace
 
-void load_initial_weights(const Config& config, engine::Engine& engine, bool verify, int threads,
+void load_initial_weights(const Config& config, engine::Engine& engine, VerifyShare verify, int threads,
                           StartPhases& phases, const WorkBeside& beside) {
   const std::optional<std::string>& model = config.policy.model_name;
   const plan::RunPlan& plan = engine.plan();
   const std::string what =
       model ? fmt::format("loading weights from {}", *model) : "initializing the weights";
   load_state(engine, config.kernels.autotune, phases, what, beside, [&](const TrainState& state) {
-    if (model && verify) verify_model_directory(*model);
+    if (model) verify_model_directory(*model, verify);
     if (model)
       load_weights(*model, plan.spec, state.weights, state.staging);
     else
@@ -150,23 +215,35 @@ void load_initial_weights(const Config& config, engine::Engine& engine, bool ver
 void initialize(Run& run, StartPhases& phases, const WorkBeside& beside) {
   comm::World& world = run.world;
   const CheckpointingConfig& c = run.config.checkpointing;
-  // Rank 0 chooses the checkpoint; all read it.
+  // The work beside the first load; another one follows if a checkpoint is damaged.
+  bool worked = false;
+  const WorkBeside once = [&] {
+    if (!std::exchange(worked, true)) beside();
+  };
+  const auto earlier = static_cast<std::ptrdiff_t>(run.warnings.size());
+  KnownDamage known;
   std::string path;
-  run_collectively(world, [&] {
-    if (world.rank() != 0) return;
-    CheckpointChoice choice = choose_checkpoint(c);
-    path = std::move(choice.path);
-    run.warnings.insert(run.warnings.end(), choice.warnings.begin(), choice.warnings.end());
-  });
-  world.comm().broadcast_text(path, 0);
-  if (path.empty())
+  CheckpointChoice choice;
+  for (;;) {
+    // Rank 0 chooses the checkpoint; all read it.
     run_collectively(world, [&] {
-      // Every node may have its own copy of the directory, so one rank per node verifies it.
-      load_initial_weights(run.config, *run.engine, world.local_rank() == 0, run.placement.host_threads(),
-                           phases, beside);
+      if (world.rank() == 0) choice = choose_checkpoint(c, known);
     });
-  else
-    resume_from(run, path, phases, beside);
+    path = choice.path;
+    world.comm().broadcast_text(path, 0);
+    if (path.empty()) {
+      run_collectively(world, [&] {
+        // Every node may have its own copy of the directory, so the ranks of a node share its verification.
+        load_initial_weights(run.config, *run.engine, {world.local_rank(), world.local_size()},
+                             run.placement.host_threads(), phases, once);
+      });
+      break;
+    }
+    std::vector<std::string> problems = resume_from(run, path, phases, once);
+    if (problems.empty()) break;
+    known[path] = std::move(problems);
+  }
+  run.warnings.insert(run.warnings.begin() + earlier, choice.warnings.begin(), choice.warnings.end());
   // The checkpoint directory is only modified once the run is certain to start.
   run_collectively(world, [&] {
     if (world.rank() != 0 || !c.enabled) return;

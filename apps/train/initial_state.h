@@ -4,6 +4,7 @@
 #include <functional>
 
 #include "apps/train/report/start_phases.h"
+#include "apps/train/resume.h"
 #include "apps/train/run.h"
 
 namespace nrl::train {
@@ -13,9 +14,9 @@ namespace nrl::train {
 using WorkBeside = std::function<void()>;
 
 /// Loads the weights of policy.model_name, else initializes them from pretrain.seed. Not collective.
-/// `verify`: check the checksums of the directory first; one rank per node should.
+/// `verify`: this rank's share of checking the directory's checksums first.
 void load_initial_weights(
-    const Config& config, engine::Engine& engine, bool verify, int threads, StartPhases& phases,
+    const Config& config, engine::Engine& engine, VerifyShare verify, int threads, StartPhases& phases,
     const WorkBeside& beside = [] {});
 
 /// Collective. Chooses the checkpoint to resume from, loads it or the initial weights, and moves other

@@ -42,20 +42,14 @@ engine::StepResult collect_step(comm::World& world, engine::Engine& engine) {
 }
 
 comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work) {
-  Exit code = Exit::ok;
-  std::string message;
-  try {
-    work();
-  } catch (const std::exception& e) {
-    const Error error = error_from(e);
-    code = error.code();
-    message = error.what();
-  }
-  return comm::agree_on_error(world.comm(), code, message);
+  return comm::attempt_on_all(world.comm(), work);
 }
 
 void run_collectively(comm::World& world, const std::function<void()>& work) {
-  const comm::ErrorConsensus consensus = attempt_collectively(world, work);
+  require_agreed(world, attempt_collectively(world, work));
+}
+
+void require_agreed(comm::World& world, const comm::ErrorConsensus& consensus) {
   if (consensus.code == Exit::ok) return;
   if (world.rank() == consensus.rank) log::error_text(consensus.message);
   throw AgreedExit{consensus.code};

@@ -9,6 +9,7 @@
 #include "apps/engine/engine.h"
 #include "apps/train/run_check.h"
 #include "core/config/load.h"
+#include "parallel/comm/agreement.h"
 #include "parallel/comm/world/world.h"
 
 namespace nrl::train {
@@ -26,8 +27,12 @@ int run_in_world(const std::function<int(comm::World&)>& body);
 /// unwinding of an exception would block.
 engine::StepResult collect_step(comm::World& world, engine::Engine& engine);
 
-/// Collective: runs `work` on every rank and agrees on the outcome. `work` must not communicate.
+/// Collective: runs `work` on every rank and agrees on the outcome (comm::attempt_on_all()). `work` must not
+/// communicate.
 comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work);
+
+/// Returns if the ranks agreed on no error; else one rank prints the message and all throw AgreedExit.
+void require_agreed(comm::World& world, const comm::ErrorConsensus& consensus);
 
 /// Collective: runs `work` on every rank. If it fails on any rank, one message is printed and all ranks throw
 /// AgreedExit with the same code. `work` must not communicate.

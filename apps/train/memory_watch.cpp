@@ -5,14 +5,16 @@
 
 namespace nrl::train {
 
-MemoryWatch::MemoryWatch(const MemoryLeakConfig& limits, int64_t arena, device::Runtime* device)
-    : arena_(arena),
+MemoryWatch::MemoryWatch(const MonitoringConfig& config, int64_t arena, device::Runtime* device)
+    : enabled_(config.enabled),
+      arena_(arena),
       device_(device),
-      host_("the resident memory of this process", limits),
-      gpu_("the memory in use on the GPU", limits) {}
+      host_("the resident memory of this process", config.memory_leak),
+      gpu_("the memory in use on the GPU", config.memory_leak) {}
 
 std::vector<std::string> MemoryWatch::after_step(int64_t step) {
   std::vector<std::string> warnings;
+  if (!enabled_) return warnings;
   const double now = Timers::steady_seconds();
   if (step <= 2 || now < next_) return warnings;
   next_ = now + 0.2;

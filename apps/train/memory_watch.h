@@ -12,14 +12,16 @@ namespace nrl::train {
 
 class MemoryWatch {
  public:
-  /// `arena`: bytes of the engine's host arena; `device`: the GPU, null on a CPU; must outlive the watch.
-  MemoryWatch(const MemoryLeakConfig& limits, int64_t arena, device::Runtime* device);
+  /// Samples nothing unless `config` is enabled. `arena`: bytes of the engine's host arena; `device`: the
+  /// GPU, null on a CPU; must outlive the watch.
+  MemoryWatch(const MonitoringConfig& config, int64_t arena, device::Runtime* device);
 
   /// Call after every step, counted from 1 in this process: the first two, in which the arena becomes
   /// resident, are not sampled. Takes 50 us at most five times a second. Returns warnings.
   std::vector<std::string> after_step(int64_t step);
 
  private:
+  bool enabled_;
   int64_t arena_;
   device::Runtime* device_;
   LeakDetector host_, gpu_;

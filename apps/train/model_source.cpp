@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "apps/model/hf_config.h"
-#include "apps/train/resume.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checkpoint_store.h"
@@ -147,8 +146,8 @@ std::string find_model_directory(const std::string& path, std::string& note) {
   fail(Exit::no_input, "{}{}", missing.problem, advice);
 }
 
-model::ModelSpec load_model_directory(const std::string& directory) {
-  verify_model_directory(directory);
+model::ModelSpec load_model_directory(const std::string& directory, VerifyShare share) {
+  verify_model_directory(directory, share);
   const std::string path = join_path(directory, "config.json");
   try {
     return model::parse_model_config(read_file(path, max_config_bytes), path);

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "apps/model/spec.h"
+#include "apps/train/resume.h"
 #include "core/config/load.h"
 
 namespace nrl::train {
@@ -25,8 +26,8 @@ model::ModelSpec load_model_spec(const ConfigResult& config);
 /// for names on the Hugging Face Hub.
 std::string find_model_directory(const std::string& path, std::string& note);
 
-/// The model described by the config.json of a checkpoint or Hugging Face directory, whose checksums, if any,
-/// are verified. Fails (65) if it is damaged or not supported.
-model::ModelSpec load_model_directory(const std::string& directory);
+/// The model described by the config.json of a checkpoint or Hugging Face directory, of whose checksums, if
+/// it has any, this share is verified. Fails (65) if it is damaged or not supported.
+model::ModelSpec load_model_directory(const std::string& directory, VerifyShare share = verify_all);
 
 }  // namespace nrl::train

@@ -102,7 +102,8 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
   memory_ = static_cast<size_t>(memory);
   run_collectively(world, [&] {  // fails on all ranks or on none
     groups_ = std::make_unique<parallel::Groups>(grid_position_.grid, world.comm(),
-                                                 plan::needed_groups(config, grid_position_), devices);
+                                                 plan::needed_groups(config, grid_position_), devices,
+                                                 plan::needed_channels(config, grid_position_));
   });
 }
 

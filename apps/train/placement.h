@@ -53,7 +53,7 @@ class Placement {
   /// memory_for_rank(), the least of all ranks: they must choose the same.
   size_t memory() const { return memory_; }
 
-  /// The groups of ranks that the run communicates in (plan::needed_groups()).
+  /// The groups of ranks that the run communicates in (plan::needed_groups()), and their channels.
   const parallel::Groups& groups() const { return *groups_; }
 
   /// The device, for the banner. `kernels`: number of kernels that the run needs.

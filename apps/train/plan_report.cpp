@@ -62,6 +62,13 @@ Need need_of(const Config& config, const model::ModelSpec& spec, const plan::Gri
   return need;
 }
 
+/// The memory that auto may plan with, of a rank on the node with most ranks.
+size_t rank_memory(const Config& config, int world, const DeviceChoice& device) {
+  const std::vector<int> local = plan::local_sizes(config, world);
+  return memory_for_rank(config.kernels, device.type, device.memory,
+                         *std::max_element(local.begin(), local.end()));
+}
+
 // Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
 // that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
 // that the work does not grow with their number.
@@ -70,7 +77,6 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   const model::ModelSpec spec = load_model_spec(result);
   const BatchPlan batch = resolve_batch(c, world);
   const std::vector<int> local = plan::local_sizes(c, world);
-  const int most_local = *std::max_element(local.begin(), local.end());
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   constexpr size_t most_shards = 64;
   const bool shards = c.distributed.shard_strategy != ShardStrategy::ddp;
@@ -95,9 +101,8 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   std::map<Bytes, EqualRanks> by_bytes;
   for (const auto& [need, ranks] : by_need) {
     const int first = *std::min_element(ranks.begin(), ranks.end()), threads = need.threads;
-    auto plan =
-        plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type, threads, false,
-                            memory_for_rank(c.kernels, device.type, device.memory, most_local));
+    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
+                                    threads, false, rank_memory(c, world, device));
     EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
     equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
     if (equal.plan) continue;
@@ -150,6 +155,25 @@ void print_layers(const std::vector<EqualRanks>& ranks) {
               text.empty() ? "all activations are kept"
                            : fmt::format("activations are kept, except recomputed ones: {}", text));
   }
+}
+
+/// Prints both figures where the configured recomputation takes more memory than auto would.
+void print_recompute_advice(const Config& c, int world, const EqualRanks& ranks, const DeviceChoice& device) {
+  if (!plan::recompute_is_configured(c.policy) ||
+      c.policy.recompute.granularity == RecomputeGranularity::none)
+    return;
+  Config open = c;
+  open.policy = plan::with_open_recompute(c.policy);
+  const plan::RunPlan& plan = *ranks.plan;
+  const auto automatic =
+      plan::make_run_plan(open, plan.spec, plan.batch, plan::grid_position(c, world, ranks.ranks.front()),
+                          device.type, ranks.threads, false, rank_memory(c, world, device));
+  const auto bytes = [](const plan::RunPlan& p) {
+    return static_cast<uint64_t>(p.memory.bytes(memory::Category::activations));
+  };
+  if (bytes(*automatic) < bytes(plan))
+    log::info("         that takes {} of activations, more than the {} of policy.recompute.granularity: auto",
+              human_bytes(bytes(plan)), human_bytes(bytes(*automatic)));
 }
 
 /// Where activations are between the passes, if some are moved to the host.
@@ -225,9 +249,10 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
     log::info("experts  {}", experts);
-  log::info("device   {}, {} per rank, weights and activations in {}",
+  const std::string fp8 = plan::fp8_text(c, plan);
+  log::info("device   {}, {} per rank, weights and activations in {}{}",
             device == DeviceType::cuda ? "cuda" : "cpu", counted(ranks.front().threads, "thread"),
-            name_of(plan.recipe.activations()));
+            name_of(plan.recipe.activations()), fp8.empty() ? "" : " + " + fp8);
   if (assumes_this_machine(c, world, choice))
     log::info("         all {} ranks on this machine (others: --device h100, or cluster.gpus_per_node)",
               world);
@@ -250,6 +275,7 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
             grouped(elements));
   print_layers(ranks);
+  print_recompute_advice(c, world, ranks.front(), choice);
   print_offloaded(plan);
   log::info("memory   in bytes, {}",
             ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));

@@ -42,7 +42,7 @@ void train_tiny_model(const Config& config, int threads) {
       plan::make_run_plan(c, load_model_spec(result), batch, position, DeviceType::cpu, threads),
       engine::training_options(c), groups, exec);
   StartPhases phases;
-  load_initial_weights(c, engine, false, 1, phases);
+  load_initial_weights(c, engine, verify_none, 1, phases);
   engine::LanguageModeling objective;
   data::HostMicroBatch samples;
   for (int64_t i = 0; i < batch.micro * c.policy.max_total_sequence_length; ++i) {

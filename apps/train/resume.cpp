@@ -6,15 +6,15 @@
 #include <string_view>
 
 #include "apps/model/hf_config.h"
+#include "apps/train/checkpoint.h"
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/config/load.h"
-#include "core/io/checkpoint_store.h"
 
 namespace nrl::train {
 namespace {
 
 constexpr int64_t record_version = 1;
-constexpr size_t max_listed = 10;
 
 // Settings that may change on a resume.
 constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_size",
@@ -195,10 +195,8 @@ void add_sources(std::string_view section, const std::vector<DataSource>& source
 }
 
 std::string listed(const std::vector<std::string>& lines) {
-  std::string text;
-  for (size_t i = 0; i < std::min(lines.size(), max_listed); ++i) text += "\n  " + lines[i];
-  if (lines.size() > max_listed) text += fmt::format("\n  and {} more", lines.size() - max_listed);
-  return text;
+  constexpr std::string_view line = "\n  ";
+  return std::string(line) + joined(lines, line);
 }
 
 // The consequence of a difference, where it is not obvious.
@@ -214,24 +212,25 @@ std::string_view consequence(std::string_view key, bool same_content) {
 
 }  // namespace
 
-CheckpointChoice choose_checkpoint(const CheckpointingConfig& c) {
+CheckpointChoice choose_checkpoint(const CheckpointingConfig& c, const KnownDamage& known) {
   const ResumeMode mode = c.resume.mode;
   if (mode == ResumeMode::never || (mode == ResumeMode::automatic && !c.enabled)) return {};
   if (mode == ResumeMode::directory) {
     const std::string& directory = c.resume.directory;
     if (!is_directory(directory))
       fail(Exit::no_input, "checkpointing.resume: there is no directory '{}'", directory);
-    const std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
+    const auto found = known.find(directory);
+    const std::vector<std::string> problems =
+        found == known.end() ? validate_checkpoint(directory, Validation::quick) : found->second;
     if (!problems.empty())
       fail(Exit::data,
            "cannot resume from the checkpoint {}:{}\nFix: set checkpointing.resume to another checkpoint",
            directory, listed(problems));
     return {directory, {}};
   }
-  const ResumePoint point = find_resume(c.checkpoint_dir);
+  const ResumePoint point = find_resume(c.checkpoint_dir, Validation::quick, known);
   std::vector<std::string> reasons;
-  for (const CheckpointEntry& e : point.rejected)
-    reasons.push_back(fmt::format("{}", fmt::join(e.problems, "; ")));
+  for (const CheckpointEntry& e : point.rejected) reasons.push_back(joined(e.problems, "; ", 3));
   if (!point.checkpoint && !reasons.empty())
     fail(Exit::data,
          "cannot resume from any of the {} checkpoints in {}:{}\nFix: restore one of them, or start from "
@@ -257,14 +256,29 @@ std::string set_other_checkpoints_aside(const CheckpointingConfig& c, const std:
   return fmt::format("checkpoints that do not belong to this run were moved to {}", aside);
 }
 
-void verify_model_directory(const std::string& directory) {
-  if (!path_exists(join_path(directory, manifest_name))) return;
-  const std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
+void verify_model_directory(const std::string& directory, VerifyShare share) {
+  if (share.parts == 0 || !path_exists(join_path(directory, manifest_name))) return;
+  OpenedManifest opened = open_manifest(directory);
+  std::vector<std::string> problems = std::move(opened.problems);
+  if (problems.empty())
+    problems = CheckpointReader(directory, std::move(opened.manifest)).verify_rest(share.part, share.parts);
   if (problems.empty()) return;
   fail(Exit::data,
        "the checkpoint {} differs from what was saved:{}\nFix: use another checkpoint, or, if it was edited "
        "on purpose, remove its {} to use it as a plain Hugging Face model",
        directory, listed(problems), manifest_name);
+}
+
+std::vector<std::string> verify_checkpoint(const std::string& directory) {
+  std::vector<std::string> problems = validate_checkpoint(directory, Validation::full);
+  if (!problems.empty()) return problems;
+  try {
+    const CheckpointReader reader(directory);
+    (void)read_record(reader, read_position(reader).global_batch);
+  } catch (const Error& e) {
+    problems.push_back(e.what());
+  }
+  return problems;
 }
 
 RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType weights, int ranks,

@@ -228,6 +228,13 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
       add("policy.checkpoint_layers",
           fmt::format("policy.checkpoint_layers has layer {}, but the model has {} layers: 0 to {}", layer,
                       spec.layers, spec.layers - 1));
+  if (p.checkpoint_layers && static_cast<int64_t>(p.checkpoint_layers->size()) == spec.layers)
+    for (const auto& [key, set] :
+         {std::pair(modules, !p.recompute.modules.is_auto()),
+          {"policy.recompute.granularity", p.recompute.granularity != RecomputeGranularity::automatic}})
+      if (set)
+        add(key,
+            fmt::format("{} has no effect: policy.checkpoint_layers names all {} layers", key, spec.layers));
   constexpr std::string_view offloaded = "policy.offload_modules";
   const auto offloads = [&](OffloadModule m) {
     return std::find(p.offload_modules.begin(), p.offload_modules.end(), m) != p.offload_modules.end();
@@ -504,12 +511,14 @@ void fit_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSet
 }
 
 void check_run(ConfigResult& result, const RunSetting& setting) {
-  if (setting.grid && setting.world > 0) result.add(validate_for_world(result, setting.world, setting.nodes));
+  if (setting.grid && setting.world > 0)
+    result.add(validate_for_world(result, setting.world, setting.nodes, setting.count));
   const ModelCheck model = check_model(result);
   result.add(model.problems);
   Diagnostics found;
   if (setting.files) check_files(result, found);
   if (setting.world > 0) check_threads_variable(result, found);
+  if (setting.training) check_profiler_variables(found);
   check_documents(result, found);
   result.add(found);
   if (!model.spec) return;

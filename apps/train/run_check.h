@@ -9,10 +9,12 @@ namespace nrl::train {
 
 /// The environment that a configuration is checked against.
 struct RunSetting {
-  int world = 1;                        ///< number of ranks; 0: unknown, checks that depend on it are skipped
+  int world = 1;  ///< number of ranks; 0: unknown, checks that depend on it are skipped
+  RankCount count = RankCount::started;
   std::vector<ClusterNode> nodes = {};  ///< in the order of the ranks; empty: unknown
   int local = 1;                        ///< ranks that share this machine's memory
   bool grid = true;                     ///< must suit the number of ranks; false: as if it were unknown
+  bool training = false;                ///< of a training run: environment variables that it would ignore
   bool files = true;                    ///< data and checkpoints must exist; false for a plan
   bool memory = true;                   ///< the run must fit into its memory; false: as if it were unknown
   size_t gpu_memory = 0;                ///< bytes of a rank's GPU; 0: unknown, as it is before it is open

@@ -35,7 +35,7 @@ RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double s
       metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
       profile_(run),
       peak_(peak_estimate(run)),
-      memory_(run.config.monitoring.memory_leak,
+      memory_(run.config.monitoring,
               run.engine->exec().device ? run.plan().memory.bytes(memory::Tier::pinned) +
                                               run.plan().memory.bytes(memory::Tier::host)
                                         : run.plan().memory.bytes(memory::Tier::device),
@@ -116,13 +116,15 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   // Only rank 0 prints MFU. While it measures the peak, the other ranks wait in their next step.
   if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
   facts.mfu = mfu(facts.tokens_per_s, step.keys);
+  facts.fp8 = plan::fp8_text(run_.config, run_.plan());
   if (first())
     facts.mem_bytes =
         run_.engine->exec().device ? memory.total_bytes() : static_cast<int64_t>(cpu::peak_resident_bytes());
   facts.step_ms = seconds * 1e3;
   facts.data_ms = step.times[RunSection::data] * 1e3;
   facts.comm_ms = step.exposed * 1e3;
-  const StepProfile::KernelSeconds kernels = profile_.take();
+  const StepProfile::KernelSeconds kernels =
+      profile_.end_step(step.step, seconds - step.times[RunSection::data] - step.exposed);
   facts.gemm_ms = kernels.gemm * 1e3;
   facts.attention_ms = kernels.attention * 1e3;
   if (const memory::HostCopyStatistics& copies = result.copies; copies.bytes() > 0)
@@ -166,14 +168,14 @@ void RunReport::evaluation(double loss, double seconds) {
   facts.seconds = seconds;
   log_row([&] { metrics_.eval(facts); });
   terminal_.eval(facts);
-  profile_.take();  // kernel time of evaluations and samples belongs to no step
+  profile_.skip();
 }
 
 void RunReport::sample(const std::string& text) {
   const int64_t step = run_.position.step;
   log_row([&] { metrics_.append(JsonValue::object({{"step", step}, {"text", printable(text)}})); });
   terminal_.event("text", step, clipped(text, 1000));
-  profile_.take();
+  profile_.skip();
 }
 
 void RunReport::checkpoint(const std::string& path, double seconds) {
@@ -245,6 +247,8 @@ void RunReport::summary(std::string outcome, Exit code) {
   }
   s.times = timers_.times();
   s.kernels = profile_.kernels();
+  s.kernel_base_s = profile_.timed_seconds();
+  s.kernel_steps = profile_.timed_steps();
   s.comm = communication();
   if (first() && !s.comm.empty())
     log_row([&] {

@@ -93,7 +93,7 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = step.loss_tokens,
-                     .stop = stop::requested() != 0},
+                     .stop = stop::requested() != 0 || run_.saver->lost_lock()},
                     objective_);
   ++at.step;
   at.consumed_samples += run_.plan().batch.global;
@@ -131,10 +131,6 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     at.loss_scale = result.loss_scale;
     at.clean_steps = result.clean_steps;
     report_.step(step, result);
-    if (const double now = Timers::steady_seconds(); now - last_heartbeat_ > 10) {
-      run_.saver->heartbeat();
-      last_heartbeat_ = now;
-    }
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
                (result.skipped && !result.overflow && c.on_nonfinite == OnNonfinite::stop);
     stops = stops || result.stop;
@@ -167,7 +163,14 @@ Exit StepLoop::diverged() {
   return finish("diverged", Exit::diverged);
 }
 
+// Collective. Ends the run if another one has taken over a directory that it writes to.
+void StepLoop::require_locks() {
+  run_.engine->finish_gathers();
+  run_.saver->require_locks();
+}
+
 std::optional<Exit> StepLoop::stopped() {
+  require_locks();
   const int64_t step = run_.position.step;
   const bool saves = run_.config.checkpointing.enabled;
   report_.note(fmt::format("stop requested; finished step {}{}", step, saves ? ", saving" : ""));
@@ -187,6 +190,7 @@ void StepLoop::evaluate() {
 
 void StepLoop::save(bool stopping) {
   if (!run_.config.checkpointing.enabled) return;
+  require_locks();
   const auto scope = report_.timers().time(RunSection::checkpoint);
   const double begin = Timers::steady_seconds();
   try {

@@ -26,6 +26,7 @@ class StepLoop {
   Exit diverged();
   std::string precision_advice() const;
   std::optional<Exit> stopped();
+  void require_locks();
   void evaluate();
   /// `stopping`: the run ends afterwards.
   void save(bool stopping = false);
@@ -39,7 +40,6 @@ class StepLoop {
   std::deque<StepInFlight> in_flight_;
   int64_t first_step_, first_updates_;  // of this process
   int failed_saves_ = 0;
-  double last_heartbeat_ = 0;
 };
 
 }  // namespace nrl::train

@@ -1,6 +1,7 @@
 #include "apps/train/step_profile.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/io/atomic_file.h"
 #include "core/ops/coverage.h"
@@ -26,7 +27,7 @@ void StepProfile::record(trace::Mode mode) {
   }
   trace::start(mode);
   if (e.device && mode == trace::Mode::timeline) trace::attach_device(*e.device, e.stream);
-  taken_ = {};
+  kernel_times_.restart();
 }
 
 void StepProfile::begin_step(int64_t step) {
@@ -46,29 +47,47 @@ std::string StepProfile::write() {
   return path;
 }
 
-std::vector<trace::Total> StepProfile::totals() const {
-  return run_.engine->exec().device ? trace::device_totals() : trace::totals();
+KernelTimes::Totals StepProfile::totals() const {
+  KernelTimes::Totals out;
+  for (const trace::Total& total : run_.engine->exec().device ? trace::device_totals() : trace::totals())
+    out.emplace(total.name, total.seconds);
+  return out;
 }
 
-StepProfile::KernelSeconds StepProfile::take() {
-  KernelSeconds now;
-  for (const trace::Total& total : totals()) {
-    if (total.name.starts_with("linear") || total.name.starts_with("grouped_linear"))
-      now.gemm += total.seconds;
-    if (total.name.starts_with("attention")) now.attention += total.seconds;
+StepProfile::KernelSeconds StepProfile::end_step(int64_t step, double seconds) {
+  if (run_.engine->exec().device) {
+    // The step before the trace ends within it: results are collected a step late.
+    if (!steps_ || step < steps_->first) {
+      skip();
+      return {};
+    }
+    timed_ = {timed_ ? timed_->first : step, step};
   }
-  const KernelSeconds spent{now.gemm - taken_.gemm, now.attention - taken_.attention};
-  taken_ = now;
-  return spent;
+  KernelSeconds out;
+  for (const auto& [name, spent] : kernel_times_.step(totals(), seconds)) {
+    if (name.starts_with("linear") || name.starts_with("grouped_linear")) out.gemm += spent;
+    if (name.starts_with("attention")) out.attention += spent;
+  }
+  return out;
+}
+
+void StepProfile::skip() {
+  kernel_times_.skip(totals());
+}
+
+std::string StepProfile::timed_steps() const {
+  if (!timed_) return "";
+  return timed_->first == timed_->second ? fmt::format("of step {}", timed_->first)
+                                         : fmt::format("of steps {}-{}", timed_->first, timed_->second);
 }
 
 std::vector<std::pair<std::string, double>> StepProfile::kernels() const {
   const auto entries = ops::kernel_entries(*run_.engine->exec().kernels);
   std::vector<std::pair<std::string, double>> out;
   // Other ranges contain kernels.
-  for (const trace::Total& total : totals())
-    if (std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == total.name; }))
-      out.emplace_back(total.name, total.seconds);
+  for (auto& kernel : kernel_times_.kernels())
+    if (std::any_of(entries.begin(), entries.end(), [&](const auto& e) { return e.name == kernel.first; }))
+      out.push_back(std::move(kernel));
   return out;
 }
 

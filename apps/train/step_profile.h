@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/report/kernel_times.h"
 #include "apps/train/run.h"
 #include "core/base/text.h"
 #include "core/trace/trace.h"
@@ -31,18 +32,27 @@ class StepProfile {
   struct KernelSeconds {
     double gemm = 0, attention = 0;
   };
-  /// Time since the last call.
-  KernelSeconds take();
-  /// Total seconds by kernel.
+  /// The kernel time of step `step`, in which `seconds` were spent computing. Must be called after every
+  /// step.
+  KernelSeconds end_step(int64_t step, double seconds);
+  /// Must be called after work between steps whose kernels belong to none.
+  void skip();
+
+  /// Seconds by kernel in the steps that were timed: all, on a GPU those in profiling.steps.
   std::vector<std::pair<std::string, double>> kernels() const;
+  /// Seconds spent computing in these steps.
+  double timed_seconds() const { return kernel_times_.seconds(); }
+  /// "of steps 3-5" where only these were timed; empty where all were.
+  std::string timed_steps() const;
 
  private:
   void record(trace::Mode mode);
-  std::vector<trace::Total> totals() const;
+  KernelTimes::Totals totals() const;
 
   Run& run_;
   std::optional<StepRange> steps_;
-  KernelSeconds taken_;
+  KernelTimes kernel_times_;
+  std::optional<std::pair<int64_t, int64_t>> timed_;  // on a GPU: the first and the last step that was timed
 };
 
 }  // namespace nrl::train

@@ -136,7 +136,7 @@ TEST_CASE("copies of a CPU are timed by the clock", "[memory]") {
   check_bytes(s);
   CHECK(s.to_host.seconds > 0);
   CHECK(s.from_host.seconds > 0);
-  CHECK(s.exposed_seconds == s.seconds());
-  CHECK(s.hidden() == 0);
+  CHECK(s.exposed_seconds == Approx(s.seconds()));  // sums in another order
+  CHECK(s.hidden() == Approx(0).margin(1e-9));
   CHECK_THROWS_AS(copies.collect(), Error);
 }

@@ -43,6 +43,10 @@ TEST_CASE("the step line", "[report]") {
   REQUIRE(step_line(f, f.time, {}, {}) ==
           "03:12:29 step   120/20000  loss 6.2310  lr 1.71e-04  gnorm 0.842  412.3k tok/s  mfu 47.0%  "
           "mem 41.6G  1.272s  data 0.3%  eta 7h01m");
+  StepFacts fp8 = f;
+  fp8.fp8 = "fp8 tensorwise";
+  REQUIRE(step_line(fp8, f.time, {}, {}).find("  mfu 47.0%  fp8 tensorwise  mem 41.6G  ") !=
+          std::string::npos);
 }
 
 TEST_CASE("the step line with several ranks, marks, a skipped update and unknown values", "[report]") {
@@ -63,6 +67,12 @@ TEST_CASE("the step line with several ranks, marks, a skipped update and unknown
   REQUIRE(step_line(f, f.time, {NAN, NAN}, {}) ==
           "03:12:29 step   120/20000  loss nan!  lr 1.71e-04  gnorm inf!  412.3k tok/s  1.272s  data 0.3%  "
           "skipped");
+  f.loss = -f.loss;
+  f.grad_norm = -std::abs(double(NAN));  // as x86 makes it: with a sign
+  REQUIRE(std::signbit(f.grad_norm));
+  REQUIRE(step_line(f, f.time, {NAN, NAN}, {}) ==
+          "03:12:29 step   120/20000  loss nan!  lr 1.71e-04  gnorm nan!  412.3k tok/s  1.272s  "
+          "data 0.3%  skipped");
   REQUIRE(step_line(f, f.time, {NAN, 0}, {.color = true}).find("nan\x1b[31m!\x1b[0m") != std::string::npos);
 }
 
@@ -188,6 +198,8 @@ TEST_CASE("the summary", "[report]") {
   s.best_val_loss = 3.12341;
   s.best_val_step = 2000;
   s.times.seconds = {800, 10, 50, 100, 30, 10};
+  s.kernels = {{"linear_forward", 400}, {"adamw", 80}};
+  s.kernel_base_s = 800;
   s.checkpoint = "runs/a/step-002311";
   s.next = {"nrl-train report runs/a", "nrl-train generate runs/a/step-002311"};
   REQUIRE(summary_lines(s) ==
@@ -197,9 +209,14 @@ TEST_CASE("the summary", "[report]") {
           "speed       mean 379.6k tok/s  median 412.3k tok/s  mfu 47.0%\n"
           "val loss    best 3.1234 at step 2,000\n"
           "time        compute 80.0%  exposed comm 5.0%  data 1.0%  eval 10.0%  ckpt 3.0%  other 1.0%\n"
+          "kernels     linear_forward 50.0%  adamw 10.0%\n"
           "checkpoint  runs/a/step-002311\n"
           "next        nrl-train report runs/a\n"
           "            nrl-train generate runs/a/step-002311\n");
+  s.kernel_base_s = 500;
+  s.kernel_steps = "of steps 3-5";
+  REQUIRE(summary_lines(s).find("kernels     linear_forward 80.0%  adamw 16.0%  of steps 3-5\n") !=
+          std::string::npos);
   REQUIRE(summary_lines({}).find("checkpoint  none\n") != std::string::npos);
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/train/report/kernel_times.h"
 #include "apps/train/report/timers.h"
 #include "core/base/philox.h"
 #include "tests/catch.h"
@@ -132,14 +133,40 @@ TEST_CASE("a peak that is measured takes the best of spaced tries", "[report]") 
   REQUIRE(taken == 3);
 }
 
-TEST_CASE("a step faster than the peak raises it", "[report]") {
+TEST_CASE("the peak is unknown while a step was faster than every measurement", "[report]") {
   int taken = 0;
-  PeakEstimate peak(100, [&] { return ++taken, 10.0; });
+  PeakEstimate busy(100, [&] { return ++taken, 10.0; });
   for (int i = 0; i <= 20000; ++i) {
-    peak.add_step(90 + i, i);
-    REQUIRE(peak.flops() == std::max(100, 90 + i));  // never more than 100 %
+    busy.add_step(90 + i, i);
+    REQUIRE(busy.flops() == (90 + i <= 100 ? 100 : 0));  // no figure of 100 %
   }
-  REQUIRE(taken == 8);
+  REQUIRE(taken == 16);
+
+  double rate = 10;
+  PeakEstimate peak(100, [&] { return rate; });
+  peak.add_step(150, 0.5);
+  REQUIRE(peak.flops() == 0);
+  peak.add_step(50, 1.5);
+  REQUIRE(peak.flops() == 0);  // the faster step counts, not the last one
+  rate = 200;
+  peak.add_step(50, 2);
+  REQUIRE(peak.flops() == 0);
+  peak.add_step(50, 2.6);  // a second after the last try
+  REQUIRE(peak.flops() == 200);
+}
+
+TEST_CASE("kernels count in steps only, however often the totals are cleared", "[report]") {
+  KernelTimes times;
+  CHECK(times.step({{"linear", 2}, {"norm", 1}}, 4) == KernelTimes::Totals{{"linear", 2}, {"norm", 1}});
+  times.skip({{"linear", 10}, {"norm", 1.5}});  // an evaluation
+  CHECK(times.step({{"linear", 13}, {"norm", 2}}, 4) == KernelTimes::Totals{{"linear", 3}, {"norm", 0.5}});
+  times.restart();  // a trace begins
+  times.step({{"adamw", 1}, {"linear", 2}}, 4);
+  times.restart();  // and ends
+  times.step({{"linear", 2}}, 4);
+  CHECK(times.kernels() ==
+        std::vector<std::pair<std::string, double>>{{"linear", 9}, {"norm", 1.5}, {"adamw", 1}});
+  CHECK(times.seconds() == 16);
 }
 
 TEST_CASE("a peak from a data sheet stays", "[report]") {

@@ -97,6 +97,12 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
   CHECK(recorded(bench, "run", "backward_pass") == 6);
   CHECK(recorded(bench, "run", "cross_entropy") == 6 + 6);
 
+  // The kernels of steps before the trace count as well; with all steps traced, those of the trace.
+  const Finished traced = bench.run("traced", {"pretrain.max_num_steps=2", "profiling.enabled=true",
+                                               "profiling.steps=1:3", "checkpointing.enabled=false"});
+  INFO(traced.out);
+  CHECK(contains(traced.out, "kernels     "));
+
   CHECK(bench.checkpoints("run") == Names{"LATEST", "step-11", "step-9"});
   CHECK(bench.read("run/checkpoints/LATEST") == "step-11\n");
   std::vector<double> losses;

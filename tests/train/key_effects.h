@@ -305,6 +305,10 @@ inline const Effect effects[] = {
      "llama policy.tokenizer.name=bytes logger.sample_period=4 logger.sample_prompt=a "
      "logger.sample_tokens=16"},
     {"memory.on_oom", Observed::elsewhere, "on_oom)", "cli/pressure.sh"},
+    {"monitoring.enabled", Observed::elsewhere, "config.enabled = false", "train/memory_watch_test.cpp"},
+    {"distributed.model_parallel", Observed::exit, "false", "true"},
+    {"policy.pin_memory", Observed::elsewhere, "policy.pin_memory=", "config/device_test.cpp"},
+    {"data.pin_memory", Observed::elsewhere, "data.pin_memory=", "config/device_test.cpp"},
     {"monitoring.memory_leak.slope_mb_per_step", Observed::elsewhere, "the slope decides at its limit",
      "report/leak_detector_test.cpp"},
     {"monitoring.memory_leak.ratio", Observed::elsewhere, "the ratio of late to early memory decides",

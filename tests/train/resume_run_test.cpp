@@ -2,6 +2,7 @@
 // file of it is verified.
 #include <cmath>
 #include <cstring>
+#include <fstream>
 
 #include "apps/train/launch.h"
 #include "apps/train/run_setup.h"
@@ -472,25 +473,27 @@ TEST_CASE("one changed byte in any file of the newest checkpoint, and the one be
       byte = static_cast<char>(byte ^ 1);
       overwrite(path, bytes);
 
-      CheckpointingConfig config;
-      config.checkpoint_dir = runs.store(name);
-      const CheckpointChoice choice = choose_checkpoint(config);
-      CHECK(choice.path == runs.step(name, 2));
-      REQUIRE(choice.warnings.size() >= 1);
-      CHECK(contains(choice.warnings[0], "checkpoint not used: " + path));
-      config.resume = {ResumeMode::directory, runs.step(name, 4)};
-      const Caught caught = error_of([&] { choose_checkpoint(config); });
-      CHECK(caught.code == 65);
-      CHECK(contains(caught.text, path));
-      CHECK(error_of([&] { verify_model_directory(runs.step(name, 4)); }).code == 65);
+      // Found before anything is trained: the run resumes from the one before.
+      runs.begin(name, {}, [&](const Run& run) {
+        CHECK(run.resumed_from == runs.step(name, 2));
+        CHECK(run.position.step == 2);
+        REQUIRE(run.warnings.size() >= 1);
+        CHECK(contains(run.warnings[0], "checkpoint not used: " + path));
+      });
+      const std::string aside = runs.store(name) + "/previous-1";
+      CHECK(list_directory(aside) == std::vector<std::string>{"step-4"});
+      const TemporaryDirectory output;
+      const CapturedOutput captured(output / "out.txt", output / "err.txt");
+      const Exit code = runs.train(name, {"checkpointing.resume=" + aside + "/step-4"});
+      captured.restore();
+      CHECK(code == Exit::data);
+      CHECK(contains(read_file(output / "err.txt", 1 << 20), aside + "/step-4/" + file));
+      CHECK(error_of([&] { verify_model_directory(aside + "/step-4"); }).code == 65);
     }
-  // The run resumes from there and keeps what was damaged.
-  runs.begin("model.safetensors-1", {}, [&](const Run& run) {
-    CHECK(run.resumed_from == runs.step("model.safetensors-1", 2));
-    CHECK(run.position.step == 2);
-  });
-  CHECK(list_directory(runs.store("model.safetensors-1") + "/previous-1") ==
-        std::vector<std::string>{"step-4"});
+  // Trained from there, the run ends with the state of one that was never damaged.
+  REQUIRE(runs.train("model.safetensors-1") == Exit::ok);
+  for (const char* file : {"model.safetensors", optimizer_file})
+    CHECK(runs.same("model.safetensors-1", "whole", file));
 }
 
 TEST_CASE("a run survives two saves that fail in a row, but not a third, nor its last one") {
@@ -521,6 +524,32 @@ TEST_CASE("a run survives two saves that fail in a row, but not a third, nor its
     const bool any = path_exists(runs.store("run"));
     CHECK((any ? list_directory(runs.store("run")) : std::vector<std::string>{}) == c.saved);
   }
+}
+
+namespace {
+std::string g_store;
+// A run elsewhere takes the lock while the first checkpoint is being written.
+int take_lock_at_save(FileOp op, const std::string& path) {
+  if (op == FileOp::make_directory && contains(path, "step-1.tmp-"))
+    std::ofstream(g_store + "/run.lock")
+        << R"({"host":"elsewhere.invalid","pid":7,"boot_id":"b","start_ticks":1,"since":"then"})";
+  return 0;
+}
+}  // namespace
+
+TEST_CASE("a run that has lost its directory to another one saves nothing more") {
+  const Runs runs;
+  g_store = runs.store("run");
+  set_file_op_hook(take_lock_at_save);
+  const TemporaryDirectory output;
+  const CapturedOutput captured(output / "out.txt", output / "err.txt");
+  const Exit code = runs.train("run", {"checkpointing.save_period=1"});
+  captured.restore();
+  set_file_op_hook(nullptr);
+  const std::string text = read_file(output / "err.txt", 1 << 20);
+  CHECK(code == Exit::cannot_create);
+  CHECK(contains(text, "run.lock: this run has lost the lock to pid 7 on elsewhere.invalid"));
+  CHECK(list_directory(g_store) == std::vector<std::string>{"LATEST", "run.lock", "step-1"});
 }
 
 TEST_CASE("checkpointing.resume chooses where a run starts") {

@@ -202,6 +202,36 @@ TEST_CASE("counters out of range or in contradiction are refused") {
       CHECK(contains(caught.text, fmt::format("{} is {}", key, value)));
     }
   CHECK(attempt("tokens", 1e30).code == 65);
+  for (const double value : {-1.0, -1e300, 1e300})
+    CHECK(contains(attempt("best_val_loss", value).text, "best_val_loss is"));
+}
+
+TEST_CASE("the verification of a checkpoint covers its counters") {
+  const TemporaryDirectory dir;
+  const auto problems = [&](const std::function<void(JsonValue&)>& edit) {
+    JsonValue state = position(5);
+    edit(state);
+    return verify_checkpoint(save_state(dir.path(), 5, state));
+  };
+  CHECK(problems([](JsonValue&) {}).empty());
+  const std::string manifest = dir / "step-5/manifest.json";
+  for (const char* key : {"step", "updates", "skipped", "skipped_in_a_row", "consumed_samples", "tokens",
+                          "dataset_samples", "global_batch", "best_val_step"})
+    for (const int64_t value : {int64_t{-1}, INT64_MAX}) {
+      const auto found = problems([&](JsonValue& state) { state.set(key, value); });
+      REQUIRE(found.size() == 1);
+      CHECK(found[0].starts_with(manifest + ": "));
+      CHECK(contains(found[0], fmt::format("{} is {}", key, value)));
+    }
+  CHECK(problems([](JsonValue& state) { state.set("tokens", "many"); }).at(0).starts_with(manifest + ":"));
+  CHECK(problems([](JsonValue& state) {
+          state.set("run", JsonValue::object({{"version", 1}, {"facts", 3}}));
+        })
+            .at(0)
+            .starts_with(manifest + ":"));
+  const std::string path = save_state(dir.path(), 5, position(5));
+  remove_tree(path + "/config.json");
+  CHECK(verify_checkpoint(path) == std::vector<std::string>{path + "/config.json: missing"});
 }
 
 TEST_CASE("ranks that see other files are named with the file") {

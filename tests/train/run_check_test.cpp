@@ -175,6 +175,11 @@ TEST_CASE("what belongs to experts is refused for models without them, and the o
             .find("policy.checkpoint_layers has layer 2, but the model has 2 layers: 0 to 1") !=
         std::string::npos);
   CHECK(shown(dense, {"policy.checkpoint_layers=[0, 1]"}).empty());
+  CHECK(shown(dense, {"policy.checkpoint_layers=[0]", "policy.recompute.granularity=none"}).empty());
+  CHECK(
+      shown(dense, {"policy.checkpoint_layers=[0, 1]", "policy.recompute.granularity=none"})
+          .find("policy.recompute.granularity has no effect: policy.checkpoint_layers names all 2 layers") !=
+      std::string::npos);
   CHECK(shown(dense, {"policy.checkpoint_every=3"}).find("checkpoint_every is 3") != std::string::npos);
   CHECK(shown(dense, {"policy.recompute.granularity=full", "policy.recompute.method=block",
                       "policy.recompute.num_layers=3"})

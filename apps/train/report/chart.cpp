@@ -69,13 +69,13 @@ TableRow row_of(const RunHistory& r) {
   TableRow row{
       .run = r.name, .steps = grouped(r.last_step), .tokens = human_count(static_cast<double>(r.tokens))};
   if (!r.loss.points.empty()) {
-    row.first_loss = fmt::format("{:.4f}", r.loss.points.front().value);
-    row.last_loss = fmt::format("{:.4f}", r.loss.tail_mean(10));
+    row.first_loss = decimal(r.loss.points.front().value, 4);
+    row.last_loss = decimal(r.loss.tail_mean(10), 4);
   }
   if (!r.val_loss.points.empty()) {
     const auto best = std::min_element(r.val_loss.points.begin(), r.val_loss.points.end(),
                                        [](const auto& a, const auto& b) { return a.value < b.value; });
-    row.best_val = fmt::format("{:.4f} at {}", best->value, grouped(best->step));
+    row.best_val = fmt::format("{} at {}", decimal(best->value, 4), grouped(best->step));
   }
   if (!r.tokens_per_s.points.empty()) row.rate = compact_count(r.tokens_per_s.median());
   return row;

@@ -25,6 +25,7 @@ struct StepFacts {
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks
   double tokens_per_s = 0;                       ///< all ranks
   std::optional<double> mfu = {};                ///< 0 to 1; absent where the peak is unknown
+  std::string fp8 = {};                          ///< "fp8 tensorwise"; empty without FP8
   int64_t mem_bytes = 0;                         ///< memory of rank 0; 0: not shown
   double step_ms = 0, data_ms = 0, comm_ms = 0;  ///< comm: exposed communication
   double gemm_ms = 0, attention_ms = 0;          ///< kernel time within the step
@@ -84,8 +85,11 @@ struct RunSummary {
   std::optional<double> best_val_loss = {};
   int64_t best_val_step = 0;
   SectionTimes times = {};
-  /// Seconds by kernel, largest first ("linear_forward", ...); printed as fractions of the compute section.
+  /// Seconds by kernel, largest first ("linear_forward", ...), in steps that were timed; printed as fractions
+  /// of `kernel_base_s`, which these steps spent computing.
   std::vector<std::pair<std::string, double>> kernels = {};
+  double kernel_base_s = 0;
+  std::string kernel_steps = {};       ///< "of steps 3-5" where only these were timed
   std::vector<CommFacts> comm = {};    ///< in `steps` steps, the most exposed first
   std::string checkpoint = {};         ///< path of the last one; empty: none was saved
   std::vector<std::string> next = {};  ///< suggested commands

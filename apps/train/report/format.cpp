@@ -22,7 +22,7 @@ std::string paint(std::string_view text, const char* code, const TextStyle& styl
 
 // A fixed number of digits; scientific notation for values that would not fit their column.
 std::string number(double value, int digits) {
-  return std::abs(value) < 1e5 || !std::isfinite(value) ? fmt::format("{:.{}f}", value, digits)
+  return std::abs(value) < 1e5 || !std::isfinite(value) ? decimal(value, digits)
                                                         : fmt::format("{:.3e}", value);
 }
 
@@ -149,6 +149,7 @@ std::string step_line(const StepFacts& f, double time, const StepMarks& marks, c
   add(1, compact_count(f.tokens_per_s) + " tok/s");
   if (f.world_size > 1) add(7, fmt::format("({}/rank)", compact_count(f.tokens_per_s / f.world_size)), 1);
   if (f.mfu) add(3, "mfu " + percent(*f.mfu));
+  if (!f.fp8.empty()) add(8, f.fp8);
   if (f.mem_bytes > 0) {
     const auto bytes = static_cast<double>(f.mem_bytes);
     add(6, bytes >= gib ? fmt::format("mem {:.1f}G", bytes / gib)
@@ -284,10 +285,10 @@ std::string summary_lines(const RunSummary& s, int columns) {
   rows.emplace_back("time", times);
   constexpr size_t shown = 6;
   std::string kernels;
-  const double compute = s.times[RunSection::compute];
-  for (size_t i = 0; i < std::min(shown, s.kernels.size()) && compute > 0; ++i)
+  for (size_t i = 0; i < std::min(shown, s.kernels.size()) && s.kernel_base_s > 0; ++i)
     kernels += fmt::format("{}{} {}", kernels.empty() ? "" : "  ", s.kernels[i].first,
-                           percent(s.kernels[i].second / compute));
+                           percent(s.kernels[i].second / s.kernel_base_s));
+  if (!kernels.empty() && !s.kernel_steps.empty()) kernels += "  " + s.kernel_steps;
   if (!kernels.empty()) rows.emplace_back("kernels", kernels);
   constexpr size_t operations = 4;
   constexpr double least = 0.01;  // of the time of all operations

@@ -51,14 +51,16 @@ std::string outlier_mark(double distance) {
 }
 
 void PeakEstimate::add_step(double flops, double seconds) {
-  constexpr int max_repeats = 8;
+  constexpr int max_repeats = 8, max_retries = 8;
   if (!measure_) return;
-  if (repeats_ < max_repeats && seconds >= next_) {
-    flops_ = std::max(flops_, measure_());
-    repeats_ += 1;
-    while (next_ <= seconds) next_ *= 3;
-  }
-  flops_ = std::max(flops_, flops);
+  fastest_step_ = std::max(fastest_step_, flops);
+  const bool due = repeats_ < max_repeats && seconds >= next_;
+  const bool retry = fastest_step_ > measured_ && retries_ < max_retries && seconds >= retry_;
+  if (!due && !retry) return;
+  measured_ = std::max(measured_, measure_());
+  (due ? repeats_ : retries_) += 1;
+  while (next_ <= seconds) next_ *= 3;
+  retry_ = seconds + 1;
 }
 
 Histogram::Histogram() : bins_(bins, 0) {}

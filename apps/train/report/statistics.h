@@ -43,23 +43,25 @@ class OutlierDetector {
 std::string outlier_mark(double distance);
 
 /// The denominator of MFU if it has to be measured. A measurement on a busy machine may be far too low, so it
-/// is repeated at growing intervals and the maximum counts. If a step reaches a higher rate, that rate
-/// becomes the peak.
+/// is repeated at growing intervals and the maximum counts. A step that reaches a higher rate proves all
+/// measurements wrong: the peak is unknown until one is above it.
 class PeakEstimate {
  public:
   /// `flops`: FLOP/s of a rank at the start; 0: unknown. Without `measure` (FLOP/s) the estimate is constant.
   explicit PeakEstimate(double flops = 0, std::function<double()> measure = {})
-      : flops_(flops), measure_(std::move(measure)) {}
+      : measured_(flops), measure_(std::move(measure)) {}
   /// Reports that a step reached `flops` FLOP/s, `seconds` after the start. Measures again 1, 3, 9, ... s
-  /// after the start, at most 8 times; runs shorter than a second are not slowed down.
+  /// after the start, at most 8 times, and while the peak is unknown, at most 8 more times and once a second;
+  /// runs shorter than a second are not slowed down.
   void add_step(double flops, double seconds);
-  double flops() const { return flops_; }
+  /// 0: unknown.
+  double flops() const { return fastest_step_ > measured_ ? 0 : measured_; }
 
  private:
-  double flops_;
+  double measured_, fastest_step_ = 0;
   std::function<double()> measure_;
-  int repeats_ = 0;
-  double next_ = 1;
+  int repeats_ = 0, retries_ = 0;
+  double next_ = 1, retry_ = 1;
 };
 
 /// A histogram of positive numbers from 1e-9 to 1e15 with bins 1 % wide: exact mean, quantiles within

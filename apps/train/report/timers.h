@@ -5,6 +5,8 @@
 #include <chrono>
 #include <cstddef>
 
+#include "core/base/clock.h"
+
 namespace nrl::train {
 
 /// The wall clock: seconds since the epoch.
@@ -69,9 +71,7 @@ class Timers {
     return times_;
   }
 
-  static double steady_seconds() {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-  }
+  static double steady_seconds() { return nrl::steady_seconds(); }
 
  private:
   RunSection enter(RunSection section) {
