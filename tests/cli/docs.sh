@@ -135,6 +135,26 @@ RUN
       done
     done <"$work/commands.txt"
     ;;
+  docs_figures) # the memory of every sharding strategy, as planned by the command below the table
+    planned=$(sed -nE '/^    nrl-train plan configs\/gpt2-124m/ { N; s/\\\n//; s/^ +nrl-train plan //p }' "$source_dir/docs/sharding.md")
+    planned=${planned//--world 8 distributed.*_gather=true/}
+    cd "$source_dir"
+    rows=0
+    while IFS='|' read -r _ ranks strategy figures; do
+      name=${strategy#*\`}
+      keys=("distributed.shard_strategy=${name%\`*}")
+      [[ $strategy == *ddp* ]] || keys+=(distributed.overlap_param_gather=true)
+      [[ $strategy != *slices* ]] || keys+=("distributed.dp_replicate_size=$(sed -E 's/.*, ([0-9]+) slices.*/\1/' <<<"$strategy")")
+      # shellcheck disable=SC2086  # its arguments
+      memory=$("$nrl_train" plan $planned --world $ranks "${keys[@]}" 2>"$work/err.txt" | awk '
+        $1 == "memory" { on = 1 }
+        $1 == "process" { on = 0 }
+        on && /^  (weights|gradients|optimizer|activations|total) / { gsub(",", "", $2); printf " %.0f |", $2 / 1048576 }')
+      [[ $figures == "$memory" ]] || fail "docs/sharding.md:$ranks|$strategy|$figures; planned:$memory $(cat "$work/err.txt")"
+      rows=$((rows + 1))
+    done < <(grep -E '^\| [28] \| `' docs/sharding.md)
+    ((rows == 9)) || fail "$rows rows of memory in docs/sharding.md"
+    ;;
   docs_excerpts) # code excerpts of docs/design.md match a file that it names
     cd "$source_dir"
     awk -f tests/cli/excerpts.awk docs/design.md || fail "docs/design.md is out of date"

@@ -80,7 +80,7 @@ case $case_name in
     ;;
   verify_layouts)
     expect 0 run 2 verify "$source_dir/tests/verify/tiny.yaml" --layouts auto
-    verified=$(grep -cE '^(tp|cp|dp|pp) 2 .* [0-9.]+ s  (gradient|weight|loss)' out.txt)
+    verified=$(grep -cE '^(tp|cp|dp|pp) 2 .* [0-9.]+ s  (gradient|weight|loss|initial weight)' out.txt)
     ((verified >= 26)) || fail "$verified layouts: $(cat out.txt)"
     grep -qE "^$verified of $verified valid layouts verified, [0-9]+ refused" out.txt || fail "$(cat out.txt)"
     grep -qE '^refused +[0-9]+ x distributed.shard_strategy: hsdp needs' out.txt || fail "no reason: $(cat out.txt)"

@@ -7,18 +7,19 @@ said() {
   grep -qF -- "$2" "$1" || fail "'$2' is not in $1: $(cat "$1")"
 }
 
-# limited KIB ARGS...: two ranks, of which the second may have that much private memory.
+# limited KIB ARGS...: two ranks ($ranks), of which one ($victim) may have that much private memory.
+ranks=2 victim=1
 limited() {
   local kib=$1
   shift
   # shellcheck disable=SC2016  # expanded by the ranks
-  mpirun --oversubscribe --bind-to none -n 2 bash -c \
-    '[[ $OMPI_COMM_WORLD_RANK == 0 ]] || ulimit -d "$0"; exec "$@"' "$kib" "$nrl_train" "$@" >out.txt 2>err.txt
+  VICTIM=$victim mpirun --oversubscribe --bind-to none -n "$ranks" bash -c \
+    '[[ $OMPI_COMM_WORLD_RANK != "$VICTIM" ]] || ulimit -d "$0"; exec "$@"' "$kib" "$nrl_train" "$@" >out.txt 2>err.txt
 }
 
-# arena ARGS...: bytes of the arena of a rank.
+# arena ARGS...: bytes of the largest arena of a rank.
 arena() {
-  "$nrl_train" plan "$@" --world 2 | awk '$1 == "arena" { gsub(/,/, "", $2); print $2; exit }'
+  "$nrl_train" plan "$@" --world "$ranks" | awk '$1 == "arena" { gsub(/,/, "", $2); print $2; exit }'
 }
 
 # peak ARGS...: bytes of a process of one rank.
@@ -67,6 +68,26 @@ case $case_name in
       policy.model.vocab_size=40000 memory.on_oom=reduce_batch
     said err.txt 'A microbatch of one sequence cannot be made smaller'
     ;;
+  on_oom_stages) # one rank of a pipeline, whose first stage needs the most memory
+    corpus
+    config large
+    victim=0
+    for layout in "2 2048 1" "2 4096 2" "4 4096 1"; do
+      read -r ranks batch chunks <<<"$layout"
+      keys=(large.yaml policy.model.hidden_size=64 policy.model.num_hidden_layers=8 policy.recompute.granularity=none
+        pretrain.max_num_steps=1 checkpointing.enabled=false distributed.pipeline_parallel_size=2
+        "distributed.virtual_pipeline_size=$chunks" "policy.train_global_batch_size=$batch")
+      large=$(arena "${keys[@]}" policy.train_micro_batch_size=1024)
+      small=$(arena "${keys[@]}" policy.train_micro_batch_size=512)
+      ((large > small + 300000000)) || fail "arenas of $large and $small bytes are too similar for this test"
+      kib=$(((small + 250000000) / 1024))
+      expect 71 limited "$kib" "${keys[@]}" policy.train_micro_batch_size=1024
+      [[ $(grep -c 'rank 0. error: the system refused' err.txt) -eq 1 ]] || fail "not one message: $(cat err.txt)"
+      expect 0 limited "$kib" "${keys[@]}" policy.train_micro_batch_size=1024 memory.on_oom=reduce_batch
+      said err.txt 'rank 0: the system refused'
+      said out.txt '512 micro x '
+    done
+    ;;
   tune)
     config large
     # A budget between the needs of 64 and 128 sequences: the plans say which, and the runs stay within it.
@@ -75,6 +96,10 @@ case $case_name in
     said out.txt 'largest   policy.train_micro_batch_size: 256'
     said out.txt 'no larger size divides the batch'
     [[ $(grep -c '%' out.txt) -eq 6 ]] || fail "not five sizes: $(cat out.txt)"
+    # Listed sizes that do not divide the batch are skipped by name, and larger ones may be left that are not listed.
+    expect 0 run 1 tune batch-size large.yaml "${few[@]}" --sizes 3,5,8,16 --steps 1
+    said out.txt 'skipped   3, 5: do not divide the 256 sequences of a rank'
+    said out.txt 'tokens/s; a larger one may fit, but --sizes has none'
     bytes=$(peak large.yaml "${few[@]}" policy.train_micro_batch_size=96 policy.train_global_batch_size=288)
     share=$(awk -v bytes="$bytes" '/^MemTotal/ { printf "%.6f", bytes / 1024 / $2 }' /proc/meminfo)
     limit=$(cat /sys/fs/cgroup/memory.max 2>/dev/null || echo max)
@@ -93,7 +118,7 @@ case $case_name in
       policy.train_micro_batch_size=16
     said out.txt 'policy.gradient_accumulation_steps: 8'
     expect 64 run 1 tune batch-size large.yaml "${few[@]}" --sizes 3
-    said err.txt '--sizes: 3 does not divide the 256 sequences of a rank'
+    said err.txt '--sizes: 3 is no number that divides the 256 sequences of a rank'
     ;;
   *) fail "unknown case $case_name" ;;
 esac

@@ -480,6 +480,24 @@ case $case_name in
     grep -q 'step-10' err.txt || fail "the damaged checkpoint was not named: $(cat err.txt)"
     grep -q 'step-5' out.txt || fail "the run did not go on from step 5"
     expect 66 run 1 d.yaml checkpointing.resume=nowhere/step-3
+    # The part of another rank than the first: all ranks fall back, and nothing of the damaged one is left.
+    for name in two whole; do
+      config $name
+      expect 0 run 2 $name.yaml distributed.shard_strategy=optim
+    done
+    part=two/checkpoints/step-10/optimizer-00002-of-00002.safetensors
+    damage $part
+    for name in two whole; do
+      expect 0 run 2 $name.yaml distributed.shard_strategy=optim pretrain.max_num_steps=12
+      [[ $name == whole ]] || grep -q "checkpoint not used: $part: damaged: tensor .*(found by rank 1)" err.txt ||
+        fail "the damage was not named: $(cat err.txt)"
+    done
+    grep -q 'step-10' out.txt || fail "the sound run did not resume from step 10"
+    for file in model.safetensors optimizer-0000{1,2}-of-00002.safetensors; do
+      cmp "two/checkpoints/step-12/$file" "whole/checkpoints/step-12/$file" || fail "$file differs after the fallback"
+    done
+    expect 65 run 2 two.yaml checkpointing.resume=two/checkpoints/previous-1/step-10
+    grep -q "two/checkpoints/previous-1/step-10/optimizer-00002-of-00002.safetensors: damaged" err.txt || fail "$(cat err.txt)"
     ;;
   initial)
     corpus

@@ -11,18 +11,45 @@ echo "srun $*" >>calls.txt
 while case $1 in --*) true ;; *) false ;; esac; do shift; done
 exec "$@"
 SH
-printf '#!/bin/sh\necho "scontrol $*" >>calls.txt\n' >bin/scontrol
+cat >bin/scontrol.works <<'SH'
+#!/bin/sh
+echo "scontrol $*" >>calls.txt
+[ "$1" != show ] || printf 'JobId=42 JobName=nrl-train\n   StdErr=%s\n   StdOut=%s\n' "$PWD/err.txt" "$PWD/job.log"
+SH
+cp bin/scontrol.works bin/scontrol
+# leave CODE: exits with it; leave CODE STEP: after a checkpoint of that step.
 cat >bin/leave <<'SH'
 #!/bin/sh
+[ $# -eq 1 ] || printf '12:00:00 ckpt %-8s     checkpoints/step-%s  0.1s\n' "$2" "$2"
 exit "$1"
 SH
 chmod +x bin/*
 export PATH=$work/bin:$PATH SLURM_JOB_ID=42 NRL_TRAIN=leave
 requeued() { grep -qx 'scontrol requeue 42' calls.txt; }
-# batch ARGS...: the job with these arguments; which commands it used is in calls.txt.
+# batch ARGS...: the job with these arguments; which commands it used is in calls.txt. All starts append to $job_log.
+job_log=job.log
 batch() {
+  local code=0 before
   : >calls.txt
-  bash "$job" "$@" >out.txt 2>err.txt
+  touch "$job_log"
+  before=$(wc -c <"$job_log")
+  bash "$job" "$@" >>"$job_log" 2>err.txt || code=$?
+  tail -c +$((before + 1)) "$job_log" >out.txt
+  return "$code"
+}
+# lost TIMES ARGS...: a rank is lost that many times, and the job goes back into the queue every time.
+lost() {
+  local i
+  for ((i = 0; i < $1; ++i)); do
+    SLURM_RESTART_COUNT=$((10 + i)) expect 0 batch "${@:2}"
+    requeued || fail "a run that lost a rank is not requeued after $i others: $(cat err.txt)"
+  done
+}
+# given_up: the job ends at the next lost rank.
+given_up() {
+  expect 80 batch 80
+  ! requeued || fail "NRL_MAX_LOST is not respected"
+  grep -q 'a rank was lost again after [0-9]* requeues without a new checkpoint' err.txt || fail "no reason: $(cat err.txt)"
 }
 
 case $case_name in
@@ -30,7 +57,7 @@ case $case_name in
     expect 0 batch 0
     grep -q -- '--mpi=pmix' calls.txt || fail "srun without PMIx: $(cat calls.txt)"
     ! requeued || fail "a finished run is requeued"
-    for code in 1 70 80 143; do
+    for code in 1 70 79 143; do
       expect "$code" batch "$code"
       ! requeued || fail "a run that failed with $code is requeued"
     done
@@ -41,7 +68,25 @@ case $case_name in
     printf '#!/bin/sh\nexit 1\n' >bin/scontrol
     expect 75 batch 75
     grep -q 'did not requeue' err.txt || fail "a refused requeue is not reported: $(cat err.txt)"
-    printf '#!/bin/sh\necho "scontrol $*" >>calls.txt\n' >bin/scontrol
+    cp bin/scontrol.works bin/scontrol
+    # A lost rank: three times in a row, counted from the last checkpoint.
+    lost 3 80
+    given_up
+    expect 0 batch 75
+    given_up
+    lost 1 80 5
+    lost 2 80
+    given_up
+    NRL_MAX_LOST=5 lost 2 80
+    SLURM_RESTART_COUNT=100 expect 80 batch 80 6
+    ! requeued || fail "NRL_MAX_REQUEUES is not respected"
+    # Where the log is not to be found, all restarts count.
+    job_log=elsewhere.log
+    mv job.log "$job_log"
+    SLURM_RESTART_COUNT=2 expect 0 batch 80
+    requeued || fail "a run whose log is elsewhere is not requeued: $(cat err.txt)"
+    SLURM_RESTART_COUNT=3 given_up
+    job_log=job.log
     expect 64 batch
     # With the program itself: stopped at a limit, started again by the same command, done.
     export NRL_TRAIN=$nrl_train
@@ -58,6 +103,13 @@ case $case_name in
     pkill -USR1 -P "$(pgrep -P $!)" || fail "nothing to stop"
     wait $! || fail "the batch script failed: $(cat err.txt)"
     requeued || fail "the stopped run is not requeued"
+    # The line of its checkpoint is the one that the script looks for.
+    cp out.txt trained.txt
+    export NRL_TRAIN=leave
+    lost 3 80
+    cat trained.txt >>job.log
+    lost 1 80
+    export NRL_TRAIN=$nrl_train
     saved=$(printf '%s\n' run/checkpoints/step-* | sort -V | tail -n 1)
     saved=${saved##*/}
     expect 0 batch run.yaml pretrain.max_num_steps=$((${saved#step-} + 5)) policy.scheduler.lr_decay_iters=100000

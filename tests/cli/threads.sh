@@ -34,6 +34,12 @@ case $case_name in
     refused "$program" prepare --input corpus.dataset.json --tokenizer bytes --output other --workers 2
     [[ -z $(find . -name 'other*') ]] || fail "prepare left something behind: $(echo other*)"
     expect 0 limited "$program" tiny.yaml kernels.num_threads=1 data.num_workers=0 pretrain.max_num_steps=1
+    grep -q 'run.lock: its heartbeat waits for the steps' err.txt || fail "no word of the heartbeat: $(cat err.txt)"
+    # A thread whose stack the address space has no room for: whatever is refused first, it is not the number of threads.
+    expect 71 bash -c 'ulimit -s 1048576 && ulimit -v 2097152 && exec "$@"' limited "$program" tiny.yaml \
+      kernels.num_threads=4 data.num_workers=2 >out.txt 2>err.txt
+    grep -q 'ulimit -v' err.txt || fail "the address space is not named: $(cat err.txt)"
+    ! grep -q 'ulimit -u' err.txt || fail "the number of threads is blamed: $(cat err.txt)"
     ;;
   openmp_spin)
     # OpenMP prints its settings as it starts: the last ones count, as the program starts itself again.
