@@ -6,11 +6,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/fresh-machine.sh [--keep] [--cache DIR] SUITE [COMMAND]
+usage: scripts/fresh-machine.sh [--keep] [--cache DIR] [--tests] SUITE [COMMAND]
   SUITE        bookworm (Debian 12: gcc 12, Open MPI 4, oneDNN 2, Catch2 2) or
                trixie (Debian 13: gcc 14, Open MPI 5, oneDNN 3, Catch2 3)
-  COMMAND      run by the user's shell in the project after scripts/install-deps.sh; default: a short quickstart, on
-               trixie after scripts/test.sh
+  COMMAND      run by the user's shell in the project after scripts/install-deps.sh; default: a short quickstart
+  --tests      the default command after scripts/test.sh
   --keep       keep the machine; the next start with --keep reuses it
   --cache DIR  base systems, packages and ccache of earlier starts; default: /var/tmp/nrl-fresh-machine
 Needs root (for mounts and chroot), mmdebstrap, and a Debian mirror. Exits with 77 and the reason if a machine cannot be
@@ -18,12 +18,13 @@ created; otherwise with the exit code of the failed command.
 TEXT
 }
 
-short_quickstart='./scripts/quickstart.sh pretrain.max_num_steps=60'
+command='QUICKSTART_SECONDS=20 ./scripts/quickstart.sh'
 keep=false
 cache=/var/tmp/nrl-fresh-machine
 while (($#)); do
   case $1 in
     --keep) keep=true ;;
+    --tests) command="./scripts/test.sh && $command" ;;
     --cache)
       cache=${2:-}
       [[ $cache == /* ]] || die 64 "--cache takes an absolute path; found '$cache'"
@@ -38,15 +39,11 @@ while (($#)); do
   shift
 done
 suite=${1:-}
-case $suite in
-  # Without precompiled headers, which would hide missing includes.
-  bookworm) command=${2:-cmake --preset cpu -DNRL_PCH=OFF && $short_quickstart} ;;
-  trixie) command=${2:-./scripts/test.sh && $short_quickstart} ;;
-  *)
-    usage >&2
-    exit 64
-    ;;
-esac
+if [[ $suite != bookworm && $suite != trixie ]]; then
+  usage >&2
+  exit 64
+fi
+command=${2:-$command}
 (($# <= 2)) || die 64 "one COMMAND, quoted; found $# words"
 
 # skip REASON...: no machine can be created here; not a failure of the project.

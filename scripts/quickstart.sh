@@ -2,18 +2,19 @@
 # From a bare machine to a trained model that generates text, in a few minutes on two cores.
 # usage: scripts/quickstart.sh [FILE-or-DIR] [KEY=VALUE...]
 # FILE-or-DIR: training text; default: this machine's C and C++ headers. KEY=VALUE: a key of configs/quickstart.yaml
-# to override, for example pretrain.max_num_steps=200.
+# to override, for example pretrain.max_num_steps=200. Without that key, the first steps are timed, and the training
+# has as many (100 to 2,000) as take QUICKSTART_SECONDS here, 120 by default.
 # A second start reuses the prepared text and trains a new model; an interrupted training resumes.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 corpus_limit=$((30 << 20)) # bytes of headers to train on
-ranks=2
-config=$root_dir/configs/quickstart.yaml
+ranks=$(($(cores) < 2 ? 1 : 2))
+train_seconds=${QUICKSTART_SECONDS:-120}
 
 case ${1:-} in
   -h | --help)
-    sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"
+    sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}"
     exit 0
     ;;
 esac
@@ -23,7 +24,8 @@ if (($#)) && [[ -e $1 || $1 != *=* ]]; then
   input=$(realpath "$1")
   shift
 fi
-steps=$(awk '$1 == "max_num_steps:" { print $2 }' "$config")
+steps=
+[[ $train_seconds =~ ^[1-9][0-9]*$ ]] || die 64 "QUICKSTART_SECONDS: expected a number of seconds; found '$train_seconds'"
 for override in "$@"; do
   [[ $override == *=* ]] || die 64 "$override: not KEY=VALUE; expected at most one file or directory. Fix: see --help"
   if [[ $override == pretrain.max_num_steps=* ]]; then steps=${override#*=}; fi
@@ -70,16 +72,46 @@ else
     input=$work/text
     invalid=skip
   fi
+  # In random order: the validation set is the last documents, and those of a directory are alike.
   "$nrl_train" prepare --input "$input" --tokenizer train-sentencepiece:4096 --invalid-utf8 "$invalid" \
-    --output "$work/corpus" || die $? "preparing the text failed (see above)"
+    --shuffle-documents 1 --output "$work/corpus" || die $? "preparing the text failed (see above)"
 fi
 
-run=1
-while [[ -d $work/run-$run/checkpoints/step-$steps ]]; do run=$((run + 1)); done
-out=$work/run-$run
-train=("$nrl_train" configs/quickstart.yaml "data.train.data_path=$work/corpus"
-  "checkpointing.checkpoint_dir=$out/checkpoints" "logger.log_dir=$out/logs" "$@")
+train=("$nrl_train" configs/quickstart.yaml "data.train.data_path=$work/corpus" "$@")
 mpi_setup "$ranks"
+
+# Sets `steps` to as many as take about train_seconds, by the median of a few trial steps.
+choose_steps() {
+  local trial=12 status=0 step_ms
+  say "how long a step takes here"
+  rm -rf "$work/trial"
+  "${mpi_run[@]}" "${train[@]}" pretrain.max_num_steps="$trial" pretrain.val_period=0 checkpointing.enabled=false \
+    policy.scheduler.lr_warmup_iters=0 logger.log_dir="$work/trial" >"$work/trial.txt" 2>&1 || status=$?
+  if ((status != 0)); then
+    cat "$work/trial.txt" >&2
+    die "$status" "the trial steps failed (see above)"
+  fi
+  step_ms=$(awk -v key=step_ms -f scripts/metrics.awk "$work/trial/metrics.jsonl" | tail -n $((trial - 4)) | median)
+  steps=$(awk -v ms="$step_ms" -v seconds="$train_seconds" 'BEGIN {
+    n = int(1000 * seconds / ms / 100) * 100
+    print (n < 100 ? 100 : n > 2000 ? 2000 : n)
+  }')
+  echo "$step_ms ms: $steps steps in about $train_seconds s"
+  rm -rf "$work/trial" "$work/trial.txt"
+}
+
+# A run is finished when it has the checkpoint of its last step, which is noted in the file `steps`.
+run=1
+while [[ -s $work/run-$run/steps && -d $work/run-$run/checkpoints/step-$(<"$work/run-$run/steps") ]]; do run=$((run + 1)); done
+out=$work/run-$run
+if [[ -z $steps && -s $out/steps ]]; then
+  steps=$(<"$out/steps")
+elif [[ -z $steps ]]; then
+  choose_steps
+fi
+mkdir -p "$out"
+echo "$steps" >"$out/steps"
+train+=("pretrain.max_num_steps=$steps" "checkpointing.checkpoint_dir=$out/checkpoints" "logger.log_dir=$out/logs")
 say "training on $ranks MPI ranks: $steps steps into $out"
 if compgen -G "$out/checkpoints/step-*" >/dev/null; then
   echo "resuming an unfinished training in $out from its last checkpoint"

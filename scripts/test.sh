@@ -5,11 +5,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--fast] [--no-install] [-R REGEX]
-  --preset NAME   cpu: all tests of the build without CUDA; cuda: the tests that the GPU build adds (needs nvcc), with
-                  the kernels compiled for sm_80, sm_90a, sm_100a and sm_120, and a table of their resources;
+usage: scripts/test.sh [--preset cpu|cuda|asan|tsan] [--gpus LIST] [--fast] [--no-install] [-R REGEX]
+  --preset NAME   cpu: all tests of the build without CUDA; cuda: the tests that the GPU build adds (needs nvcc);
                   asan: address and undefined-behavior sanitizers; tsan: data races.
                   Default: cpu, and if nvcc is on PATH cuda for the GPUs configured before (sm_90a).
+  --gpus LIST     with --preset cuda: compile the kernels for these GPUs and print a table of their resources; default:
+                  80;90a;100a;120
   --fast          build and run only the fast half of the tests
   --no-install    do not install missing packages
   -R REGEX        only the tests whose name matches
@@ -17,7 +18,7 @@ TEXT
 }
 
 presets=(cpu)
-architectures=
+gpus=
 if command -v nvcc >/dev/null; then presets+=(cuda); fi
 install=true
 select=()
@@ -26,8 +27,12 @@ while (($#)); do
   case $1 in
     --preset)
       presets=("${2:-}")
-      architectures='80;90a;100a;120'
       [[ ${presets[0]} =~ ^(cpu|cuda|asan|tsan)$ ]] || die 64 "--preset takes cpu, cuda, asan or tsan; found '${presets[0]}'"
+      shift
+      ;;
+    --gpus)
+      [[ ${2:-} =~ ^[0-9]+a?(\;[0-9]+a?)*$ ]] || die 64 "--gpus takes compute capabilities such as 90a or '90a;100a'; found '${2:-}'"
+      gpus=$2
       shift
       ;;
     --fast) fast=true ;;
@@ -49,6 +54,7 @@ while (($#)); do
   shift
 done
 
+if [[ ${presets[*]} == cuda ]]; then gpus=${gpus:-80;90a;100a;120}; fi
 if $install; then "$root_dir/scripts/install-deps.sh"; fi
 status=0
 for preset in "${presets[@]}"; do
@@ -58,7 +64,7 @@ for preset in "${presets[@]}"; do
   settings=()
   if [[ $preset == cuda ]]; then
     only=(-L cuda) targets=(nrl-train cuda_tests)
-    settings=(${architectures:+"-DCMAKE_CUDA_ARCHITECTURES=$architectures"})
+    settings=(${gpus:+"-DCMAKE_CUDA_ARCHITECTURES=$gpus"})
   elif $fast; then
     only=(-L fast) targets=(fast_tests)
   fi
@@ -67,7 +73,7 @@ for preset in "${presets[@]}"; do
   cmake_settings="${settings[*]}" build "$preset" "${targets[@]}"
   echo "built in $((SECONDS - started)) s"
   # The test kernels.ptxas decides.
-  if [[ -n $architectures && $preset == cuda ]]; then "$root_dir/scripts/ptxas-table.sh" --summary || true; fi
+  if [[ -n $gpus && $preset == cuda ]]; then "$root_dir/scripts/ptxas-table.sh" --summary || true; fi
   say "tests ($preset)"
   code=0
   (cd "$root_dir/build/$preset" &&

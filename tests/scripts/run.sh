@@ -74,6 +74,7 @@ case $case_name in
     expect 66 "no-such-file: no such file" "$scripts/quickstart.sh" no-such-file
     expect 64 "other: not KEY=VALUE" "$scripts/quickstart.sh" "$work" other
     expect 64 "other: not KEY=VALUE" "$scripts/quickstart.sh" pretrain.max_num_steps=5 other
+    QUICKSTART_SECONDS=2m expect 64 "QUICKSTART_SECONDS: expected a number of seconds; found '2m'" "$scripts/quickstart.sh"
     expect 0 "KEY=VALUE: a key of" "$scripts/quickstart.sh" --help
     ;;
   *) fail "no such case: $case_name" ;;
