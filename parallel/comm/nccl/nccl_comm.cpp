@@ -1,6 +1,5 @@
 #include "parallel/comm/nccl/nccl_comm.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
@@ -8,6 +7,7 @@
 #include "core/base/log.h"
 #include "parallel/comm/executor.h"
 #include "parallel/comm/host_transport.h"
+#include "parallel/comm/message_groups.h"
 #include "parallel/comm/nccl/nccl_group.h"
 #include "parallel/comm/self/self_comm.h"
 
@@ -53,6 +53,7 @@ ncclResult_t grouped(F f) {
   return first != ncclSuccess ? first : end;
 }
 
+/// One message per pair and direction: a safe group of any size (message_groups.h).
 ncclResult_t all_to_all(const Call& call, int size, ncclComm_t comm, cudaStream_t stream) {
   const int64_t width = size_of(call.dtype);
   return grouped([&](const auto& note) {
@@ -71,19 +72,19 @@ ncclResult_t all_to_all(const Call& call, int size, ncclComm_t comm, cudaStream_
   });
 }
 
-/// NCCL pairs the k-th send to a rank with its k-th receive: both ends sort by tag, stably.
-ncclResult_t send_recv(const Call& call, ncclComm_t comm, cudaStream_t stream) {
-  std::vector<Message> sorted = call.messages;
-  std::stable_sort(sorted.begin(), sorted.end(),
-                   [](const Message& a, const Message& b) { return a.tag < b.tag; });
-  return grouped([&](const auto& note) {
-    for (const Message& m : sorted) {
-      const auto bytes = static_cast<size_t>(m.data.bytes());
-      if (bytes == 0) continue;
-      note(m.kind == Message::Kind::send ? ncclSend(m.data.data, bytes, ncclUint8, m.peer, comm, stream)
-                                         : ncclRecv(m.data.data, bytes, ncclUint8, m.peer, comm, stream));
-    }
-  });
+/// Several groups where one could deadlock. NCCL pairs the k-th send to a rank with its k-th receive.
+ncclResult_t send_recv(const Call& call, int size, ncclComm_t comm, cudaStream_t stream) {
+  for (const std::vector<Message>& group : message_groups(call.messages, size)) {
+    const ncclResult_t result = grouped([&](const auto& note) {
+      for (const Message& m : group) {
+        const auto bytes = static_cast<size_t>(m.data.bytes());
+        note(m.kind == Message::Kind::send ? ncclSend(m.data.data, bytes, ncclUint8, m.peer, comm, stream)
+                                           : ncclRecv(m.data.data, bytes, ncclUint8, m.peer, comm, stream));
+      }
+    });
+    if (result != ncclSuccess) return result;
+  }
+  return ncclSuccess;
 }
 
 ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
@@ -110,7 +111,7 @@ ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t c
     case Op::send:
     case Op::recv:
     case Op::exchange:
-      return send_recv(call, comm, stream);
+      return send_recv(call, size, comm, stream);
     case Op::barrier:
       return ncclAllReduce(barrier_byte, barrier_byte, 1, ncclUint8, ncclMax, comm, stream);
     case Op::split:
