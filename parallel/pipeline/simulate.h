@@ -3,6 +3,7 @@
 
 #include <cstddef>
 
+#include "parallel/comm/launch_model.h"
 #include "parallel/pipeline/schedule.h"
 
 namespace nrl::pipeline {
@@ -32,6 +33,10 @@ struct Simulation {
 /// receive blocks its stage until the message has arrived, and a send completes with its receive. Reduction
 /// and step take no time. An action waits for its input, so a list in an illegal order ends in a deadlock.
 Simulation simulate(std::span<const Schedule> stages, const Costs& costs);
+
+/// The messages of the lists, as kernels of NCCL: these occupy the device until their partner runs, which
+/// simulate() does not know. A schedule is for GPUs only if it comes to its end in both models.
+comm::LaunchModel message_launches(std::span<const Schedule> stages);
 
 /// Merges the schedules of all stages into one for a rank that holds all chunks: in the simulation's order,
 /// chunks by their index in the model. A receive copies from the neighboring chunk; sends and finish_send are

@@ -75,3 +75,59 @@ TEST_CASE("a different interleaving of two groups is found", "[comm]") {
   const std::string text = order_mismatch(world(), *recorder);
   REQUIRE(text.find("order mismatch at #0 between rank 0 and rank 1") == 0);
 }
+
+TEST_CASE("groups used in different orders end only where their kernels fit side by side", "[comm]") {
+  using Order = LaunchRules::Order;
+  LaunchModel model(2);
+  const std::vector<MeetingPoint> a{{"a", 2}}, b{{"b", 2}};
+  model.issue(0, "a", a, "sum of a");
+  model.issue(0, "b", b, "sum of b");
+  model.issue(1, "b", b, "sum of b");
+  model.issue(1, "a", a, "sum of a");
+  CHECK(model.streams() == 2);
+  CHECK(model.hang({Order::free}) == "");
+  CHECK(model.hang({Order::free, 2}) == "");
+  CHECK(model.hang({Order::free, 1}) ==
+        "rank 0: #0 sum of a waits for its partner; rank 1: #0 sum of b waits for its partner");
+  CHECK(model.hang({Order::issued}) == "");  // all start
+  CHECK(model.hang({Order::serial}) != "");
+  SECTION("nor where a rank waits between them") {
+    LaunchModel waits(2);
+    waits.wait(0, waits.issue(0, "a", a, "sum of a"));
+    waits.issue(0, "b", b, "sum of b");
+    waits.wait(1, waits.issue(1, "b", b, "sum of b"));
+    waits.issue(1, "a", a, "sum of a");
+    CHECK(waits.hang({Order::free}) ==
+          "rank 0: #0 sum of a waits for its partner; rank 1: #0 sum of b waits for its partner");
+  }
+  SECTION("nor where an operation comes after one of the other group") {
+    LaunchModel chained(2);
+    chained.issue(0, "b", b, "sum of b", chained.issue(0, "a", a, "sum of a"));
+    chained.issue(1, "a", a, "sum of a", chained.issue(1, "b", b, "sum of b"));
+    CHECK(chained.hang({Order::free}) != "");
+  }
+  SECTION("nor where a rank is missing") {
+    LaunchModel alone(2);
+    alone.issue(0, "a", a, "sum of a");
+    CHECK(alone.hang({Order::free}) == "rank 0: #0 sum of a waits for its partner");
+  }
+}
+
+TEST_CASE("recorded operations and waits are what the model is asked about", "[comm]") {
+  if (world().size() < 2) return;
+  const auto recorder = std::make_shared<Recorder>();
+  const auto c = make_recording(group("l"), recorder, RecordingMode::log);
+  std::vector<float> x(4), y(4);
+  const int last = c->size() - 1;
+  Handle sum = c->all_reduce_async(x);
+  // A channel: a stream of its own, so the message does not wait for the sum.
+  if (c->rank() == 0) c->send_async(y, last, 5, {sum}).wait();
+  if (c->rank() == last) c->recv_async(y, 0, 5).wait();
+  sum.wait();
+  const LaunchModel model = recorded_launches(world(), *recorder);
+  CHECK(model.operations() == c->size() + 2);
+  CHECK(model.streams() == 2);
+  CHECK(model.hang({}) == "");
+  recorder->clear();
+  CHECK(recorded_launches(world(), *recorder).operations() == 0);
+}

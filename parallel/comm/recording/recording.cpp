@@ -31,7 +31,20 @@ std::string describe(const Call& call) {
   return out + ")";
 }
 
+/// Whether NCCL launches a kernel for it.
+bool moves_data(const Call& call, int ranks) {
+  return ranks > 1 && (call.op == Op::barrier || call.op == Op::all_to_all_v || call.count > 0 ||
+                       std::any_of(call.messages.begin(), call.messages.end(),
+                                   [](const Message& m) { return m.data.count > 0; }));
+}
+
 }  // namespace
+
+void Recorder::clear() {
+  entries_.clear();
+  launches_.clear();
+  operations_ = 0;
+}
 
 class RecordingCommunicator final : public Communicator {
  public:
@@ -62,15 +75,22 @@ class RecordingCommunicator final : public Communicator {
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     const bool collective = !is_message(call);
     record(describe(call), collective);
+    const int operation = record_launch(call);
     auto work = submit_to(*inner_, std::move(call), blocking);
-    return std::make_shared<ForwardedWork>(std::move(work), unwaited());
+    return std::make_shared<ForwardedWork>(std::move(work), unwaited(), recorder_, operation);
   }
 
   /// Forwards to the inner operation and counts the wait for this communicator.
   class ForwardedWork final : public Work {
    public:
-    ForwardedWork(std::shared_ptr<Work> inner, std::shared_ptr<std::atomic<int>> unwaited)
-        : Work(nullptr, {}, nullptr, std::move(unwaited)), inner_(std::move(inner)) {}
+    ForwardedWork(std::shared_ptr<Work> inner, std::shared_ptr<std::atomic<int>> unwaited,
+                  std::shared_ptr<Recorder> recorder, int operation)
+        : Work(nullptr, {}, nullptr, std::move(unwaited)),
+          inner_(std::move(inner)),
+          recorder_(std::move(recorder)),
+          operation_(operation) {}
+    /// -1: not an operation of this recorder.
+    int operation(const Recorder& recorder) const { return recorder_.get() == &recorder ? operation_ : -1; }
     bool finished() const override { return inner_->finished(); }
     bool host_done() const override { return inner_->host_done(); }
     void order_stream(void* stream) const override { inner_->order_stream(stream); }
@@ -78,10 +98,34 @@ class RecordingCommunicator final : public Communicator {
     std::exception_ptr error() const override { return inner_->error(); }
 
    private:
-    void block() override { inner_->wait(); }
+    void block() override {
+      if (operation_ >= 0) recorder_->launches_.push_back({.waited = operation_});
+      inner_->wait();
+    }
     Advance start() override { return Advance::done; }
     std::shared_ptr<Work> inner_;
+    std::shared_ptr<Recorder> recorder_;
+    int operation_;  // -1: none
   };
+
+  /// The number of the operation; -1 if it moves nothing.
+  int record_launch(const Call& call) {
+    if (!moves_data(call, size())) return -1;
+    Recorder::Launch launch{.stream = label(), .label = fmt::format("{} on {}", describe(call), label())};
+    if (const auto* previous = dynamic_cast<const ForwardedWork*>(call.previous.get()))
+      launch.after = previous->operation(*recorder_);
+    if (!is_message(call)) launch.points.push_back({label(), size()});
+    for (const Message& m : call.messages) {
+      if (m.data.count == 0 || m.peer == rank()) continue;
+      const bool sends = m.kind == Message::Kind::send;
+      launch.points.push_back(
+          {fmt::format("{} {}>{} tag {}", label(), sends ? rank() : m.peer, sends ? m.peer : rank(), m.tag)});
+    }
+    const bool channel = call.op != Op::exchange && is_message(call) && call.messages.front().tag != 0;
+    if (channel) launch.stream = launch.points.front().name;
+    recorder_->launches_.push_back(std::move(launch));
+    return recorder_->operations_++;
+  }
 
   void record(std::string call, bool collective) {
     recorder_->entries_.push_back({label(), std::move(call), collective});
@@ -148,6 +192,37 @@ std::string order_mismatch(Communicator& all, const Recorder& recorder) {
     }
   }
   return "";
+}
+
+LaunchModel recorded_launches(Communicator& all, const Recorder& recorder) {
+  // A line each: the number of a wait, or stream, label, after and points with their numbers of ranks,
+  // between tabs.
+  std::string own;
+  for (const Recorder::Launch& l : recorder.launches()) {
+    own +=
+        l.waited >= 0 ? fmt::format("{}", l.waited) : fmt::format("\t{}\t{}\t{}", l.stream, l.label, l.after);
+    for (const MeetingPoint& point : l.points) own += fmt::format("\t{}\t{}", point.name, point.ranks);
+    own += '\n';
+  }
+  LaunchModel model(all.size());
+  const std::vector<std::string> ranks = all.gather_texts(own);
+  for (int rank = 0; rank < all.size(); ++rank) {
+    std::istringstream in(ranks[static_cast<size_t>(rank)]);
+    for (std::string line; std::getline(in, line);) {
+      std::vector<std::string> fields;
+      std::istringstream words(line);
+      for (std::string word; std::getline(words, word, '\t');) fields.push_back(word);
+      if (fields.size() == 1) {
+        model.wait(rank, std::stoi(fields[0]));
+        continue;
+      }
+      std::vector<MeetingPoint> points;
+      for (size_t f = 4; f + 1 < fields.size(); f += 2)
+        points.push_back({fields[f], std::stoi(fields[f + 1])});
+      model.issue(rank, fields[1], points, fields[2], std::stoi(fields[3]));
+    }
+  }
+  return model;
 }
 
 }  // namespace nrl::comm
