@@ -9,6 +9,10 @@
 namespace nrl::parallel {
 
 namespace {
+constexpr int gathers_in_flight = 2;  // one that is waited for, and one that follows it at once
+}
+
+namespace {
 
 comm::View view(const Tensor& t) {
   return {t.data, t.numel(), t.dtype};
@@ -306,22 +310,36 @@ void GradReducer::finish() {
 
 void GradReducer::start_gather(comm::View flat) {
   NRL_CHECK(flat.count == layout_.total(), "{} parameters for a layout of {}", flat.count, layout_.total());
-  comm::Communicator& group = *group_.shard;
-  if (group.size() == 1 || !options_.strategy.optimizer_state) return;
+  if (group_.shard->size() == 1 || !options_.strategy.optimizer_state) return;
+  for (int b = 0; b < static_cast<int>(states_.size()); ++b)
+    NRL_CHECK(b >= to_gather_ && of_bucket(b).gather.empty(), "bucket {} was not waited for", b);
+  gathered_ = flat;
+  to_gather_ = static_cast<int>(states_.size());
+  for (int i = 0; i < gathers_in_flight; ++i) gather_next();
+}
+
+void GradReducer::gather_next() {
+  if (to_gather_ == 0) return;
+  const int bucket = --to_gather_;
   const auto part = [&](const ElementRange& r) {
-    return comm::View(static_cast<std::byte*>(flat.data) + r.begin * size_of(flat.dtype), r.size(),
-                      flat.dtype);
+    return comm::View(static_cast<std::byte*>(gathered_.data) + r.begin * size_of(gathered_.dtype), r.size(),
+                      gathered_.dtype);
   };
-  for (size_t b = states_.size(); b-- > 0;) {
-    NRL_CHECK(states_[b].gather.empty(), "bucket {} was not waited for", b);
-    const auto bucket = static_cast<int>(b);
-    states_[b].gather = group.all_gather_async(part(layout_.shard(bucket, group.rank())),
-                                               part(layout_.range(bucket)), comm::StreamRef{exec_.stream});
-  }
+  State& s = of_bucket(bucket);
+  s.gather = group_.shard->all_gather_async(part(layout_.shard(bucket, group_.shard->rank())),
+                                            part(layout_.range(bucket)), comm::StreamRef{exec_.stream});
+}
+
+void GradReducer::wait_gather_of(int bucket) {
+  while (to_gather_ > bucket) gather_next();
+  State& s = of_bucket(bucket);
+  if (s.gather.empty()) return;
+  s.gather.wait();
+  gather_next();
 }
 
 void GradReducer::wait_gathers() {
-  for (size_t b = states_.size(); b-- > 0;) states_[b].gather.wait();
+  for (int b = static_cast<int>(states_.size()); b-- > 0;) wait_gather_of(b);
 }
 
 }  // namespace nrl::parallel

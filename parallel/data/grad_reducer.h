@@ -102,12 +102,14 @@ class GradReducer {
   bool is_open(int bucket) const { return of_bucket(bucket).open; }
 
   /// Starts to fill the whole flat buffer (any element type, layout.total() elements) from every rank's
-  /// shard, in the order of the forward pass. Does nothing for ddp. Gathers may overlap with the next step:
-  /// the parameters of a bucket must not be read before wait_gather(), the shards of this rank not be written
-  /// before wait_gathers().
+  /// shard, in the order of the forward pass. Does nothing for ddp. A few buckets are in flight at a time,
+  /// and the wait for one issues the next, so that the gathers leave the network to the forward pass that
+  /// they overlap: ranks must wait in the same order. Gathers may overlap with the next step: the parameters
+  /// of a bucket must not be read before wait_gather(), the shards of this rank not be written before
+  /// wait_gathers().
   void start_gather(comm::View flat);
   /// Waits for the bucket of a parameter. A no-op if it was waited for.
-  void wait_gather(int param) { of_bucket(layout_.place(param).bucket).gather.wait(); }
+  void wait_gather(int param) { wait_gather_of(layout_.place(param).bucket); }
   void wait_gathers();
 
  private:
@@ -141,6 +143,9 @@ class GradReducer {
   void sum_replicas(int bucket, const comm::After& after);
   void finish(int bucket);
   void free_slot(State& s);
+  /// Issues the gather of the next bucket, if one is left.
+  void gather_next();
+  void wait_gather_of(int bucket);
 
   const FlatBuckets& layout_;
   GradMemory memory_;
@@ -152,6 +157,8 @@ class GradReducer {
   int next_ = 0;  // whole gradients: first bucket not issued yet
   int slots_used_ = 0;
   int slots_[2] = {-1, -1};  // the bucket in each half of the staging buffer
+  comm::View gathered_;      // of start_gather()
+  int to_gather_ = 0;        // buckets below are not issued yet
   std::vector<int> seen_;    // reports by parameter, since start() or open()
   std::vector<State> states_;
 };
