@@ -455,7 +455,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "GPU: capture a whole step once and launch it as one CUDA graph from then on, which saves host "
           "time when kernels are short. Not with distributed.backend staged on several ranks, nor with "
-          "data.reset_attention_mask or distributed.overlap_param_gather.");
+          "data.reset_attention_mask, distributed.overlap_param_gather or pipeline stages.");
   add_fp8(t);
   add_recompute(t);
   NRL_POLICY_KEY(t, pin_memory)

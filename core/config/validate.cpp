@@ -268,6 +268,14 @@ void check_sharding(Checker& c, const Config& config) {
 void check_rest(Checker& c, const Config& config) {
   check_sharding(c, config);
   config_detail::check_context_parallel(c);
+  if (config.policy.cuda_graph && config.distributed.pipeline_parallel_size > 1 &&
+      c.sound({"policy.cuda_graph", "distributed.pipeline_parallel_size"}))
+    c.error(
+        "policy.cuda_graph",
+        "policy.cuda_graph: true with distributed.pipeline_parallel_size above 1 could deadlock: neighboring "
+        "stages must send at the same time, and a CUDA graph does not promise that its kernels run side by "
+        "side",
+        "", {"use policy.cuda_graph: false, or tensor parallelism instead of stages"});
   if (config.policy.cuda_graph && config.data.reset_attention_mask && c.sound({"policy.cuda_graph"}))
     c.error(
         "data.reset_attention_mask",

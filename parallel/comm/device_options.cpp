@@ -1,5 +1,6 @@
 #include "parallel/comm/device_options.h"
 
+#include <algorithm>
 #include <map>
 #include <string_view>
 #include <utility>
@@ -10,8 +11,8 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int multi_rank_version = 23000;    // 2.30
-constexpr int launch_order_version = 22600;  // 2.26: NCCL_LAUNCH_ORDER_IMPLICIT
+constexpr int multi_rank_version = 23000;  // 2.30
+constexpr int most_ctas = 32;              // as many as NCCL takes by itself
 
 std::string version_text(const NcclSupport& nccl) {
   return fmt::format("{}.{}.{}", nccl.version / 10000, nccl.version / 100 % 100, nccl.version % 100);
@@ -63,10 +64,15 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
   return {DeviceCommKind::nccl, "every rank has a device of its own"};
 }
 
-std::string nccl_groups_unsupported_reason(int groups, const NcclSupport& nccl) {
-  if (groups <= 1 || nccl.version >= launch_order_version) return "";
-  return fmt::format("NCCL {} does not order the launches of several groups, which can deadlock (2.26 does)",
-                     version_text(nccl));
+int nccl_ctas(int multiprocessors, int kernels) {
+  NRL_CHECK(multiprocessors > 0 && kernels > 0, "{} kernels on {} multiprocessors", kernels, multiprocessors);
+  const int each = multiprocessors * 3 / 4 / kernels;
+  if (each == 0)
+    fail(Exit::unavailable,
+         "this layout communicates in {} NCCL groups per rank, whose kernels do not fit side by side on {} "
+         "multiprocessors. Fix: use a layout with fewer axes, or distributed.backend: staged",
+         kernels, multiprocessors);
+  return std::min(each, most_ctas);
 }
 
 }  // namespace nrl::comm

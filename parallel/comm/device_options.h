@@ -17,6 +17,8 @@ struct DeviceCommOptions {
   /// from the start of its kernel.
   double nccl_init_timeout_seconds = 300;
   double nccl_timeout_seconds = 600;
+  /// nccl: the most CTAs of a kernel (nccl_ctas()), equal on all ranks; 0: NCCL chooses.
+  int nccl_max_ctas = 0;
 };
 
 /// What the NCCL library of this build and process supports.
@@ -41,7 +43,11 @@ DeviceCommChoice choose_device_comm(std::optional<DeviceCommKind> requested,
 /// Why NCCL cannot connect ranks on these devices; empty when it can.
 std::string nccl_unsupported_reason(std::span<const std::string> devices, const NcclSupport& nccl);
 
-/// Why NCCL cannot have this many groups in one process; empty when it can.
-std::string nccl_groups_unsupported_reason(int groups, const NcclSupport& nccl);
+/// CTAs for a kernel of each of `kernels` groups and channels of a rank. Ranks issue the operations of
+/// different groups in different orders (a stage sends to the next while it receives from the one before), so
+/// the kernels of all of them may be waiting for their partners at once. They must fit side by side, with a
+/// quarter of the multiprocessors left to the computation that the partners wait for; a CTA takes most of a
+/// multiprocessor's shared memory. Fails with Exit::unavailable where they do not fit.
+int nccl_ctas(int multiprocessors, int kernels);
 
 }  // namespace nrl::comm

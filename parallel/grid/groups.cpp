@@ -62,18 +62,33 @@ Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<con
     auto host = world.subgroup(members, name_of(id));
     made_.push_back({std::move(members), id.lane, std::move(host), nullptr});
   }
-  if (device)
+  if (device) {
+    comm::DeviceCommOptions options = device->options;
+    options.nccl_max_ctas = agree_on_ctas(world, *device, channels);
     for (const Entry& entry : entries_)
       comm::run_on_all(world, [&] {
         if (entry.made < 0) return;
         Made& m = made_[static_cast<size_t>(entry.made)];
         if (m.device) return;
-        m.device = comm::make_device_communicator(device->kind, *m.host, *device->runtime, device->options);
+        m.device = comm::make_device_communicator(device->kind, *m.host, *device->runtime, options);
       });
+  }
   for (const GroupChannels& c : channels)
     comm::run_on_all(world, [&] {
       channels_.push_back({c.group, std::make_unique<comm::Channels>((*this)[c.group], c.ends)});
     });
+}
+
+int Groups::agree_on_ctas(comm::Communicator& world, const DeviceGroups& device,
+                          std::span<const GroupChannels> channels) const {
+  if (device.kind != comm::DeviceCommKind::nccl || device.options.nccl_max_ctas > 0)
+    return device.options.nccl_max_ctas;
+  int32_t kernels = 0, multiprocessors = device.runtime->properties().multiprocessors;
+  for (const Made& m : made_) kernels += m.members.size() > 1;
+  for (const GroupChannels& c : channels) kernels += static_cast<int32_t>(c.ends.size());
+  world.all_reduce(std::span(&kernels, 1), comm::Reduce::max);
+  world.all_reduce(std::span(&multiprocessors, 1), comm::Reduce::min);
+  return comm::nccl_ctas(multiprocessors, std::max(kernels, 1));
 }
 
 Groups::~Groups() {

@@ -89,6 +89,9 @@ class Groups {
     GroupId group;
     std::unique_ptr<comm::Channels> channels;
   };
+  /// For the kernels of all groups and channels of any rank; the same on all. Collective.
+  int agree_on_ctas(comm::Communicator& world, const DeviceGroups& device,
+                    std::span<const GroupChannels> channels) const;
   const Entry& find(const GroupId& id) const;
   const Made& made(const GroupId& id) const;
 

@@ -256,10 +256,17 @@ TEST_CASE("the backend of device memory is chosen from devices and library", "[d
   }
 }
 
-TEST_CASE("several NCCL groups need a library that orders their launches", "[device]") {
-  REQUIRE(nccl_groups_unsupported_reason(1, {true, 22500, false}).empty());
-  REQUIRE(contains(nccl_groups_unsupported_reason(2, {true, 22505, false}), "NCCL 2.25.5"));
-  REQUIRE(nccl_groups_unsupported_reason(2, {true, 22600, false}).empty());
+TEST_CASE("kernels of all NCCL groups fit on the device beside computation", "[device]") {
+  REQUIRE(nccl_ctas(132, 1) == 32);
+  for (const int multiprocessors : {48, 108, 132, 148})
+    for (int kernels = 1; kernels <= 16; ++kernels) {
+      const int each = nccl_ctas(multiprocessors, kernels);
+      REQUIRE(each >= 1);
+      REQUIRE(each * kernels * 4 <= multiprocessors * 3);
+    }
+  const Error e = error_of([] { nccl_ctas(8, 7); });
+  REQUIRE(e.code() == Exit::unavailable);
+  REQUIRE(contains(e.what(), "in 7 NCCL groups per rank"));
 }
 
 TEST_CASE("gradients on a device are reduced to the bits that host memory gets", "[device][reducer]") {

@@ -271,6 +271,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
        "grad_reduce_dtype: fp8 needs distributed.shard_strategy: ddp or optim"},
       {{"distributed.shard_strategy=fsdp", "device=cuda", "policy.cuda_graph=true"},
        "a CUDA graph replays a step without the host"},
+      {{"distributed.pipeline_parallel_size=2", "device=cuda", "policy.cuda_graph=true"},
+       "does not promise that its kernels run side by side"},
       {{"distributed.shard_strategy=fsdp", "logger.sample_period=5"}, "needs all parameters on rank 0"},
       {{"distributed.tensor_parallel_size=2", "logger.sample_period=5"}, "needs the whole model on one rank"},
       {{"distributed.tensor_parallel_size=2", "distributed.sequence_parallel=false",

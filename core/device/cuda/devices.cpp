@@ -1,8 +1,12 @@
 #include "core/device/cuda/devices.h"
 
+#include <cstdlib>
+#include <string>
+
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
+#include "core/base/log.h"
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/nvml.h"
 
@@ -31,6 +35,18 @@ std::string why_none(cudaError_t error, const Status& status) {
   }
 }
 
+/// Every stream gets a hardware queue of its own. With fewer, a kernel of NCCL may stand in the queue behind
+/// one that waits for a partner, and ranks deadlock (parallel/comm/launch_model.h). CUDA reads the variable
+/// when it starts.
+void give_streams_queues() {
+  constexpr const char* variable = "CUDA_DEVICE_MAX_CONNECTIONS";
+  constexpr int most = 32;
+  if (const char* set = std::getenv(variable); set && std::atoi(set) < most)
+    log::warn("{}={} is raised to {}: with fewer hardware queues, communication could deadlock", variable,
+              set, most);
+  setenv(variable, std::to_string(most).c_str(), 1);
+}
+
 }  // namespace
 
 int attribute_of(int which, int ordinal) {
@@ -49,6 +65,7 @@ double bandwidth_of(int ordinal) {
 }
 
 Status query() {
+  give_streams_queues();
   Status status;
   status.built = true;
   status.toolkit = version_text(CUDART_VERSION);

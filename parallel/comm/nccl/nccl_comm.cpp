@@ -87,6 +87,14 @@ ncclResult_t send_recv(const Call& call, int size, ncclComm_t comm, cudaStream_t
   return ncclSuccess;
 }
 
+/// Of every communicator.
+ncclConfig_t config_of(const DeviceCommOptions& options) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.blocking = 1;
+  if (options.nccl_max_ctas > 0) config.maxCTAs = options.nccl_max_ctas;
+  return config;
+}
+
 ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
   const auto count = static_cast<size_t>(call.count);
   const size_t bytes = count * static_cast<size_t>(size_of(call.dtype));
@@ -197,9 +205,8 @@ class NcclCommunicator final : public Communicator {
     const bool needed = host && host->size() > 1;
     group_->check();
     auto made = [parent = group_->raw(), color = needed ? color : NCCL_SPLIT_NOCOLOR,
-                 at = host ? host->rank() : 0](ncclComm_t* comm) {
-      ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-      config.blocking = 1;
+                 at = host ? host->rank() : 0,
+                 config = config_of(group_->options())](ncclComm_t* comm) mutable {
       config.splitShare = 0;
       return ncclCommSplit(parent, color, at, comm, &config);
     };
@@ -269,7 +276,8 @@ class NcclCommunicator final : public Communicator {
 
 /// Shares the first rank's ncclUniqueId; returns the call that connects the ranks of `host`
 /// with it. Collective.
-std::function<ncclResult_t(ncclComm_t*)> share_unique_id(Communicator& host) {
+std::function<ncclResult_t(ncclComm_t*)> share_unique_id(Communicator& host,
+                                                         const DeviceCommOptions& options) {
   ncclUniqueId id{};
   ncclResult_t result = ncclSuccess;
   if (host.rank() == 0) result = ncclGetUniqueId(&id);
@@ -279,9 +287,7 @@ std::function<ncclResult_t(ncclComm_t*)> share_unique_id(Communicator& host) {
     fail(Exit::unavailable, "NCCL cannot start on the first rank of {}: {}", host.label(),
          nccl_text(static_cast<ncclResult_t>(outcome[0])));
   host.broadcast(View(id.internal, NCCL_UNIQUE_ID_BYTES, DType::u8), 0);
-  return [id, rank = host.rank(), size = host.size()](ncclComm_t* comm) {
-    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-    config.blocking = 1;
+  return [id, rank = host.rank(), size = host.size(), config = config_of(options)](ncclComm_t* comm) mutable {
     return ncclCommInitRankConfig(comm, size, id, rank, &config);
   };
 }
@@ -291,7 +297,7 @@ std::unique_ptr<Communicator> NcclCommunicator::subgroup(std::span<const int> ra
   if (!host) return nullptr;
   if (host->size() == 1) return make_device_self(std::move(host), group_->runtime());
   // Not ncclCommSplit: it is collective over the whole parent.
-  auto make = share_unique_id(*host);
+  auto make = share_unique_id(*host, group_->options());
   return adopt(std::move(host), std::move(make));
 }
 
@@ -308,9 +314,13 @@ NcclSupport nccl_support() {
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
                                         const DeviceCommOptions& options) {
-  // Starts kernels of several groups in the order in which the host issued them; otherwise two ranks may each
-  // run another group's kernel first and deadlock.
-  setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+  // Ranks do not issue operations of different groups in one order, so an order of launches would deadlock
+  // (launch_model.h). Set, so that no file of NCCL's turns it on.
+  static constexpr const char* launch_order = "NCCL_LAUNCH_ORDER_IMPLICIT";
+  if (const char* set = std::getenv(launch_order); set && std::strcmp(set, "0") != 0) {
+    if (host.rank() == 0) log::warn("{}={} is set to 0: pipelines would deadlock with it", launch_order, set);
+  }
+  setenv(launch_order, "0", 1);
   const std::string reason =
       nccl_unsupported_reason(host.gather_texts(device.properties().uuid), nccl_support());
   if (!reason.empty())
@@ -318,7 +328,8 @@ std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& dev
          "{} cannot use NCCL: {}. Fix: set distributed.backend: staged, which goes through host memory",
          host.label(), reason);
   const int world_rank = host.members()[static_cast<size_t>(host.rank())];
-  const ncclComm_t comm = nccl_connect(device, options, host.label(), world_rank, share_unique_id(host));
+  const ncclComm_t comm =
+      nccl_connect(device, options, host.label(), world_rank, share_unique_id(host, options));
   return std::make_unique<NcclCommunicator>(
       nullptr, host,
       std::make_shared<NcclGroup>(device, options, host.collective_log(), host.label(), world_rank, comm));

@@ -17,8 +17,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds poll_interval{20};  // between polls of the operations in flight
 constexpr int polls_per_error_poll = 5;    // ncclCommGetAsyncError is expensive
 
-std::atomic<int> g_groups{0};  // alive in this process
-
 /// Runs `body` in its own thread. nullopt when it has not returned in time; the thread is then left running.
 std::optional<ncclResult_t> run_with_timeout(double seconds, std::function<ncclResult_t()> body) {
   struct State {
@@ -56,9 +54,6 @@ std::string nccl_text(ncclResult_t result) {
 
 ncclComm_t nccl_connect(device::Runtime& runtime, const DeviceCommOptions& options, const std::string& label,
                         int world_rank, std::function<ncclResult_t(ncclComm_t*)> make) {
-  const std::string reason = nccl_groups_unsupported_reason(g_groups.load() + 1, nccl_support());
-  if (!reason.empty())
-    fail(Exit::unavailable, "{} cannot use NCCL: {}. Fix: set distributed.backend: staged", label, reason);
   auto made = std::make_shared<ncclComm_t>(nullptr);
   const auto result =
       run_with_timeout(options.nccl_init_timeout_seconds, [made, &runtime, make = std::move(make)] {
@@ -89,13 +84,10 @@ NcclGroup::NcclGroup(device::Runtime& runtime, const DeviceCommOptions& options,
       timed_(std::make_shared<EventPool>(runtime, device::EventKind::timed)),
       stream_(runtime, device::Priority::high),
       comm_(comm),
-      thread_(start_thread([this] { watch(); })) {
-  g_groups.fetch_add(1);
-}
+      thread_(start_thread([this] { watch(); })) {}
 
 NcclGroup::~NcclGroup() {
   stop_watchdog();
-  g_groups.fetch_sub(1);
 }
 
 void NcclGroup::stop_watchdog() {

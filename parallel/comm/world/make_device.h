@@ -22,9 +22,11 @@
 //   (channel.h).
 // - NCCL has no tags. Within an exchange they pair messages, whose two ends must be in one exchange on both
 //   ranks; a single send or receive must have tag 0.
-// - Kernels of several groups start on the device in the order in which the host issued them, which must be
-//   the same on all ranks that share two groups (NCCL_LAUNCH_ORDER_IMPLICIT, set here). Before NCCL 2.26 a
-//   process can have one group only.
+// - Kernels of several groups start on the device in any order, and each occupies it until its partners run.
+//   The kernels of all groups and channels of a rank must therefore fit side by side: nccl_max_ctas bounds
+//   them (parallel/grid/groups.h sets it), CUDA_DEVICE_MAX_CONNECTIONS=32 gives them queues of their own, and
+//   NCCL_LAUNCH_ORDER_IMPLICIT is turned off. launch_model.h is the model of this; tests ask it about every
+//   schedule and about random layouts.
 // - Errors are asynchronous: a lost peer or an operation that takes longer than nccl_timeout_seconds aborts
 //   the group, which frees streams blocked on it. The next call on the group, a wait() or check() throws
 //   Error with Exit::peer_lost, naming operation, group and rank.
