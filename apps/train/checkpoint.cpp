@@ -225,6 +225,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   CheckpointWriter::Options writing;
   writing.refuse_non_finite = true;
   writing.staging = s.staging;
+  writing.plans = options.plans;
   CheckpointWriter writer(options.store, position.step, static_cast<uint64_t>(bytes), group, writing);
   writer.add_slices("model", slices);
   if (group.rank == 0) {

@@ -37,6 +37,7 @@ std::string CheckpointSaver::save(engine::Engine& engine, const Position& positi
     staging = engine.staging();
   });
   if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
+  options_.plans = &plans_;
   const std::string path =
       save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));
   const CheckpointingConfig& c = config_.config.checkpointing;

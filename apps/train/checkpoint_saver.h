@@ -10,6 +10,7 @@
 #include "apps/train/resume.h"
 #include "core/config/load.h"
 #include "core/io/run_lock.h"
+#include "core/io/slice_plan.h"
 #include "parallel/comm/world/world.h"
 
 namespace nrl::train {
@@ -34,6 +35,7 @@ class CheckpointSaver {
  private:
   comm::World& world_;
   const ConfigResult& config_;
+  SliceShares plans_;
   SaveOptions options_;
   std::unique_ptr<RunLocks> locks_;
 };

@@ -12,7 +12,7 @@ RankGroup rank_group(comm::Communicator& ranks) {
     ranks.broadcast_text(copy, 0);
     return copy;
   };
-  group.gather = [&ranks](const std::string& text) { return ranks.gather_texts(text); };
+  group.gather = [&ranks](const std::string& text) { return ranks.gather_texts_to(text, 0); };
   group.send = [&ranks](int to, const void* data, size_t bytes) {
     ranks.send(comm::ConstView{data, static_cast<int64_t>(bytes), DType::u8}, to);
   };

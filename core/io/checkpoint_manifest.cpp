@@ -234,7 +234,7 @@ CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::str
          text.substr(body.size() + tail_start.size(), 8));
   }
   JsonLimits limits;
-  limits.text_bytes = size_t{1} << 30;
+  limits.text_bytes = max_manifest_bytes;
   limits.string_bytes = size_t{64} << 20;
   limits.values = 4096 + text.size() / 4;
   const JsonValue root = parse_json(text, source, limits);

@@ -75,6 +75,8 @@ std::string step_directory_name(int64_t step);
 std::optional<int64_t> parse_step_directory_name(std::string_view name);
 
 inline constexpr std::string_view manifest_name = "manifest.json";
+/// Larger ones are neither written nor read.
+inline constexpr uint64_t max_manifest_bytes = uint64_t{1} << 30;
 
 /// A tensor description as JSON, as in the manifest and in the writers' reports.
 JsonValue tensor_to_json(const LogicalTensor& tensor);

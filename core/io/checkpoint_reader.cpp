@@ -14,7 +14,6 @@ namespace nrl {
 namespace {
 
 constexpr size_t cached_chunks = 32;
-constexpr uint64_t max_manifest = uint64_t{1} << 30;
 constexpr size_t max_problems_of_file = 3;
 
 void list_names(std::string& text, std::string_view what, const std::vector<std::string>& names) {
@@ -54,7 +53,8 @@ OpenedManifest open_manifest(const std::string& path) {
   const std::string file = join_path(path, manifest_name);
   try {
     if (!path_exists(file)) fail(Exit::data, "{}: missing", file);
-    opened.manifest = CheckpointManifest::from_text(read_file(file, max_manifest, File::Links::refuse), file);
+    opened.manifest =
+        CheckpointManifest::from_text(read_file(file, max_manifest_bytes, File::Links::refuse), file);
   } catch (const Error& e) {
     opened.problems.push_back(e.what());
     return opened;

@@ -23,6 +23,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint_manifest.h"
+#include "core/io/rank_group.h"
 #include "core/io/run_lock.h"
 #include "core/io/safetensors.h"
 #include "core/io/staging.h"
@@ -30,25 +31,9 @@
 
 namespace nrl {
 
-/// How the ranks that write one checkpoint communicate; the default is a single writer. broadcast and gather
-/// are collective: every rank calls them in the same order. They must not use a communicator that a
-/// concurrent training step uses.
-struct RankGroup {
-  int rank = 0;
-  int size = 1;
-  /// The text of rank 0, on every rank.
-  std::function<std::string(const std::string&)> broadcast = [](const std::string& text) { return text; };
-  /// On rank 0: the texts of all ranks, by rank. Ignored on the other ranks.
-  std::function<std::vector<std::string>(const std::string&)> gather = [](const std::string& text) {
-    return std::vector<std::string>{text};
-  };
-  /// Blocking messages of `bytes` bytes between two ranks. Needed only to assemble a tensor from the slices
-  /// of several ranks.
-  std::function<void(int to, const void* data, size_t bytes)> send;
-  std::function<void(int from, void* data, size_t bytes)> receive;
-};
-
 struct SlicePlan;  // slice_plan.h
+struct SliceShare;
+struct SliceShares;
 
 /// A tensor that one rank stores, as a piece of a logical tensor.
 struct ShardSpec {
@@ -77,7 +62,9 @@ class CheckpointWriter {
     uint64_t reserve_bytes = uint64_t{64} << 20;  ///< disk space to leave free
     bool refuse_non_finite = false;  ///< a NaN or infinity in any tensor: no checkpoint (Exit::diverged)
     std::string nonce;               ///< rank 0's, as from random_nonce(); empty: a new one
-    Staging* staging = nullptr;      ///< not null: the data of add_slices() is read through it
+    SliceShares* plans = nullptr;    ///< not null on any rank: keeps plans from save to save
+    uint64_t manifest_limit = max_manifest_bytes;  ///< for tests
+    Staging* staging = nullptr;                    ///< not null: the data of add_slices() is read through it
   };
   /// Collective. `local_bytes`: bytes that this rank will write. Throws on every rank when there is not
   /// enough space or the directory cannot be created. Creates `store` if it is missing.
@@ -116,6 +103,7 @@ class CheckpointWriter {
 
  private:
   class LocalSlices;
+  SliceShare share_of(const std::string& stem, const std::vector<TensorSlice>& slices);
   void write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices, SafetensorsWriter* file);
   void record(const std::string& file, const std::vector<ShardSpec>& shards, const SafetensorsWriter& writer);
   JsonValue report() const;

@@ -16,33 +16,6 @@
 namespace nrl {
 namespace {
 
-JsonValue error_to_json(const std::optional<Error>& error) {
-  if (!error) return JsonValue();
-  return JsonValue::object({{"code", static_cast<int>(error->code())}, {"text", error->what()}});
-}
-
-std::optional<Error> error_from_json(const JsonValue& value) {
-  if (value.is_null()) return {};
-  return Error(static_cast<Exit>(value.get_int("code")), value.get_string("text"));
-}
-
-// Runs `work` on rank 0; returns its result, or throws its error, on every rank.
-std::string on_rank_zero(const RankGroup& group, const std::function<std::string()>& work) {
-  JsonValue outcome = JsonValue::object({{"error", nullptr}, {"result", ""}});
-  if (group.rank == 0) {
-    try {
-      outcome.set("result", work());
-    } catch (const Error& e) {
-      outcome.set("error", error_to_json(e));
-    } catch (const std::exception& e) {
-      outcome.set("error", error_to_json(Error(Exit::internal, e.what())));
-    }
-  }
-  const JsonValue shared = parse_json(group.broadcast(outcome.dump()), "the result of rank 0");
-  if (const auto error = error_from_json(shared.at("error"))) throw *error;
-  return shared.get_string("result");
-}
-
 void check_space(const std::string& store, uint64_t wanted, uint64_t reserve) {
   struct statvfs fs;
   if (::statvfs(store.c_str(), &fs) != 0) {
@@ -54,6 +27,37 @@ void check_space(const std::string& store, uint64_t wanted, uint64_t reserve) {
     fail(Exit::io, "{}: No space left on device for a checkpoint: need {}, {} of it to remain free; have {}",
          store, human_bytes(need), human_bytes(reserve), human_bytes(have));
   }
+}
+
+// `owners` in ascending order.
+std::string file_of_owner(const std::string& stem, const std::vector<int>& owners, int owner) {
+  if (owners.size() == 1) return stem + ".safetensors";
+  const auto at = std::lower_bound(owners.begin(), owners.end(), owner) - owners.begin();
+  return fmt::format("{}-{:05}-of-{:05}.safetensors", stem, at + 1, owners.size());
+}
+
+std::string index_of(const SlicePlan& plan, const std::string& stem) {
+  const std::vector<int> owners = plan.owners();
+  std::map<std::string, std::string> files;  // by tensor
+  uint64_t total = 0;
+  for (const SlicePlan::Tensor& t : plan.tensors) {
+    files[t.name] = file_of_owner(stem, owners, t.owner);
+    total += static_cast<uint64_t>(t.bytes());
+  }
+  return safetensors_index(files, total);
+}
+
+std::string numbers_to_text(const std::vector<int>& numbers) {
+  JsonValue out = JsonValue::array();
+  for (const int n : numbers) out.push_back(n);
+  return out.dump();
+}
+
+std::vector<int> numbers_from_text(const std::string& text) {
+  std::vector<int> out;
+  const JsonValue list = parse_json(text, "the owners of tensors");
+  for (const JsonValue& v : list.items()) out.push_back(static_cast<int>(v.as_int()));
+  return out;
 }
 
 JsonLimits report_limits() {
@@ -143,22 +147,43 @@ void CheckpointWriter::add_tensor_set(const std::string& stem, const std::vector
   add_tensors(fmt::format("{}-{:05}-of-{:05}.safetensors", stem, before + 1, all), shards, fill);
 }
 
+// Collective; that of the previous save if no rank's slices have changed.
+SliceShare CheckpointWriter::share_of(const std::string& stem, const std::vector<TensorSlice>& slices) {
+  std::string own = slices_to_text(slices);
+  SliceShares none;
+  auto& kept = (options_.plans ? *options_.plans : none).by_stem;
+  const auto previous = kept.find(stem);
+  const bool unchanged = previous != kept.end() && previous->second.slices == own;
+  const std::vector<std::string> votes = group_.gather(unchanged ? "1" : "0");
+  const bool all = std::count(votes.begin(), votes.end(), "1") == group_.size;
+  if (group_.broadcast(all ? "1" : "0") == "1") return previous->second;
+  kept.erase(stem);
+
+  const std::vector<std::string> texts = group_.gather(own);
+  std::vector<std::string> parts;
+  SliceShare share;
+  const std::string owners = on_rank_zero(group_, [&] {
+    const SlicePlan plan = plan_slices(texts);
+    for (const SlicePlan& part : plan.parts(group_.size)) parts.push_back(part.to_text());
+    share.owners = plan.owners();
+    if (share.owners.size() > 1) share.index = index_of(plan, stem);
+    return numbers_to_text(share.owners);
+  });
+  share.owners = numbers_from_text(owners);
+  share.plan = SlicePlan::from_text(scatter_texts(group_, parts));
+  share.slices = std::move(own);
+  return kept[stem] = std::move(share);
+}
+
 void CheckpointWriter::add_slices(const std::string& stem, const std::vector<TensorSlice>& slices) {
-  const std::vector<std::string> texts = group_.gather(slices_to_text(slices));
-  SlicePlan plan;
+  SliceShare share;
   try {
-    plan = SlicePlan::from_text(on_rank_zero(group_, [&] { return plan_slices(texts).to_text(); }));
+    share = share_of(stem, slices);
   } catch (const Error& e) {  // the same on every rank
     if (!error_) error_ = e;
     return;
   }
-  const std::vector<int> owners = plan.owners();
-  std::map<int, std::string> files;  // by owner
-  for (size_t i = 0; i < owners.size(); ++i)
-    files[owners[i]] = owners.size() == 1
-                           ? stem + ".safetensors"
-                           : fmt::format("{}-{:05}-of-{:05}.safetensors", stem, i + 1, owners.size());
-
+  const SlicePlan& plan = share.plan;
   std::vector<ShardSpec> own;
   for (const SlicePlan::Tensor& t : plan.tensors)
     if (t.owner == group_.rank) own.push_back(ShardSpec::whole(t.name, t.dtype, t.shape));
@@ -167,21 +192,14 @@ void CheckpointWriter::add_slices(const std::string& stem, const std::vector<Ten
     fill(nullptr);
   } else {
     bool filled = false;
-    add_tensors(files[group_.rank], own, [&](SafetensorsWriter& file) {
+    add_tensors(file_of_owner(stem, share.owners, group_.rank), own, [&](SafetensorsWriter& file) {
       filled = true;
       fill(&file);
     });
     if (!filled) fill(nullptr);  // still take part in the exchange
   }
 
-  if (owners.size() == 1 || group_.rank != 0) return;
-  std::map<std::string, std::string> weight_map;
-  uint64_t total = 0;
-  for (const SlicePlan::Tensor& t : plan.tensors) {
-    weight_map[t.name] = files[t.owner];
-    total += static_cast<uint64_t>(t.bytes());
-  }
-  add_file(stem + ".safetensors.index.json", safetensors_index(weight_map, total));
+  if (!share.index.empty()) add_file(stem + ".safetensors.index.json", share.index);
 }
 
 namespace {
@@ -423,7 +441,15 @@ void CheckpointWriter::publish(const CheckpointManifest& manifest) {
     }
   }
   // Also makes the entries of all files durable: it fsyncs the directory.
-  write_file_atomic(join_path(temporary_, manifest_name), manifest.to_text());
+  const std::string text = manifest.to_text();
+  if (text.size() > options_.manifest_limit)
+    fail(Exit::io,
+         "{}: the manifest of {} tensors in {} files has {}; expected at most {}, as no program could read "
+         "it. "
+         "Fix: fewer ranks, or distributed.shard_strategy: ddp",
+         final_, manifest.tensors.size(), manifest.files.size(), human_bytes(text.size()),
+         human_bytes(options_.manifest_limit));
+  write_file_atomic(join_path(temporary_, manifest_name), text);
   const std::string trash = join_path(store_, ".trash-" + random_nonce());
   std::string replaced;
   if (!path_exists(final_)) {

@@ -4,6 +4,7 @@
 #include <limits>
 #include <map>
 #include <set>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "core/io/json.h"
@@ -36,46 +37,60 @@ struct Held {
   std::vector<SlicePlan::Source> slices;
 };
 
-bool same_place(const SlicePlan::Source& a, const SlicePlan::Source& b) {
-  return a.row == b.row && a.rows == b.rows && a.column == b.column && a.columns == b.columns;
-}
-
-bool overlap(const SlicePlan::Source& a, const SlicePlan::Source& b) {
-  return a.row < b.row + b.rows && b.row < a.row + a.rows && a.column < b.column + b.columns &&
-         b.column < a.column + a.columns;
+auto place(const SlicePlan::Source& s) {
+  return std::tuple(s.row, s.column, s.rows, s.columns);
 }
 
 int64_t area(const SlicePlan::Source& s) {
   return s.rows * s.columns;
 }
 
-// One source per slice position, the owner's if it holds it.
+// One source per slice position, the owner's if it holds it, else the lowest rank's; sorted by position.
 std::vector<SlicePlan::Source> choose_sources(const Held& held, int owner) {
-  std::vector<SlicePlan::Source> out;
-  for (const SlicePlan::Source& s : held.slices) {
-    const auto same =
-        std::find_if(out.begin(), out.end(), [&](const auto& other) { return same_place(s, other); });
-    if (same == out.end())
-      out.push_back(s);
-    else if (s.rank == owner)
-      *same = s;
-  }
+  std::vector<SlicePlan::Source> out = held.slices;
+  std::sort(out.begin(), out.end(), [&](const auto& a, const auto& b) {
+    return std::tuple(place(a), a.rank != owner, a.rank) < std::tuple(place(b), b.rank != owner, b.rank);
+  });
+  const auto end =
+      std::unique(out.begin(), out.end(), [](const auto& a, const auto& b) { return place(a) == place(b); });
+  out.erase(end, out.end());
+  out.shrink_to_fit();
   return out;
 }
 
+// Sweeps over the rows with the sources that reach into the current one, by column. As these are disjoint, a
+// new one can overlap its neighbors only.
+void require_disjoint(const SlicePlan::Tensor& t) {
+  using Open = std::map<int64_t, const SlicePlan::Source*>;
+  Open open;
+  std::multimap<int64_t, Open::iterator> ends;  // by the row after the last one
+  for (const SlicePlan::Source& s : t.sources) {
+    while (!ends.empty() && ends.begin()->first <= s.row) {
+      open.erase(ends.begin()->second);
+      ends.erase(ends.begin());
+    }
+    const auto next = open.lower_bound(s.column);
+    const SlicePlan::Source* other = nullptr;
+    if (next != open.end() && next->first < s.column + s.columns) other = next->second;
+    if (next != open.begin() && std::prev(next)->first + std::prev(next)->second->columns > s.column)
+      other = std::prev(next)->second;
+    NRL_CHECK(!other, "tensor \"{}\": slices of ranks {} and {} overlap", t.name,
+              std::min(s.rank, other->rank), std::max(s.rank, other->rank));
+    ends.emplace(s.row + s.rows, open.emplace_hint(next, s.column, &s));
+  }
+}
+
+// `t.sources` are sorted by row.
 void require_cover(const SlicePlan::Tensor& t) {
   int64_t covered = 0;
-  for (size_t i = 0; i < t.sources.size(); ++i) {
-    const SlicePlan::Source& s = t.sources[i];
+  for (const SlicePlan::Source& s : t.sources) {
     NRL_CHECK(s.row >= 0 && s.rows > 0 && s.column >= 0 && s.columns > 0 && s.row + s.rows <= t.height() &&
                   s.column + s.columns <= t.width(),
               "tensor \"{}\" {}: rank {} holds rows {}+{}, columns {}+{} of it", t.name, shape_text(t.shape),
               s.rank, s.row, s.rows, s.column, s.columns);
-    for (size_t j = 0; j < i; ++j)
-      NRL_CHECK(!overlap(s, t.sources[j]), "tensor \"{}\": slices of ranks {} and {} overlap", t.name,
-                t.sources[j].rank, s.rank);
     covered += area(s);
   }
+  require_disjoint(t);
   NRL_CHECK(covered == t.height() * t.width(), "tensor \"{}\" {}: the ranks hold {} of its {} elements",
             t.name, shape_text(t.shape), covered, t.height() * t.width());
 }
@@ -104,6 +119,20 @@ std::vector<int> SlicePlan::owners() const {
   std::set<int> out;
   for (const Tensor& t : tensors) out.insert(t.owner);
   return {out.begin(), out.end()};
+}
+
+std::vector<SlicePlan> SlicePlan::parts(int ranks) const {
+  std::vector<SlicePlan> out(static_cast<size_t>(ranks));
+  for (const Tensor& t : tensors) {
+    out.at(static_cast<size_t>(t.owner)).tensors.push_back(t);
+    for (const Source& s : t.sources) {
+      if (s.rank == t.owner) continue;
+      std::vector<Tensor>& part = out.at(static_cast<size_t>(s.rank)).tensors;
+      if (part.empty() || part.back().name != t.name) part.push_back({t.name, t.dtype, t.shape, t.owner, {}});
+      part.back().sources.push_back(s);
+    }
+  }
+  return out;
 }
 
 std::string SlicePlan::to_text() const {

@@ -2,6 +2,7 @@
 // Assigns each tensor of a checkpoint to the rank that writes it, and lists the slices it is assembled from.
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -22,7 +23,7 @@ struct SlicePlan {
     DType dtype = DType::f32;
     std::vector<int64_t> shape;
     int owner = 0;
-    std::vector<Source> sources;  ///< cover every element once
+    std::vector<Source> sources;  ///< cover every element once; sorted by row, then column
     int64_t height() const { return shape.empty() ? 1 : shape[0]; }
     int64_t width() const { return shape.size() == 2 ? shape[1] : 1; }
     int64_t bytes() const { return height() * width() * size_of(dtype); }
@@ -32,8 +33,26 @@ struct SlicePlan {
   /// Ranks that own a tensor, in ascending order.
   std::vector<int> owners() const;
 
+  /// The part of each of `ranks` ranks, in the order of the plan: the tensors that it owns, with all sources,
+  /// and those that it sends slices of, with these alone.
+  std::vector<SlicePlan> parts(int ranks) const;
+
   std::string to_text() const;
   static SlicePlan from_text(const std::string& text);
+};
+
+/// What a rank needs of a plan.
+struct SliceShare {
+  std::string slices;       ///< slices_to_text() of the rank, from which the plan was made
+  SlicePlan plan;           ///< its part
+  std::vector<int> owners;  ///< of the whole plan
+  std::string index;        ///< rank 0, several owners: the text of STEM.safetensors.index.json
+};
+
+/// The shares of the previous save, by the stem of their files, which are used again while no rank's slices
+/// change. One per rank, for all its saves.
+struct SliceShares {
+  std::map<std::string, SliceShare> by_stem;
 };
 
 /// This rank's slices as text, for plan_slices() on rank 0. A tensor may have several slices.

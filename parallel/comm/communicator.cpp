@@ -272,6 +272,29 @@ std::vector<std::string> Communicator::gather_texts(std::string_view text) {
   return out;
 }
 
+std::vector<std::string> Communicator::gather_texts_to(std::string_view text, int root) {
+  if (&host() != this) return host().gather_texts_to(text, root);
+  NRL_CHECK(root >= 0 && root < size(), "gather on {}: no rank {}", label(), root);
+  std::vector<int64_t> lengths(members_.size());
+  const std::vector<int64_t> own = {static_cast<int64_t>(text.size())};
+  all_gather(own, lengths);
+  if (rank() != root) {
+    if (!text.empty()) send(ConstView{text.data(), own[0], DType::u8}, root);
+    return {};
+  }
+  std::vector<std::string> out(members_.size());
+  for (int r = 0; r < size(); ++r) {
+    std::string& of_rank = out[static_cast<size_t>(r)];
+    const int64_t length = lengths[static_cast<size_t>(r)];
+    of_rank.resize(static_cast<size_t>(length));
+    if (r == root)
+      of_rank = text;
+    else if (length > 0)
+      recv(View(of_rank.data(), length, DType::u8), r);
+  }
+  return out;
+}
+
 void Communicator::broadcast_text(std::string& text, int root) {
   if (&host() != this) return host().broadcast_text(text, root);
   std::vector<int64_t> length = {static_cast<int64_t>(text.size())};

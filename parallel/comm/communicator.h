@@ -228,6 +228,9 @@ class Communicator {
   /// Gathers one text of every rank, in rank order. Collective; for start-up and error paths. Texts
   /// go through host().
   std::vector<std::string> gather_texts(std::string_view text);
+  /// The same on `root` only; empty elsewhere. No other rank holds more than its own text and 8 bytes per
+  /// rank.
+  std::vector<std::string> gather_texts_to(std::string_view text, int root);
   /// Replaces `text` by the root's. Collective.
   void broadcast_text(std::string& text, int root);
 

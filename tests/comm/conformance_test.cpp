@@ -385,6 +385,13 @@ TEST_CASE("texts are gathered and broadcast; ranks agree on the first error", "[
   const int n = world().size(), me = world().rank();
   const auto texts = world().gather_texts(std::string(static_cast<size_t>(me * 3), 'x'));
   for (int r = 0; r < n; ++r) REQUIRE(texts[static_cast<size_t>(r)].size() == static_cast<size_t>(r * 3));
+  for (const int root : {0, n - 1}) {
+    // Long texts go as messages that wait for their receiver; an empty one sends none.
+    const auto text_of = [&](int r) { return std::string(static_cast<size_t>(r * 100'000), 'a' + r % 26); };
+    const auto at_root = world().gather_texts_to(text_of(me), root);
+    REQUIRE(at_root.size() == (me == root ? static_cast<size_t>(n) : 0));
+    for (size_t r = 0; r < at_root.size(); ++r) REQUIRE((at_root[r] == text_of(static_cast<int>(r))));
+  }
   REQUIRE(agree_on_error(world(), Exit::ok, "unused").code == Exit::ok);
   const ErrorConsensus v =
       agree_on_error(world(), me == n - 1 ? Exit::config : Exit::ok, me == n - 1 ? "bad key" : "");

@@ -4,6 +4,7 @@
 
 #include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
+#include "core/io/slice_plan.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
 
@@ -195,6 +196,133 @@ TEST_CASE("slices that are not the whole tensor once are refused on every rank, 
   other = rows(5, 5);
   other.dtype = DType::bf16;
   CHECK(contains(attempt({rows(0, 5)}, {other}), "is bf16 [10, 4], of another one f32 [10, 4]"));
+}
+
+TEST_CASE("any two slices that overlap are found, and no others") {
+  // All pairs of rectangles of a 4 x 4 matrix, with the rest of it in single elements.
+  const auto plan = [](const std::vector<TensorSlice>& slices) {
+    return error_of([&] { plan_slices({slices_to_text(slices)}); }).text;
+  };
+  const auto rectangle = [](int k) {
+    const int64_t row = k & 3, rows = 1 + (k >> 2 & 3), column = k >> 4 & 3, columns = 1 + (k >> 6);
+    return TensorSlice{"w", DType::f32, {4, 4}, row, rows, column, columns};
+  };
+  const auto inside = [](const TensorSlice& s) { return s.row + s.rows <= 4 && s.column + s.columns <= 4; };
+  const auto has = [](const TensorSlice& s, int64_t r, int64_t c) {
+    return r >= s.row && r < s.row + s.rows && c >= s.column && c < s.column + s.columns;
+  };
+  int refused = 0, accepted = 0;
+  for (int a = 0; a < 256; ++a)
+    for (int b = a + 1; b < 256; ++b) {
+      std::vector<TensorSlice> slices{rectangle(a), rectangle(b)};
+      if (!inside(slices[0]) || !inside(slices[1])) continue;
+      bool overlap = false;
+      for (int64_t r = 0; r < 4; ++r)
+        for (int64_t c = 0; c < 4; ++c) {
+          const int count = has(slices[0], r, c) + has(slices[1], r, c);
+          overlap = overlap || count == 2;
+          if (count == 0) slices.push_back({"w", DType::f32, {4, 4}, r, 1, c, 1});
+        }
+      const std::string text = plan(slices);
+      if (contains(text, "overlap") != overlap) FAIL(a << " and " << b << ": " << text);
+      ++(overlap ? refused : accepted);
+    }
+  CHECK(refused + accepted == 100 * 99 / 2);
+  CHECK(accepted > 500);
+}
+
+TEST_CASE("the plan of slices is used again until the slices of any rank change") {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  constexpr int ranks = 3;
+  std::vector<SliceShares> kept(ranks);
+  const auto save = [&](int64_t step, uint64_t salt, bool everything) {
+    ThreadRanks threads(ranks);
+    for (const Caught& e : threads.run([&](int rank) {
+           Slices held(rank, ranks, salt, true, everything);
+           CheckpointWriter::Options options;
+           options.plans = &kept[static_cast<size_t>(rank)];
+           CheckpointWriter writer(dir / "c", step, 1000, threads.group(rank), options);
+           writer.add_slices("model", held.slices);
+           writer.commit(JsonValue::object());
+         }))
+      REQUIRE(e.text == "");
+    if (kept[0].by_stem.at("model").index == "{}") return;  // not readable as a set
+    const SafetensorsSet set(fmt::format("{}/step-{}", dir / "c", step));
+    for (const Held& held : tensors()) {
+      const std::string want = tensor_bytes(held.spec, salt);
+      std::string got(want.size(), '\1');
+      set.read(held.spec.name, got.data(), got.size());
+      CHECK((got == want));
+    }
+  };
+  const auto slices = [&](size_t rank) -> std::string& { return kept[rank].by_stem.at("model").slices; };
+  const auto marked = [&] {
+    int count = 0;
+    for (const SliceShares& shares : kept) count += shares.by_stem.at("model").index == "{}";
+    return count;
+  };
+  const auto mark = [&] {
+    kept[0].by_stem.at("model").index = "{}";  // which no new plan has
+  };
+  save(1, 3, false);
+  CHECK(read_file(dir / "c/step-1/model.safetensors.index.json", 1 << 20).size() > 100);
+  mark();
+  save(2, 4, false);
+  CHECK(marked() == 1);
+  slices(1) += " ";  // as if those of one rank had changed
+  save(3, 5, false);
+  CHECK(marked() == 0);
+  mark();
+  kept[2].by_stem.clear();
+  save(4, 6, false);
+  CHECK(marked() == 0);
+  mark();
+  save(5, 7, true);
+  CHECK(marked() == 0);
+}
+
+TEST_CASE("each rank receives its own part of a plan") {
+  const auto text = [](const std::vector<TensorSlice>& slices) { return slices_to_text(slices); };
+  const SlicePlan plan = plan_slices({
+      text({{"a", DType::f32, {4, 4}, 0, 2, 0, 4}, {"b", DType::f32, {4}, 0, 4, 0, 1}}),
+      text({{"a", DType::f32, {4, 4}, 2, 1, 0, 4}}),
+      text({{"a", DType::f32, {4, 4}, 3, 1, 0, 4}, {"b", DType::f32, {4}, 0, 4, 0, 1}}),
+      text({}),
+  });
+  const std::vector<SlicePlan> parts = plan.parts(4);
+  REQUIRE(plan.tensors[0].owner == 0);
+  REQUIRE(plan.tensors[1].owner == 2);
+  REQUIRE(parts[0].tensors.size() == 1);
+  CHECK(parts[0].tensors[0].sources.size() == 3);
+  REQUIRE(parts[1].tensors.size() == 1);
+  REQUIRE(parts[1].tensors[0].sources.size() == 1);
+  CHECK(parts[1].tensors[0].sources[0].row == 2);
+  REQUIRE(parts[2].tensors.size() == 2);
+  CHECK(parts[2].tensors[0].sources.size() == 1);
+  CHECK(parts[2].tensors[1].sources.size() == 1);
+  CHECK(parts[3].tensors.empty());
+}
+
+TEST_CASE("a manifest that could not be read is not written") {
+  const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
+  REQUIRE(write(dir / "c", 1, 3)[0].text == "");
+  const uint64_t bytes = read_file(dir / "c/step-7/manifest.json", 1 << 24).size();
+  const auto attempt = [&](uint64_t limit) {
+    ThreadRanks group(1);
+    return group.run([&](int rank) {
+      Slices held(rank, 1, 3);
+      CheckpointWriter::Options options;
+      options.manifest_limit = limit;
+      CheckpointWriter writer(dir / "c", 8, 1000, group.group(rank), options);
+      writer.add_slices("model", held.slices);
+      writer.commit(JsonValue::object());
+    })[0];
+  };
+  const Caught refused = attempt(bytes - 1);
+  CHECK(refused.code == 74);
+  CHECK(contains(refused.text, "step-8: the manifest of 10 tensors in 1 files has"));
+  CHECK(list_directory(dir / "c") == std::vector<std::string>{"LATEST", "step-7"});
+  CHECK(attempt(bytes).text == "");
 }
 
 TEST_CASE("an error of one rank during the exchange of slices reaches every rank without a deadlock") {
