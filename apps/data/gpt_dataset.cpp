@@ -74,7 +74,7 @@ class GptDataset final : public TokenDataset {
       : TokenDataset(options.documents),
         file_(std::move(file)),
         vocab_size_(options.vocab_size),
-        index_(plan_for(options, *file_, samples), file_->lengths(), options.seed) {}
+        index_(plan_for(options, *file_, samples), file_->lengths(), options.seed, options.orders.get()) {}
 
   int64_t samples() const override { return index_.samples(); }
   int64_t sequence_length() const override { return index_.plan().sequence_length; }
@@ -85,7 +85,7 @@ class GptDataset final : public TokenDataset {
     const SplitPart& part = index_.plan().part;
     auto [document, offset] = index_.start(i);
     for (; !out.empty(); ++document, offset = 0) {
-      const int32_t sequence = index_.documents()[static_cast<size_t>(document)];
+      const int32_t sequence = index_.sequence(document);
       const int64_t left = part.length(file_->lengths(), sequence) - offset;
       const auto count = static_cast<size_t>(std::min<int64_t>(left, static_cast<int64_t>(out.size())));
       const int64_t skip = sequence == part.first ? part.skip : 0;
@@ -114,7 +114,7 @@ class BlendedDataset final : public TokenDataset {
   BlendedDataset(const DatasetOptions& options, const Blend& blend)
       : TokenDataset(options.documents),
         shares_(blend.shares),
-        index_(blend.shares, blend.requests, options.samples) {
+        index_(blend.shares, blend.requests, options.samples, options.orders.get()) {
     for (size_t d = 0; d < shares_.size(); ++d)
       parts_.push_back(std::make_unique<GptDataset>(options, file_of(options.sources[d]), blend.requests[d]));
   }
@@ -165,9 +165,9 @@ int64_t samples_of_one_epoch(const DatasetOptions& options) {
 DatasetMemory plan_dataset_memory(std::span<const DatasetOptions> datasets) {
   DatasetMemory memory;
   std::set<OpenFile> files;
-  const auto add = [&](int64_t bytes, int64_t peak) {
+  const auto add = [&](const OrderFiles* files, int64_t bytes, int64_t peak) {
     memory.peak = std::max(memory.peak, memory.order + peak);
-    memory.order += bytes;
+    (files && bytes >= files->smallest() ? memory.shared : memory.order) += bytes;
   };
   for (DatasetOptions options : datasets) {
     check(options);
@@ -177,12 +177,12 @@ DatasetMemory plan_dataset_memory(std::span<const DatasetOptions> datasets) {
     if (count > 1) {
       requests = plan_blend(options).requests;
       const int64_t bytes = BlendIndex::bytes(count, options.samples);
-      add(bytes, bytes);
+      add(options.orders.get(), bytes, bytes);
     }
     for (size_t d = 0; d < count; ++d) {
       const OpenFile& file = options.sources[d].file;
       const GptPlan plan = plan_for(options, *file, requests[d]);
-      add(plan.bytes(), plan.peak_bytes());
+      add(options.orders.get(), plan.bytes(), plan.peak_bytes());
       if (files.insert(file).second) memory.files += file->memory_bytes();
     }
   }

@@ -48,6 +48,7 @@ struct DatasetOptions {
   uint32_t seed = 1234;
   int64_t vocab_size = 0;  ///< exclusive upper bound of token ids
   DocumentRules documents;
+  std::shared_ptr<OrderFiles> orders = {};  ///< null: every process keeps the order in its memory
 };
 
 /// Opens the files of the sources that are not open yet, so that they are read only once. Throws
@@ -59,9 +60,10 @@ int64_t samples_of_one_epoch(const DatasetOptions& options);
 
 /// Host memory of the sample order and the file indices in every process.
 struct DatasetMemory {
-  int64_t order = 0;  ///< for `options.samples` samples
-  int64_t peak = 0;   ///< of the order while it is built
-  int64_t files = 0;  ///< lengths and offsets of the documents
+  int64_t order = 0;   ///< for `options.samples` samples, without `shared`
+  int64_t shared = 0;  ///< orders in files, which the processes of a node share in the page cache
+  int64_t peak = 0;    ///< of the order while it is built
+  int64_t files = 0;   ///< lengths and offsets of the documents
 };
 
 /// The memory of these datasets in a process that opens them one after another and shares open files. Does

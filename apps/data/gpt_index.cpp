@@ -2,8 +2,10 @@
 
 #include <cmath>
 #include <numeric>
+#include <optional>
 
 #include "core/base/error.h"
+#include "core/io/crc32c.h"
 
 namespace nrl::data {
 namespace {
@@ -15,6 +17,14 @@ template <class T>
 std::span<T> reserve(cpu::HostMemory& memory, int64_t count) {
   memory = cpu::HostMemory(static_cast<size_t>(count) * sizeof(T));
   return {reinterpret_cast<T*>(memory.data()), static_cast<size_t>(count)};
+}
+
+// The next array of a mapped order. The mapping cannot be written to, and is not.
+template <class T>
+std::span<T> take(std::span<const std::byte>& arrays, int64_t count) {
+  const auto bytes = arrays.first(static_cast<size_t>(count) * sizeof(T));
+  arrays = arrays.subspan(bytes.size());
+  return {reinterpret_cast<T*>(const_cast<std::byte*>(bytes.data())), static_cast<size_t>(count)};
 }
 
 int64_t counts_for(int64_t documents) {
@@ -133,6 +143,42 @@ GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32
   shuffle_memory_.shrink(shuffle_.size_bytes());
 }
 
+GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files)
+    : plan_(plan), lengths_(lengths) {
+  std::optional<GptIndex> built;
+  std::optional<MappedOrder> mapped;
+  if (files && plan.bytes() >= files->smallest()) {
+    // The order of a version is fixed for ever: a change of it needs another name here.
+    const SplitPart& p = plan.part;
+    const std::string key = fmt::format(
+        "GPT order 1: seed {}; sequence length {}; {} of {} samples in {} epochs, {} first; part {} to {} "
+        "without {} and {} tokens; {} lengths, CRC-32C {:08x}, {} tokens",
+        seed, plan.sequence_length, plan.kept, plan.total, plan.epochs, plan.first_samples, p.first, p.last,
+        p.skip, p.drop, lengths.size(), crc32c(lengths.data(), lengths.size_bytes()), plan.tokens);
+    mapped = files->open(key, plan.bytes(), [&] {
+      if (!built) built.emplace(plan, lengths, seed);
+      return std::vector{std::as_bytes(built->tokens_before_), std::as_bytes(built->documents_),
+                         std::as_bytes(built->shuffle_)};
+    });
+  }
+  if (!mapped) {
+    *this = built ? std::move(*built) : GptIndex(plan, lengths, seed);
+    return;
+  }
+  file_ = std::move(*mapped);
+  std::span<const std::byte> arrays = file_.arrays();
+  tokens_before_ = take<int64_t>(arrays, counts_for(plan.documents()));
+  documents_ = take<int32_t>(arrays, plan.documents());
+  shuffle_ = take<uint32_t>(arrays, plan.kept);
+  if (!tokens_before_.empty() && tokens_before_[0] != 0) fail_damaged();
+}
+
+void GptIndex::fail_damaged() const {
+  fail(Exit::data,
+       "the stored sample order is damaged. Fix: remove the directory nrl-train-orders-* in TMPDIR, /var/tmp "
+       "or /dev/shm");
+}
+
 // The documents of all epochs are shuffled together, except a separate last epoch.
 void GptIndex::shuffle_documents(NumpyRandomState& random) {
   documents_ = reserve<int32_t>(document_memory_, plan_.documents());
@@ -161,7 +207,7 @@ GptIndex::Start GptIndex::find(int64_t token) const {
   int64_t document = block * index_stride, offset = token - tokens_before_[static_cast<size_t>(block)];
   while (true) {
     NRL_CHECK(document < plan_.documents(), "token {} of {} epochs of {}", token, plan_.epochs, plan_.tokens);
-    const int64_t length = plan_.part.length(lengths_, documents_[static_cast<size_t>(document)]);
+    const int64_t length = plan_.part.length(lengths_, sequence(document));
     if (offset < length) return {document, offset};
     offset -= length;
     ++document;
@@ -198,10 +244,10 @@ BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> 
     : datasets_(shares.size()) {
   NRL_CHECK(datasets_ <= INT16_MAX && available.size() == datasets_ && samples >= 0 &&
             std::accumulate(available.begin(), available.end(), int64_t{0}) >= samples);
-  dataset_.reserve(static_cast<size_t>(samples));
+  dataset_memory_.reserve(static_cast<size_t>(samples));
   std::vector<int64_t> taken(datasets_, 0);
   for (int64_t k = 0; k < samples; ++k) {
-    if (k % stride(datasets_) == 0) taken_.insert(taken_.end(), taken.begin(), taken.end());
+    if (k % stride(datasets_) == 0) taken_memory_.insert(taken_memory_.end(), taken.begin(), taken.end());
     const auto scale = static_cast<double>(std::max<int64_t>(k, 1));
     size_t best = datasets_;
     double most = 0;
@@ -209,14 +255,44 @@ BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> 
       const double lag = shares[d] * scale - static_cast<double>(taken[d]);
       if ((best == datasets_ || lag > most) && taken[d] < available[d]) most = lag, best = d;
     }
-    dataset_.push_back(static_cast<uint16_t>(best));
+    dataset_memory_.push_back(static_cast<uint16_t>(best));
     ++taken[best];
   }
+  dataset_ = dataset_memory_;
+  taken_ = taken_memory_;
+}
+
+BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
+                       OrderFiles* files)
+    : datasets_(shares.size()) {
+  std::optional<BlendIndex> built;
+  std::optional<MappedOrder> mapped;
+  const int64_t bytes = BlendIndex::bytes(shares.size(), samples);
+  if (files && bytes >= files->smallest()) {
+    std::string sources;
+    for (size_t d = 0; d < shares.size(); ++d) sources += fmt::format("{:a} of {};", shares[d], available[d]);
+    const std::string key =
+        fmt::format("blend 1: {} samples of {} sources, {}", samples, shares.size(), digest(sources));
+    mapped = files->open(key, bytes, [&] {
+      if (!built) built.emplace(shares, available, samples);
+      return std::vector{std::as_bytes(built->taken_), std::as_bytes(built->dataset_)};
+    });
+  }
+  if (!mapped) {
+    *this = built ? std::move(*built) : BlendIndex(shares, available, samples);
+    return;
+  }
+  file_ = std::move(*mapped);
+  std::span<const std::byte> arrays = file_.arrays();
+  const int64_t rows = (samples + stride(datasets_) - 1) / stride(datasets_);
+  taken_ = take<int64_t>(arrays, rows * static_cast<int64_t>(datasets_));
+  dataset_ = take<uint16_t>(arrays, samples);
 }
 
 BlendIndex::Sample BlendIndex::at(int64_t k) const {
   const int64_t row = k / stride(datasets_);
   const size_t dataset = dataset_[static_cast<size_t>(k)];
+  if (dataset >= datasets_) fail(Exit::data, "the stored order of the blend is damaged at sample {}", k);
   const auto first = dataset_.begin() + row * stride(datasets_);
   return {dataset, taken_[static_cast<size_t>(row) * datasets_ + dataset] +
                        std::count(first, dataset_.begin() + k, static_cast<uint16_t>(dataset))};

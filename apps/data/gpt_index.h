@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/data/order_file.h"
 #include "core/device/cpu/memory.h"
 
 namespace nrl::data {
@@ -104,6 +105,9 @@ class GptIndex {
  public:
   /// `lengths`: of all sequences of the file; must outlive the index.
   GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed);
+  /// The order from `files` if it is as large as its smallest ones and can be stored there, else in memory.
+  /// `files` may be null.
+  GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files);
 
   const GptPlan& plan() const { return plan_; }
   int64_t samples() const { return plan_.kept; }
@@ -122,13 +126,21 @@ class GptIndex {
   }
   /// The document that contains a token of the stream.
   Start find(int64_t token) const;
+  /// documents()[document]. Exit::data if it is not a sequence of the part: the file of the order is damaged.
+  int32_t sequence(int64_t document) const {
+    const int32_t s = documents_[static_cast<size_t>(document)];
+    if (s < plan_.part.first || s >= plan_.part.last) fail_damaged();
+    return s;
+  }
 
  private:
+  [[noreturn]] void fail_damaged() const;
   void shuffle_documents(NumpyRandomState& random);
   void count_tokens();
 
   GptPlan plan_;
   std::span<const int32_t> lengths_;
+  MappedOrder file_;  // of all three arrays, or none
   cpu::HostMemory document_memory_, shuffle_memory_, count_memory_;
   std::span<int32_t> documents_;
   std::span<uint32_t> shuffle_;
@@ -149,6 +161,9 @@ class BlendIndex {
   /// `shares`: from normalized_weights(). `available[d]`: samples of dataset d; the sum must be
   /// at least `samples`.
   BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples);
+  /// The order from `files`, as for GptIndex.
+  BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
+             OrderFiles* files);
 
   struct Sample {
     size_t dataset;
@@ -164,8 +179,11 @@ class BlendIndex {
   static int64_t stride(size_t datasets);
 
   size_t datasets_;
-  std::vector<uint16_t> dataset_;  // [samples]
-  std::vector<int64_t> taken_;     // [ceil(samples / stride), datasets]: samples taken before each stride
+  MappedOrder file_;  // of both arrays, or none
+  std::vector<uint16_t> dataset_memory_;
+  std::vector<int64_t> taken_memory_;
+  std::span<const uint16_t> dataset_;  // [samples]
+  std::span<const int64_t> taken_;     // [ceil(samples / stride), datasets]: samples taken before each stride
 };
 
 }  // namespace nrl::data

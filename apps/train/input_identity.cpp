@@ -19,33 +19,60 @@ std::string identity_text(const std::string& path, FileIdentity (*identify)(cons
   }
 }
 
-void add_sources(const DatasetConfig& config, std::vector<DataSource>& sources,
-                 std::vector<InputFile>& files) {
+void add_token_files(const DatasetConfig& config, std::vector<InputFile>& files) {
   for (const std::string& prefix : config.data_path) {
-    const InputFile index{prefix + ".idx", identity_text(prefix + ".idx", identify_file)};
-    const InputFile tokens{prefix + ".bin", identity_text(prefix + ".bin", identify_file_by_samples)};
-    sources.push_back({prefix, fmt::format("idx {}; bin {}", index.second, tokens.second)});
-    files.push_back(index);
-    files.push_back(tokens);
+    files.emplace_back(prefix + ".idx", identity_text(prefix + ".idx", identify_file));
+    files.emplace_back(prefix + ".bin", identity_text(prefix + ".bin", identify_file_by_samples));
   }
+}
+
+// The sources of both data sets, whose files come first.
+Inputs with_sources(const Config& config, std::vector<InputFile> files) {
+  Inputs inputs;
+  inputs.files = std::move(files);
+  size_t at = 0;
+  const auto add = [&](const DatasetConfig& dataset, std::vector<DataSource>& sources) {
+    for (const std::string& prefix : dataset.data_path) {
+      NRL_CHECK(at + 2 <= inputs.files.size(), "{} files of the data", inputs.files.size());
+      sources.push_back(
+          {prefix, fmt::format("idx {}; bin {}", inputs.files[at].second, inputs.files[at + 1].second)});
+      at += 2;
+    }
+  };
+  add(config.data.train, inputs.train);
+  add(config.data.validation, inputs.validation);
+  return inputs;
+}
+
+std::vector<InputFile> files_from_text(const std::string& text, std::string_view whose) {
+  std::vector<InputFile> files;
+  const JsonValue all = parse_json(text, whose);
+  for (const JsonValue& file : all.items())
+    files.emplace_back(file.items().at(0).as_string(), file.items().at(1).as_string());
+  return files;
 }
 
 }  // namespace
 
 Inputs identify_inputs(const Config& config) {
-  Inputs inputs;
-  add_sources(config.data.train, inputs.train, inputs.files);
-  add_sources(config.data.validation, inputs.validation, inputs.files);
-  if (!config.policy.model_name || !is_directory(*config.policy.model_name)) return inputs;
+  std::vector<InputFile> files;
+  add_token_files(config.data.train, files);
+  add_token_files(config.data.validation, files);
+  if (!config.policy.model_name || !is_directory(*config.policy.model_name))
+    return with_sources(config, std::move(files));
   for (const std::string& name : list_directory(*config.policy.model_name)) {
     const std::string path = join_path(*config.policy.model_name, name);
     if (name.ends_with(".safetensors")) {
-      inputs.files.emplace_back(path, identity_text(path, identify_file_by_samples));
+      files.emplace_back(path, identity_text(path, identify_file_by_samples));
     } else if (name == "config.json" || name.ends_with(".safetensors.index.json")) {
-      inputs.files.push_back(identify_input(path));
+      files.push_back(identify_input(path));
     }
   }
-  return inputs;
+  return with_sources(config, std::move(files));
+}
+
+Inputs inputs_from_text(const Config& config, const std::string& text) {
+  return with_sources(config, files_from_text(text, "the input files of rank 0"));
 }
 
 InputFile identify_input(const std::string& path) {
@@ -62,14 +89,13 @@ void require_same_files(const std::vector<std::string>& texts, const std::vector
   constexpr std::string_view fix =
       "Fix: give every node the same copy, or read it from a file system that they share";
   for (size_t rank = 1; rank < texts.size(); ++rank) {
-    if (texts[rank] == texts[0]) continue;
-    const JsonValue first_json = parse_json(texts[0], "the files of rank 0");
-    const JsonValue other_json = parse_json(texts[rank], fmt::format("the files of rank {}", rank));
-    const JsonValue::Array &first = first_json.items(), &other = other_json.items();
+    if (texts[rank].empty() || texts[rank] == texts[0]) continue;
+    const std::vector<InputFile> first = files_from_text(texts[0], "the files of rank 0");
+    const std::vector<InputFile> other =
+        files_from_text(texts[rank], fmt::format("the files of rank {}", rank));
     for (size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
-      const auto file = [&](const JsonValue::Array& files) {
-        if (i >= files.size()) return InputFile{"no file", "missing"};
-        return InputFile{files[i].items()[0].as_string(), files[i].items()[1].as_string()};
+      const auto file = [&](const std::vector<InputFile>& files) {
+        return i < files.size() ? files[i] : InputFile{"no file", "missing"};
       };
       const InputFile a = file(first), b = file(other);
       if (a == b) continue;

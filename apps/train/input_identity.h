@@ -31,11 +31,12 @@ Inputs identify_inputs(const Config& config);
 /// Identifies one file by its complete content.
 InputFile identify_input(const std::string& path);
 
-/// The files as text, for gathering from all ranks.
+/// The files as text, for gathering from all ranks, and what identify_inputs() returned where they were read.
 std::string to_text(const std::vector<InputFile>& files);
+Inputs inputs_from_text(const Config& config, const std::string& text);
 
 /// Fails (65) if a rank sees other files than rank 0, naming rank, host and file. `texts`: to_text() of every
-/// rank; `hosts`: the host name of every rank.
+/// rank that has read them, empty for the others; `hosts`: the host name of every rank.
 void require_same_files(const std::vector<std::string>& texts, const std::vector<std::string>& hosts);
 
 }  // namespace nrl::train

@@ -313,8 +313,11 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   print_host(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()), ranks.front().threads,
              order);
   if (unknown.empty())
-    log::info("data     sample order {}, file index {} ({}); peak {} while the order is built",
+    log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),
+              order.shared == 0 ? ""
+                                : fmt::format(" and {} in files, once per node",
+                                              human_bytes(static_cast<uint64_t>(order.shared))),
               human_bytes(static_cast<uint64_t>(order.files)),
               on_host ? "included in data" : "host memory, not included above",
               human_bytes(static_cast<uint64_t>(order.peak + order.files)));

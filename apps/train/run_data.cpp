@@ -31,6 +31,7 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   o.seed = static_cast<uint32_t>(data_seed(config));
   o.vocab_size = vocab_size;
   o.documents = document_rules(config);
+  o.orders = std::make_shared<data::OrderFiles>(data::OrderFiles::of_node());
   return o;
 }
 

@@ -38,6 +38,31 @@ std::vector<std::pair<std::string, std::string>> describe(const std::vector<ops:
   return lines;
 }
 
+void add_order_warnings(Run& run, const data::DatasetOptions& options) {
+  const std::vector<std::string>& found = options.orders->warnings();
+  run.warnings.insert(run.warnings.end(), found.begin(), found.end());
+}
+
+// One rank of each node reads the files, rather than all of them the same ones.
+Inputs identify_inputs_collectively(comm::World& world, const Config& config) {
+  Inputs inputs;
+  const bool reads = world.local_rank() == 0;
+  run_collectively(world, [&] {
+    if (reads) inputs = identify_inputs(config);
+  });
+  const std::vector<std::string> texts =
+      world.comm().gather_texts_to(reads ? to_text(inputs.files) : std::string(), 0);
+  run_collectively(world, [&] {
+    if (world.rank() == 0) require_same_files(texts, world.hosts());
+  });
+  std::string text = to_text(inputs.files);
+  world.comm().broadcast_text(text, 0);
+  run_collectively(world, [&] {
+    if (!reads) inputs = inputs_from_text(config, text);
+  });
+  return inputs;
+}
+
 void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
   const Config& c = run.config;
   if (!c.data.train.data_path.empty())
@@ -45,6 +70,7 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
                                      c.data.train.data_path.size() > 1 ? ", ..." : ""));
   const int64_t global = plan.batch.global;
   run.train = open_train_data(c, plan.spec.vocab_size, global);
+  add_order_warnings(run, run.train.options);
   run.position.dataset_samples = run.train.samples;
   run.position.global_batch = global;
   run.validation = plan_validation_data(c, run.train, global);
@@ -56,6 +82,7 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
         "repeat within an evaluation",
         validation.epoch_samples, validation.options.sequence_length, global));
   validation.dataset = data::open_token_dataset(validation.options);
+  add_order_warnings(run, validation.options);
 }
 
 /// How a run came to smaller microbatches: at first, and why.
@@ -206,10 +233,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
     phases.add("context", run.placement.accelerator().context_seconds, "device");
     phases.add("libraries", run.placement.accelerator().library_seconds, "device");
   }
-  Inputs inputs;
-  run_collectively(world, [&] { inputs = identify_inputs(c); });
-  const std::vector<std::string> files_of_ranks = world.comm().gather_texts(to_text(inputs.files));
-  run_collectively(world, [&] { require_same_files(files_of_ranks, world.hosts()); });
+  const Inputs inputs = identify_inputs_collectively(world, c);
   phases.begin("plan", "planning the memory");
   Fitting fitting{.chosen = chooses_microbatch(c)};
   std::unique_ptr<plan::RunPlan> plan = make_plan(run, fitting);

@@ -404,6 +404,12 @@ TEST_CASE("the planned memory is that of the parts", "[order]") {
   CHECK(blend.order == 2 * plan.bytes() + BlendIndex::bytes(2, 200));
   CHECK(blend.peak == blend.order + plan.peak_bytes() - plan.bytes());
   CHECK(blend.files >= 2 * 50 * 4);
+  options.orders = std::make_shared<OrderFiles>(std::vector<std::string>{}, plan.bytes());
+  const DatasetMemory stored = plan_dataset_memory(std::span(&options, 1));
+  CHECK(stored.shared == 2 * plan.bytes());
+  CHECK(stored.order == BlendIndex::bytes(2, 200));        // less than the smallest file
+  CHECK(stored.peak == stored.order + plan.peak_bytes());  // in the process that builds them
+  options.orders.reset();
   options.sources.pop_back();
   options.samples = 30;
   open_sources(options);

@@ -251,6 +251,18 @@ TEST_CASE("the identity of a run's inputs covers every file that it reads") {
   }
   write_file_atomic(dir / "model/README.md", "something else");
   CHECK(to_text(identify_inputs(c).files) == to_text(before.files));
+  const Inputs copy = inputs_from_text(c, to_text(before.files));
+  CHECK(copy.files == before.files);
+  REQUIRE(copy.train.size() == 2);
+  REQUIRE(copy.validation.size() == 1);
+  for (const size_t i : {0, 1}) {
+    CHECK(copy.train[i].prefix == before.train[i].prefix);
+    CHECK(copy.train[i].content == before.train[i].content);
+  }
+  CHECK(copy.validation[0].content == before.validation[0].content);
+  CHECK(error_of([&] { inputs_from_text(c, R"([["a.idx","1"]])"); }).code == 70);
+  // Ranks that have not read the files.
+  require_same_files({to_text(before.files), "", to_text(before.files)}, {"n0", "n0", "n1"});
   CHECK(before.train[0].prefix == dir / "a");
   CHECK(contains(before.train[0].content, "idx 16 bytes, CRC-32C "));
 }
