@@ -96,7 +96,7 @@ choose_steps() {
     n = int(1000 * seconds / ms / 100) * 100
     print (n < 100 ? 100 : n > 2000 ? 2000 : n)
   }')
-  echo "$step_ms ms: $steps steps in about $train_seconds s"
+  LC_ALL=C printf '%.1f ms: %d steps in about %d s\n' "$step_ms" "$steps" "$train_seconds"
   rm -rf "$work/trial" "$work/trial.txt"
 }
 
