@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <sys/stat.h>
+
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/file_identity.h"
@@ -19,11 +21,28 @@ std::string identity_text(const std::string& path, FileIdentity (*identify)(cons
   }
 }
 
-void add_token_files(const DatasetConfig& config, std::vector<InputFile>& files) {
-  for (const std::string& prefix : config.data_path) {
-    files.emplace_back(prefix + ".idx", identity_text(prefix + ".idx", identify_file));
-    files.emplace_back(prefix + ".bin", identity_text(prefix + ".bin", identify_file_by_samples));
+struct Listed {
+  std::string path;
+  FileIdentity (*identify)(const std::string&);
+};
+
+// All files of data and model; those of the data first.
+std::vector<Listed> listed(const Config& config) {
+  std::vector<Listed> files;
+  for (const DatasetConfig* dataset : {&config.data.train, &config.data.validation})
+    for (const std::string& prefix : dataset->data_path) {
+      files.push_back({prefix + ".idx", identify_file});
+      files.push_back({prefix + ".bin", identify_file_by_samples});
+    }
+  if (!config.policy.model_name || !is_directory(*config.policy.model_name)) return files;
+  for (const std::string& name : list_directory(*config.policy.model_name)) {
+    const std::string path = join_path(*config.policy.model_name, name);
+    if (name.ends_with(".safetensors"))
+      files.push_back({path, identify_file_by_samples});
+    else if (name == "config.json" || name.ends_with(".safetensors.index.json"))
+      files.push_back({path, identify_file});
   }
+  return files;
 }
 
 // The sources of both data sets, whose files come first.
@@ -56,19 +75,21 @@ std::vector<InputFile> files_from_text(const std::string& text, std::string_view
 
 Inputs identify_inputs(const Config& config) {
   std::vector<InputFile> files;
-  add_token_files(config.data.train, files);
-  add_token_files(config.data.validation, files);
-  if (!config.policy.model_name || !is_directory(*config.policy.model_name))
-    return with_sources(config, std::move(files));
-  for (const std::string& name : list_directory(*config.policy.model_name)) {
-    const std::string path = join_path(*config.policy.model_name, name);
-    if (name.ends_with(".safetensors")) {
-      files.emplace_back(path, identity_text(path, identify_file_by_samples));
-    } else if (name == "config.json" || name.ends_with(".safetensors.index.json")) {
-      files.push_back(identify_input(path));
-    }
-  }
+  for (const auto& [path, identify] : listed(config)) files.emplace_back(path, identity_text(path, identify));
   return with_sources(config, std::move(files));
+}
+
+std::string places_of_inputs(const Config& config) {
+  std::string out;
+  for (const Listed& file : listed(config)) {
+    struct stat st {};
+    out += file.path;
+    if (::stat(file.path.c_str(), &st) == 0)
+      out += fmt::format(" {} {} {} {}.{}", st.st_dev, st.st_ino, st.st_size, st.st_mtim.tv_sec,
+                         st.st_mtim.tv_nsec);
+    out += '\n';
+  }
+  return out;
 }
 
 Inputs inputs_from_text(const Config& config, const std::string& text) {

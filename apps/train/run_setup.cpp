@@ -5,6 +5,7 @@
 #include <optional>
 #include <utility>
 
+#include "apps/data/order_file.h"
 #include "apps/plan/memory_check.h"
 #include "apps/train/device_choice.h"
 #include "apps/train/hf_files.h"
@@ -43,10 +44,16 @@ void add_order_warnings(Run& run, const data::DatasetOptions& options) {
   run.warnings.insert(run.warnings.end(), found.begin(), found.end());
 }
 
-// One rank of each node reads the files, rather than all of them the same ones.
+// Of the ranks of a node that see the same files one reads them.
 Inputs identify_inputs_collectively(comm::World& world, const Config& config) {
   Inputs inputs;
-  const bool reads = world.local_rank() == 0;
+  std::string places;
+  run_collectively(world, [&] { places = data::digest(places_of_inputs(config)); });
+  const std::vector<std::string> of_ranks = world.comm().gather_texts(places);
+  bool reads = true;
+  for (size_t r = 0; r < static_cast<size_t>(world.rank()); ++r)
+    reads = reads &&
+            !(of_ranks[r] == places && world.nodes()[r] == world.nodes()[static_cast<size_t>(world.rank())]);
   run_collectively(world, [&] {
     if (reads) inputs = identify_inputs(config);
   });
