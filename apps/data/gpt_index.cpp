@@ -27,6 +27,22 @@ std::span<T> take(std::span<const std::byte>& arrays, int64_t count) {
   return {reinterpret_cast<T*>(const_cast<std::byte*>(bytes.data())), static_cast<size_t>(count)};
 }
 
+// The file of an order; unset, and `index` is built in memory, if it is too small for `files` or cannot be
+// stored. `make` builds an index, at most once; `arrays` returns what of it is stored.
+template <class Index, class Key, class Make, class ArraysOf>
+std::optional<MappedOrder> map_or_build(Index& index, OrderFiles* files, int64_t bytes, const Key& key,
+                                        const Make& make, const ArraysOf& arrays) {
+  std::optional<Index> built;
+  std::optional<MappedOrder> mapped;
+  if (files && bytes >= files->smallest())
+    mapped = files->open(key(), bytes, [&] {
+      if (!built) built.emplace(make());
+      return arrays(*built);
+    });
+  if (!mapped) index = built ? std::move(*built) : make();
+  return mapped;
+}
+
 int64_t counts_for(int64_t documents) {
   return (documents + index_stride - 1) / index_stride;
 }
@@ -145,26 +161,22 @@ GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32
 
 GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files)
     : plan_(plan), lengths_(lengths) {
-  std::optional<GptIndex> built;
-  std::optional<MappedOrder> mapped;
-  if (files && plan.bytes() >= files->smallest()) {
-    // The order of a version is fixed for ever: a change of it needs another name here.
+  // The order of a version is fixed for ever: a change of it needs another name here.
+  const auto key = [&] {
     const SplitPart& p = plan.part;
-    const std::string key = fmt::format(
+    return fmt::format(
         "GPT order 1: seed {}; sequence length {}; {} of {} samples in {} epochs, {} first; part {} to {} "
         "without {} and {} tokens; {} lengths, CRC-32C {:08x}, {} tokens",
         seed, plan.sequence_length, plan.kept, plan.total, plan.epochs, plan.first_samples, p.first, p.last,
         p.skip, p.drop, lengths.size(), crc32c(lengths.data(), lengths.size_bytes()), plan.tokens);
-    mapped = files->open(key, plan.bytes(), [&] {
-      if (!built) built.emplace(plan, lengths, seed);
-      return std::vector{std::as_bytes(built->tokens_before_), std::as_bytes(built->documents_),
-                         std::as_bytes(built->shuffle_)};
-    });
-  }
-  if (!mapped) {
-    *this = built ? std::move(*built) : GptIndex(plan, lengths, seed);
-    return;
-  }
+  };
+  auto mapped = map_or_build(
+      *this, files, plan.bytes(), key, [&] { return GptIndex(plan, lengths, seed); },
+      [](const GptIndex& built) {
+        return std::vector{std::as_bytes(built.tokens_before_), std::as_bytes(built.documents_),
+                           std::as_bytes(built.shuffle_)};
+      });
+  if (!mapped) return;
   file_ = std::move(*mapped);
   std::span<const std::byte> arrays = file_.arrays();
   tokens_before_ = take<int64_t>(arrays, counts_for(plan.documents()));
@@ -265,23 +277,18 @@ BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> 
 BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
                        OrderFiles* files)
     : datasets_(shares.size()) {
-  std::optional<BlendIndex> built;
-  std::optional<MappedOrder> mapped;
-  const int64_t bytes = BlendIndex::bytes(shares.size(), samples);
-  if (files && bytes >= files->smallest()) {
+  const auto key = [&] {
     std::string sources;
     for (size_t d = 0; d < shares.size(); ++d) sources += fmt::format("{:a} of {};", shares[d], available[d]);
-    const std::string key =
-        fmt::format("blend 1: {} samples of {} sources, {}", samples, shares.size(), digest(sources));
-    mapped = files->open(key, bytes, [&] {
-      if (!built) built.emplace(shares, available, samples);
-      return std::vector{std::as_bytes(built->taken_), std::as_bytes(built->dataset_)};
-    });
-  }
-  if (!mapped) {
-    *this = built ? std::move(*built) : BlendIndex(shares, available, samples);
-    return;
-  }
+    return fmt::format("blend 1: {} samples of {} sources, {}", samples, shares.size(), digest(sources));
+  };
+  auto mapped = map_or_build(
+      *this, files, BlendIndex::bytes(shares.size(), samples), key,
+      [&] { return BlendIndex(shares, available, samples); },
+      [](const BlendIndex& built) {
+        return std::vector{std::as_bytes(built.taken_), std::as_bytes(built.dataset_)};
+      });
+  if (!mapped) return;
   file_ = std::move(*mapped);
   std::span<const std::byte> arrays = file_.arrays();
   const int64_t rows = (samples + stride(datasets_) - 1) / stride(datasets_);

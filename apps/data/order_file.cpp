@@ -19,6 +19,7 @@
 #include "core/device/cpu/file_memory.h"
 #include "core/io/atomic_file.h"
 #include "core/io/crc32c.h"
+#include "core/io/file_identity.h"
 
 namespace nrl::data {
 namespace {
@@ -26,6 +27,7 @@ namespace {
 constexpr size_t header_bytes = 4096;  // a page, so that the arrays are aligned
 constexpr std::string_view order_magic = "nrlorder";
 constexpr uint32_t order_version = 1;
+constexpr uint64_t sample_bytes = 16 << 10;
 constexpr time_t unused_seconds = time_t{30} * 24 * 3600;
 
 struct OrderHeader {
@@ -41,20 +43,17 @@ static_assert(sizeof(OrderHeader) == header_bytes);
 
 using Arrays = std::vector<std::span<const std::byte>>;
 
-// Of 64 blocks at equal distances: notices a file that was not written whole, without reading all of it.
+// The checksum of samples notices a file that was not written whole, without reading all of it.
 uint32_t samples_crc(const Arrays& arrays, uint64_t bytes) {
-  constexpr uint64_t count = 64, block = 16 << 10;
   uint32_t crc = 0;
-  for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t begin = bytes <= block ? 0 : (bytes - block) / (count - 1) * i;
-    const uint64_t end = std::min(i + 1 == count ? bytes : begin + block, bytes);
+  each_sample(bytes, sample_bytes, [&](uint64_t begin, uint64_t count) {
     uint64_t before = 0;
     for (const auto& a : arrays) {
-      const uint64_t from = std::max(begin, before), to = std::min(end, before + a.size());
+      const uint64_t from = std::max(begin, before), to = std::min(begin + count, before + a.size());
       if (from < to) crc = crc32c(a.data() + (from - before), to - from, crc);
       before += a.size();
     }
-  }
+  });
   return crc;
 }
 
@@ -110,7 +109,7 @@ class OrderLock {
     if (result != 0) fail(Exit::io, "{}: cannot lock: {}", path, std::strerror(errno));
   }
 
-  /// Whether the process that was waited for could not store the order. Then the others build theirs at the
+  /// True if the process that was waited for could not store the order: the others then build theirs at the
   /// same time, not one after another.
   bool failed() const { return waited_ && file_.size() > 0; }
   void set_failed(bool failed) {

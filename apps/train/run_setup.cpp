@@ -44,7 +44,7 @@ void add_order_warnings(Run& run, const data::DatasetOptions& options) {
   run.warnings.insert(run.warnings.end(), found.begin(), found.end());
 }
 
-// Of the ranks of a node that see the same files one reads them.
+// One rank reads the files for all ranks of its node that see the same ones.
 Inputs identify_inputs_collectively(comm::World& world, const Config& config) {
   Inputs inputs;
   std::string places;

@@ -33,7 +33,7 @@ decltype(auto) from_checkpoint(const Read& read) {
   }
 }
 
-// What differs from the manifest's entry without reading the content; empty: nothing.
+// Compares existence and size with the manifest's entry, without reading the content; empty: they agree.
 std::string size_problem(const std::string& path, const CheckpointFile& entry) {
   if (!path_exists(path)) return fmt::format("{}: missing", path);
   try {

@@ -148,7 +148,7 @@ struct ResumePoint {
 using KnownDamage = std::map<std::string, std::vector<std::string>>;
 
 /// The newest valid checkpoint; older ones are not read. No checkpoint and none rejected: the store is empty.
-/// Those in `known` are rejected for their problems there.
+/// Checkpoints in `known` are rejected for the problems that it gives.
 ResumePoint find_resume(const std::string& store, Validation level = Validation::full,
                         const KnownDamage& known = {});
 

@@ -31,17 +31,23 @@ FileIdentity identify_file(const std::string& path) {
   return id;
 }
 
+void each_sample(uint64_t bytes, uint64_t block,
+                 const std::function<void(uint64_t begin, uint64_t bytes)>& use) {
+  if (bytes <= sample_count * block) return use(0, bytes);
+  const uint64_t last = bytes - block;
+  // last / (sample_count - 1) * i in two parts, so that no product overflows.
+  for (uint64_t i = 0; i < sample_count; ++i)
+    use(last / (sample_count - 1) * i + last % (sample_count - 1) * i / (sample_count - 1), block);
+}
+
 FileIdentity identify_file_by_samples(const std::string& path) {
   const File file = File::open_read(path);
   FileIdentity id{file.size(), 0};
   if (id.bytes <= sample_count * sample_bytes) return identify_file(path);
   std::string buffer(sample_bytes, '\0');
-  const uint64_t last = id.bytes - sample_bytes;
-  for (uint64_t i = 0; i < sample_count; ++i) {
-    // last / (sample_count - 1) * i in two parts, so that no product overflows.
-    const uint64_t begin = last / (sample_count - 1) * i + last % (sample_count - 1) * i / (sample_count - 1);
-    id.crc32c = crc_of_block(file, begin, sample_bytes, buffer, id.crc32c);
-  }
+  each_sample(id.bytes, sample_bytes, [&](uint64_t begin, uint64_t bytes) {
+    id.crc32c = crc_of_block(file, begin, bytes, buffer, id.crc32c);
+  });
   return id;
 }
 

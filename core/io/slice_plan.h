@@ -41,7 +41,7 @@ struct SlicePlan {
   static SlicePlan from_text(const std::string& text);
 };
 
-/// What a rank needs of a plan.
+/// The part of a plan that one rank needs.
 struct SliceShare {
   std::string slices;       ///< slices_to_text() of the rank, from which the plan was made
   SlicePlan plan;           ///< its part

@@ -133,9 +133,9 @@ class LaunchModel::Run {
     for (size_t q = 0; q < s.queues.size(); ++q) {
       if (s.heads[q] == s.queues[q].size()) continue;
       const size_t op = s.queues[q][s.heads[q]];
-      const auto& [meetings, label, stream, after, issued_at] = operations(rank)[op];
+      const Operation& o = operations(rank)[op];
       const bool issued =
-          issued_at <= s.waited && (after < 0 || s.phases[static_cast<size_t>(after)] == Phase::done);
+          o.issued_at <= s.waited && (o.after < 0 || s.phases[static_cast<size_t>(o.after)] == Phase::done);
       const bool in_turn = rules_.order == LaunchRules::Order::free ||
                            op == (rules_.order == LaunchRules::Order::issued ? s.unstarted : s.undone);
       if (s.phases[op] == Phase::queued && issued && in_turn) first = std::min(first, op);

@@ -60,13 +60,7 @@ void run_layouts(const std::string& model, int batch, int count) {
     std::vector<std::string> overrides = common;
     const std::vector<std::string> own = layouts.overrides(i);
     overrides.insert(overrides.end(), own.begin(), own.end());
-    overrides.insert(overrides.begin(), "device=cpu");
-    ConfigResult result = load_config_text("policy:\n  model: " + model +
-                                               "\n  max_total_sequence_length: 8\n"
-                                               "pretrain: {max_num_steps: 4, seed: 7}\n"
-                                               "data: {train: {data_path: none}}\n"
-                                               "kernels: {num_threads: 1}\n",
-                                           "tiny.yaml", overrides);
+    ConfigResult result = load_tiny("cpu", overrides, model);
     train::check_run(result, {.world = ranks, .local = ranks, .files = false});
     return result;
   };

@@ -22,18 +22,24 @@ inline constexpr const char* tiny_llama =
     "{model_type: llama, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2,\n"
     "          num_attention_heads: 2, max_position_embeddings: 64}";
 
-inline ConfigResult tiny_config(const std::string& device, const std::vector<std::string>& overrides = {},
-                                const std::string& model = tiny_llama) {
+/// A configuration that may have problems.
+inline ConfigResult load_tiny(const std::string& device, const std::vector<std::string>& overrides,
+                              const std::string& model) {
   std::vector<std::string> all{"device=" + device};
   all.insert(all.end(), overrides.begin(), overrides.end());
-  ConfigResult result = load_config_text("policy:\n  model: " + model +
-                                             "\n  train_global_batch_size: 4\n"
-                                             "  train_micro_batch_size: 2\n"
-                                             "  max_total_sequence_length: 8\n"
-                                             "pretrain: {max_num_steps: 4, seed: 7}\n"
-                                             "data: {train: {data_path: none}}\n"
-                                             "kernels: {num_threads: 1}\n",
-                                         "tiny.yaml", all);
+  return load_config_text("policy:\n  model: " + model +
+                              "\n  train_global_batch_size: 4\n"
+                              "  train_micro_batch_size: 2\n"
+                              "  max_total_sequence_length: 8\n"
+                              "pretrain: {max_num_steps: 4, seed: 7}\n"
+                              "data: {train: {data_path: none}}\n"
+                              "kernels: {num_threads: 1}\n",
+                          "tiny.yaml", all);
+}
+
+inline ConfigResult tiny_config(const std::string& device, const std::vector<std::string>& overrides = {},
+                                const std::string& model = tiny_llama) {
+  ConfigResult result = load_tiny(device, overrides, model);
   INFO(render(result.diagnostics));
   REQUIRE(result.ok());
   return result;
