@@ -42,6 +42,7 @@ void LayerTable::add(const Step& step) {
     NRL_CHECK(forward_steps_ == static_cast<int>(steps_.size()), "forward step {} follows backward steps",
               step.name);
     ++forward_steps_;
+    if (rounds_) in_rounds_ |= step.writes;
   }
   written_ |= step.writes;
   steps_.push_back(step);

@@ -84,6 +84,12 @@ class LayerTable {
   /// slot that is neither a port nor written before, or writes a port.
   void add(const Step& step);
 
+  /// The forward steps from now on are executed in rounds, for parts of their rows; until end_rounds().
+  void begin_rounds() { rounds_ = true; }
+  void end_rounds() { rounds_ = false; }
+  /// Recomputable slots that steps in rounds write: each has those of a part of the rows.
+  SlotSet in_rounds() const { return in_rounds_ & recomputable(); }
+
   const std::vector<SlotSpec>& slots() const { return slots_; }
   const std::vector<Step>& steps() const { return steps_; }
   int forward_steps() const { return forward_steps_; }
@@ -111,7 +117,8 @@ class LayerTable {
   /// All slots with this rule.
   SlotSet named(std::string_view rule) const;
   int forward_steps_ = 0;
-  SlotSet ports_ = 0, written_ = 0;
+  bool rounds_ = false;
+  SlotSet ports_ = 0, written_ = 0, in_rounds_ = 0;
 };
 
 /// Which slots of a layer are kept for the backward pass, which are recomputed, and which are moved to the

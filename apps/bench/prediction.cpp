@@ -38,6 +38,7 @@ constexpr PartRule rules[] = {
     {"router_bias", experts, ""},
     {"dispatch_sort", experts, ""},
     {"permute", experts, ""},
+    {"regroup_rows", experts, ""},
     {"unpermute", experts, ""},
     {"gate_backward", experts, ""},
     {"merge_attention", "attention, forward", ""},

@@ -30,13 +30,13 @@ class AllGatherDispatch final : public ExpertDispatch {
                  DType::u8, dispatch_rules(layout));
     choice_ = of_group("experts of all tokens", 2 * k, DType::i32);
     weights_ = of_group("weights of all tokens", 2 * k, DType::f32);
-    combine_uses = {reads(choice_, weights_), tokens_.bit()};
-    combine_backward_uses = {reads(source_), tokens_.bit()};
+    combine_uses = {reads(slots.y, choice_, weights_), tokens_.bit()};
+    combine_backward_uses = {reads(source_), slots.d_y.bit() | tokens_.bit()};
     gate_uses = {reads(choice_, weights_), weights_.bit()};
-    dispatch_backward_uses = {reads(choice_, weights_), tokens_.bit() | slots.d_prob.bit()};
+    dispatch_backward_uses = {reads(slots.d_rows, choice_, weights_), tokens_.bit() | slots.d_prob.bit()};
   }
 
-  void dispatch(Run& r) const override {
+  void route(Run& r) const override {
     r.step(decide_once, "route", reads(slots_.choice, slots_.prob),
            writes(choice_, weights_, source_, offsets), [&] {
              gather(r, first_half(r, slots_.choice), first_half(r, choice_));
@@ -47,6 +47,8 @@ class AllGatherDispatch final : public ExpertDispatch {
                                            .row = second_half(r, choice_),
                                            .source = flat(r[source_])});
            });
+  }
+  void dispatch(Run& r) const override {
     r.step("dispatch", reads(slots_.x, source_), writes(slots_.rows, tokens_),
            [&] { gather_rows(r, r[slots_.x], activation_, r[slots_.rows]); });
   }

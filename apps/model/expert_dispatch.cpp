@@ -1,5 +1,8 @@
 #include "apps/model/expert_dispatch.h"
 
+#include <algorithm>
+#include <cmath>
+
 #include "core/ops/kernel_table.h"
 
 namespace nrl::model {
@@ -35,14 +38,19 @@ ExpertRows expert_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t
   const MoeSpec& m = spec.moe;
   if (m.experts == 0) return {};
   ExpertRows rows{.sent = m.rows(tokens, generation)};
-  rows.dispatched = rows.sent;
+  rows.dispatched = rows.most = rows.sent;
   rows.experts = expert_shape(spec, layout).local();
   if (!exchanges_tokens(layout)) return rows;
   const int64_t capacity = m.capacity(tokens, generation);
-  rows.dispatched = most_received(expert_shape(spec, layout), tokens, m.rule.top_k,
-                                  {.rows = capacity, .pad = capacity > 0 && m.pad_to_capacity});
+  const bool pad = capacity > 0 && m.pad_to_capacity;
+  rows.most = most_received(expert_shape(spec, layout), tokens, m.rule.top_k, {.rows = capacity, .pad = pad});
   rows.returned = rows.sent * layout.expert_tensor;
   rows.group = tokens * layout.expert_ranks();
+  // With a balanced router a rank gets as many rows as come back to it.
+  const double slack = generation || pad || m.dispatcher == TokenDispatcher::allgather ? 0 : m.row_slack;
+  const auto balanced = static_cast<double>(rows.returned);
+  rows.dispatched =
+      slack > 0 ? std::min(rows.most, static_cast<int64_t>(std::ceil(slack * balanced))) : rows.most;
   return rows;
 }
 
@@ -103,15 +111,17 @@ class LocalDispatch final : public ExpertDispatch {
     source_ = add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = dispatched_rows});
     offsets_count_ = spec.moe.experts + 1;
     offsets = add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
-    combine_uses = {reads(slots.choice, slots.prob)};
-    combine_backward_uses = {reads(source_)};
+    combine_uses = {reads(slots.y, slots.choice, slots.prob)};
+    combine_backward_uses = {reads(source_), slots.d_y.bit()};
     gate_uses = {reads(slots.choice, slots.prob), slots.d_prob.bit()};
-    dispatch_backward_uses = {reads(slots.choice, slots.d_prob)};
+    dispatch_backward_uses = {reads(slots.d_rows, slots.choice, slots.d_prob)};
   }
 
-  void dispatch(Run& r) const override {
+  void route(Run& r) const override {
     r.step(decide_once, "route", reads(slots_.choice, slots_.prob), writes(slots_.choice, source_, offsets),
            [&] { ops::dispatch_sort(r.exec(), sort(r, offsets_of(r), flat(r[source_]))); });
+  }
+  void dispatch(Run& r) const override {
     r.step("dispatch", reads(slots_.x, source_), writes(slots_.rows),
            [&] { permute(r, r[slots_.x], r[slots_.rows]); });
   }

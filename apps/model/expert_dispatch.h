@@ -6,12 +6,14 @@
 //
 //   alltoall    every row goes to the ranks of its expert (parallel::RowExchange). The hosts must know how
 //               many rows there are: one all-gather of the ranks' counts that the host waits for. Experts
-//               that are padded to their capacity need no counts.
+//               that are padded to their capacity need no counts. There is memory for
+//               MoeSpec::row_slack times the rows of a balanced router; if a rank gets more, all ranks work
+//               in rounds (Run::rounds()).
 //   allgather   every rank gets the tokens of all ranks, and picks those of its experts. What the ranks
 //               made of them is added up. Nothing is waited for; every rank has memory for all of them.
 //
 // n tokens on this rank, E experts, k = top_k, L experts on this rank, H hidden size, R rows of the local
-// experts: dispatched_rows, of which `rows()` are in use.
+// experts: dispatched_rows, of which `rows()` are in use (in a round).
 
 #include <memory>
 
@@ -23,9 +25,10 @@
 
 namespace nrl::model {
 
-/// Row counts of a layer with experts, at most: the row domains of the same names.
+/// Rows of a layer with experts that there is memory for: the row domains of the same names.
 struct ExpertRows {
   int64_t sent = 0, dispatched = 0, returned = 0, group = 0;
+  int64_t most = 0;     ///< that a rank may get; more than `dispatched` are exchanged in rounds
   int64_t experts = 0;  ///< of this rank
   int64_t of(RowDomain domain) const;
 };
@@ -63,8 +66,21 @@ class ExpertDispatch {
  public:
   virtual ~ExpertDispatch() = default;
 
-  /// Forward steps: `rows` and `offsets`.
+  /// Decides where this rank's tokens go: the forward step before dispatch().
+  virtual void route(Run& r) const = 0;
+  // Steps within Run::rounds().
+  /// Forward: `rows`.
   virtual void dispatch(Run& r) const = 0;
+  /// Forward, when y is computed: begins to send it back.
+  virtual void give_back(Run& /*r*/) const {}
+  /// Backward: d_y and the weights of its rows.
+  virtual void dispatch_gradient(Run& /*r*/) const {}
+  /// Backward, when d_rows and the gradients of the weights are computed: begins to send them back.
+  virtual void give_back_gradient(Run& /*r*/) const {}
+  /// Arguments of Run::rounds().
+  virtual int rounds(const Run& /*r*/) const { return 1; }
+  virtual int most_rounds() const { return 1; }
+  virtual Slot carried() const { return {}; }
   // Parts of steps of the layer, which names the slots that they use besides ExpertSlots.
   struct Uses {
     Reads reads = {};
@@ -72,7 +88,7 @@ class ExpertDispatch {
   };
   /// out (n, H) = the weighted sums of y (+ addend, which may be out).
   virtual void combine(const Run& r, const Tensor& addend, const Tensor& out) const = 0;
-  /// d_y from d_out (n, H), the gradient of the weighted sums.
+  /// Reads d_out (n, H), the gradient of the weighted sums; then d_y follows, or dispatch_gradient().
   virtual void combine_backward(const Run& r, const Tensor& d_out) const = 0;
   /// Arguments of ops::GateBackward.
   struct Gate {
@@ -86,7 +102,9 @@ class ExpertDispatch {
   /// The rows of a slot that are in use.
   virtual Tensor rows(const Run& r, Slot slot) const { return r[slot]; }
   /// (L + 1) i32: the rows of local expert l are [offsets[l], offsets[l + 1]).
-  Tensor offsets_of(const Run& r) const { return values(r, offsets, offsets_at_, offsets_count_); }
+  Tensor offsets_of(const Run& r) const {
+    return values(r, offsets, offsets_at_ + r.round() * round_values_, offsets_count_);
+  }
   int64_t own_experts() const { return offsets_count_ - 1; }  ///< L
   /// Run::host_values() that it uses.
   virtual int64_t host_values() const { return 0; }
@@ -108,7 +126,7 @@ class ExpertDispatch {
 
   const ModelSpec& spec_;
   const ExpertSlots slots_;
-  int64_t offsets_at_ = 0, offsets_count_ = 0;
+  int64_t offsets_at_ = 0, offsets_count_ = 0, round_values_ = 0;  ///< elements of `offsets`
 };
 
 /// The dispatch of the layout. `spec` is the rank's part of the model.

@@ -221,6 +221,8 @@ void read_router_training(const ConfigReader& r, MoeSpec& e) {
   static constexpr std::pair<std::string_view, TokenDispatcher> dispatchers[] = {
       {"alltoall", TokenDispatcher::alltoall}, {"allgather", TokenDispatcher::allgather}};
   e.dispatcher = r.choice_or(dispatchers, "moe_token_dispatcher_type", TokenDispatcher::alltoall);
+  constexpr double usual_slack = 1.25;
+  e.row_slack = r.number_or("moe_row_slack", usual_slack);
   if (e.pad_to_capacity && e.capacity_factor == 0)
     r.refuse("moe_pad_expert_input_to_capacity",
              "moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor");

@@ -29,11 +29,11 @@ Tensor Run::grad(int parameter) const {
 
 bool Run::accumulates(int parameter) const {
   const ParameterView& p = context_->parameters[static_cast<size_t>(parameter)];
-  return (!first_ && !p.grad_per_microbatch) || !p.overwrites_gradient;
+  return round_.again || (!first_ && !p.grad_per_microbatch) || !p.overwrites_gradient;
 }
 
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
-  if (!context_->gradient_ready) return;
+  if (!context_->gradient_ready || !round_.last) return;
   for (int p : parameters)
     if (p >= 0 && (last_ || context_->parameters[static_cast<size_t>(p)].grad_per_microbatch))
       context_->gradient_ready(p);

@@ -110,6 +110,8 @@ struct LayerContext {
   Tensor router_counts;
   /// (1) f64: what the gradients of all losses are multiplied by; may be absent.
   Tensor loss_scale;
+  /// While kernels are collected: the rows that experts get, over those of a balanced router.
+  double expert_load = 1;
   /// Weight of a microbatch's router losses: its share of the tokens of the global batch.
   float batch_share = 1;
   int64_t sequences = 1;  ///< samples of equal length in a microbatch of training
@@ -220,6 +222,18 @@ class Run {
     visit(memory::Pass::weight, memory::every_mode, name, reads, {}, work);
   }
 
+  /// Calls `steps`, which executes steps, once for each of `n` parts of the rows that pass through them,
+  /// which did not fit into memory at once. The slots of round 0 are kept, those of others are recomputed in
+  /// the backward pass, in which dgrad and wgrad steps must then be executed together. `carried` gets its
+  /// parts from all rounds, and a later step of the forward pass reads it. There are never more than `most`
+  /// rounds: the dry run records as many, but no more than show everything that lives at the same time.
+  void rounds(int n, int most, Slot carried, const std::function<void()>& steps);
+  /// The part of the rows, from 0, that a step within rounds() has, and whether it is the last one.
+  int round() const { return round_.index; }
+  bool last_round() const { return round_.last; }
+  /// Whether steps are executed, not described or recorded.
+  bool executes() const;
+
   /// The slot as a tensor (rows, width). Only valid inside a step that names it. Empty for an unset slot, and
   /// for the port `residual` of the first layer after the embedding.
   Tensor operator[](Slot slot) const;
@@ -286,6 +300,8 @@ class Run {
   /// True when the step must be executed now.
   bool enter(memory::Pass pass, memory::Modes modes, std::string_view name, Reads reads,
              const Writes& writes);
+  /// Of the layer, in the round.
+  const memory::LayerPolicy& policy() const;
 
   memory::LayerTable* table_ = nullptr;  ///< set: describe
   const LayerContext* context_ = nullptr;
@@ -301,7 +317,15 @@ class Run {
   bool dgrad_ = false, wgrad_ = false;  ///< backward passes: the kinds of steps to execute
   bool first_ = false;                  ///< this microbatch begins the weight gradients
   bool last_ = false;                   ///< this microbatch completes the weight gradients
-  uint64_t recompute_steps_ = 0;        ///< recompute: the forward steps to execute, as bits
+  struct Round {
+    int index = 0;
+    bool recomputes = false;  ///< forward steps recompute what backward steps of this round read
+    bool again = false;       ///< nothing is kept of it, and it adds to the gradients of the one before
+    bool last = true;
+    memory::SlotSet carried = 0;
+  };
+  Round round_;
+  uint64_t recompute_steps_ = 0;  ///< recompute: the forward steps to execute, as bits
   /// Slots that this pass reads from the buffers that they are recomputed in or fetched to.
   memory::SlotSet restored_ = 0;
   memory::SlotSet accessible_ = 0;  ///< slots that the current step has named
@@ -346,11 +370,14 @@ class Layer {
   const LayerContext& context() const { return context_; }
   const Ports& ports() const { return ports_; }
   const memory::LayerTable& table() const { return table_; }
-  const memory::LayerPolicy& policy() const { return *policy_; }
+  const memory::LayerPolicy& policy(bool of_later_rounds = false) const {
+    return of_later_rounds ? *again_ : *policy_;
+  }
   /// The slots that backward passes recompute, and those that are moved to the host until the backward pass;
   /// all others are kept.
   void recompute(memory::SlotSet slots, memory::SlotSet offloaded = 0) {
     policy_.emplace(table_, slots, offloaded);
+    again_.emplace(table_, slots | table_.in_rounds(), offloaded & ~table_.in_rounds());
   }
 
  protected:
@@ -366,6 +393,7 @@ class Layer {
   const LayerContext& context_;
   memory::LayerTable table_;
   std::optional<memory::LayerPolicy> policy_;
+  std::optional<memory::LayerPolicy> again_;  ///< of rounds of which nothing is kept
 };
 
 }  // namespace nrl::model

@@ -182,6 +182,22 @@ void Moe::forward(Run& r) {
                            .load = r.layout().tensor_rank == 0 && r.layout().context_rank == 0,
                            .metrics = metrics});
   });
+  dispatch_->route(r);
+  r.rounds(dispatch_->rounds(r), dispatch_->most_rounds(), dispatch_->carried(), [&] { experts_forward(r); });
+  // While the rows return.
+  if (shared_.in) shared_forward(r);
+  const ExpertDispatch::Uses& uses = dispatch_->combine_uses;
+  r.step("combine", reads(shared_.out, shared_.prob) | uses.reads, writes(out_).with(uses.writes), [&] {
+    Tensor addend = r[shared_.out];
+    if (shared_.prob) {
+      ops::unpermute(r.exec(), {.x = addend, .prob = shared_prob(r), .out = r[out_]});
+      addend = r[out_];
+    }
+    dispatch_->combine(r, addend, r[out_]);
+  });
+}
+
+void Moe::experts_forward(Run& r) {
   dispatch_->dispatch(r);
   in_proj_.quantize_input(r, {rows_});
   r.step("experts_in", in_proj_.input_reads(rows_), writes(in_),
@@ -191,16 +207,7 @@ void Moe::forward(Run& r) {
   out_proj_.quantize_input(r, {in_, spec_.activation, true});
   r.step("experts_out", out_proj_.input_reads(act_), writes(y_),
          [&] { out_proj_.multiply(r, act_, rows(r, y_)); });
-  if (shared_.in) shared_forward(r);
-  const ExpertDispatch::Uses& uses = dispatch_->combine_uses;
-  r.step("combine", reads(y_, shared_.out, shared_.prob) | uses.reads, writes(out_).with(uses.writes), [&] {
-    Tensor addend = r[shared_.out];
-    if (shared_.prob) {
-      ops::unpermute(r.exec(), {.x = addend, .prob = shared_prob(r), .out = r[out_]});
-      addend = r[out_];
-    }
-    dispatch_->combine(r, addend, r[out_]);
-  });
+  dispatch_->give_back(r);
 }
 
 Tensor Moe::shared_prob(const Run& r) const {
@@ -270,7 +277,40 @@ void Moe::backward(Run& r) {
             [&] { r.drop(r[d_out_], {}, r[d_proj_], spec_.residual_dropout, layer_, DropoutSite::mlp); });
   const ExpertDispatch& d = *dispatch_;
   r.dgrad("combine", reads(d_proj) | d.combine_backward_uses.reads,
-          writes(d_y_).with(d.combine_backward_uses.writes), [&] { d.combine_backward(r, r[d_proj]); });
+          writes().with(d.combine_backward_uses.writes), [&] { d.combine_backward(r, r[d_proj]); });
+  r.rounds(d.rounds(r), d.most_rounds(), {}, [&] { experts_backward(r); });
+  if (shared_.in) shared_backward(r);
+  // Adds to the gradient of the shared expert's input.
+  const Slot d_shared = shared_.in ? d_norm_ : Slot{};
+  r.dgrad("router", reads(choice_, logits_, counts_, d_shared) | d.dispatch_backward_uses.reads,
+          writes(d_norm_, d_logits_).with(d.dispatch_backward_uses.writes), [&] {
+            const float share = r.context().batch_share;
+            const Tokens t = tokens(r);
+            d.dispatch_backward(r, r[d_shared], r[d_norm_]);
+            ops::router_backward(r.exec(), {.rule = m.rule,
+                                            .logits = r[logits_],
+                                            .expert = expert(r),
+                                            .dprob = r[d_prob_],
+                                            .counts = counts(r),
+                                            .first = t.first,
+                                            .segment = t.segment,
+                                            .total = t.total,
+                                            .aux = m.aux_loss * share,
+                                            .z = m.z_loss * share,
+                                            .loss_scale = r.context().loss_scale,
+                                            .dlogits = r[d_logits_]});
+            ops::linear_backward_data(
+                r.exec(),
+                {.dout = r[d_logits_], .weight = r.weight(p_.router), .dx = r[d_norm_], .accumulate = true});
+          });
+  r.wgrad("router", reads(d_logits_, norm_.out),
+          [&] { weight_gradient(r, d_logits_, norm_.out, p_.router); });
+  norm_.backward(r, d_norm_, d_out_, d_x_);
+}
+
+void Moe::experts_backward(Run& r) {
+  const ExpertDispatch& d = *dispatch_;
+  d.dispatch_gradient(r);
   out_proj_.quantize_gradient(r, {d_y_});
   r.dgrad("experts_out", out_proj_.gradient_reads(d_y_), writes(d_act_),
           [&] { out_proj_.multiply_gradient(r, d_y_, rows(r, d_act_)); });
@@ -299,34 +339,8 @@ void Moe::backward(Run& r) {
   in_proj_.quantize_gradient(r, stored_or(d_in_, {in_, spec_.activation, true, d_gated_}));
   r.dgrad("experts_in", in_proj_.gradient_reads(d_in_), writes(d_rows_),
           [&] { in_proj_.multiply_gradient(r, d_in_, rows(r, d_rows_)); });
+  d.give_back_gradient(r);
   in_proj_.wgrad(r, "experts_in", d_in_, rows_);
-  if (shared_.in) shared_backward(r);
-  // Adds to the gradient of the shared expert's input.
-  const Slot d_shared = shared_.in ? d_norm_ : Slot{};
-  r.dgrad("router", reads(d_rows_, choice_, logits_, counts_, d_shared) | d.dispatch_backward_uses.reads,
-          writes(d_norm_, d_logits_).with(d.dispatch_backward_uses.writes), [&] {
-            const float share = r.context().batch_share;
-            const Tokens t = tokens(r);
-            d.dispatch_backward(r, r[d_shared], r[d_norm_]);
-            ops::router_backward(r.exec(), {.rule = m.rule,
-                                            .logits = r[logits_],
-                                            .expert = expert(r),
-                                            .dprob = r[d_prob_],
-                                            .counts = counts(r),
-                                            .first = t.first,
-                                            .segment = t.segment,
-                                            .total = t.total,
-                                            .aux = m.aux_loss * share,
-                                            .z = m.z_loss * share,
-                                            .loss_scale = r.context().loss_scale,
-                                            .dlogits = r[d_logits_]});
-            ops::linear_backward_data(
-                r.exec(),
-                {.dout = r[d_logits_], .weight = r.weight(p_.router), .dx = r[d_norm_], .accumulate = true});
-          });
-  r.wgrad("router", reads(d_logits_, norm_.out),
-          [&] { weight_gradient(r, d_logits_, norm_.out, p_.router); });
-  norm_.backward(r, d_norm_, d_out_, d_x_);
 }
 
 void Moe::shared_backward(Run& r) {

@@ -63,6 +63,9 @@ class Moe {
   };
   Tokens tokens(const Run& r) const;
   void count(const Run& r) const;
+  /// The steps of the experts' rows, of one round.
+  void experts_forward(Run& r);
+  void experts_backward(Run& r);
   void shared_forward(Run& r);
   /// Sets d_norm_ to the gradient of the shared expert's input.
   void shared_backward(Run& r);

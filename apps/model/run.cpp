@@ -40,6 +40,45 @@ bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads rea
   return true;
 }
 
+const memory::LayerPolicy& Run::policy() const {
+  return layer_->policy(round_.again);
+}
+
+bool Run::executes() const {
+  return !table_ && !stage_->recording();
+}
+
+void Run::rounds(int n, int most, Slot carried, const std::function<void()>& steps) {
+  if (table_) {
+    table_->begin_rounds();
+    steps();
+    table_->end_rounds();
+    return;
+  }
+  if (round_.recomputes) return steps();  // what a step of a round needs
+  // What lives from one round to the next does so from the second to the third as well.
+  if (stage_->recording()) n = std::min(most, 3);
+  const bool backward = dgrad_ || wgrad_;
+  NRL_CHECK(n == 1 || dgrad_ == wgrad_, "{} has {} rounds, and its gradients are computed apart",
+            layer_->name(), n);
+  const int first_step = cursor_;
+  stage_->begin_rounds(*this, n > 1 ? carried : Slot{});
+  for (int i = 0; i < n; ++i) {
+    // The forward pass keeps the slots of its last round, with which the backward pass begins.
+    round_ = {.index = backward ? i : n - 1 - i,
+              .recomputes = backward,
+              .again = backward && i > 0,
+              .last = i + 1 == n,
+              .carried = n > 1 ? carried.bit() : 0};
+    if (round_.again) frame_->made[static_cast<size_t>(index_)] &= ~layer_->table().in_rounds();
+    cursor_ = first_step;
+    stage_->enter_round(round_.index, !backward);
+    steps();
+  }
+  stage_->end_rounds();
+  round_ = {};
+}
+
 std::span<int32_t> Run::host_values() const {
   return frame_->host.at(static_cast<size_t>(index_));
 }

@@ -44,8 +44,11 @@ struct MoeSpec {
   // Training only.
   float aux_loss = 0, z_loss = 0;  ///< coefficients
   AuxLoss aux_tokens = AuxLoss::microbatch;
-  float bias_rate = 0;              ///< what a step adds to or takes from a bias
-  double capacity_factor = 0;       ///< 0: no token is dropped
+  float bias_rate = 0;         ///< what a step adds to or takes from a bias
+  double capacity_factor = 0;  ///< 0: no token is dropped
+  /// Rows that there is memory for when experts of other ranks get them one by one (alltoall), over those of
+  /// a balanced router; 0: for all that can come. More go in rounds.
+  double row_slack = 0;
   bool pad_to_capacity = false;     ///< all experts get as many rows
   bool drop_by_probability = true;  ///< else the tokens that come last are dropped
   TokenDispatcher dispatcher = TokenDispatcher::alltoall;

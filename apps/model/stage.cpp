@@ -72,6 +72,7 @@ void Stage::begin(int program) {
     program_->first_tick = tick_ + 1;
   }
   tick_ = program_->first_tick - 1;
+  next_rounds_ = 0;
   next_.reset();
   if (watch_ && !liveness_) watch_->begin_program(program_->mode);
 }
@@ -183,19 +184,19 @@ void Stage::run_again(const Run& backward, const Recomputation::Visit& again) {
 
 void Stage::recompute(Run& r, SlotSet wanted) {
   SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
-  if ((wanted & r.layer_->policy().recomputed() & ~made) == 0) return;
+  if ((wanted & r.policy().recomputed() & ~made) == 0) return;
   const trace::Range range("recompute");
   Run again = r;
   again.mode_ = memory::recompute;
   again.dgrad_ = again.wgrad_ = false;
-  again.recompute_steps_ = r.layer_->policy().steps_for(wanted, made);
+  again.recompute_steps_ = r.policy().steps_for(wanted, made);
   again.cursor_ = 0;
   r.layer_->forward(again);
 }
 
 SlotSet Stage::remake(Run& r, SlotSet possible) {
   SlotSet& made = r.frame_->made[static_cast<size_t>(r.index_)];
-  const SlotSet remade = possible & r.layer_->policy().recomputed() & ~made;
+  const SlotSet remade = possible & r.policy().recomputed() & ~made;
   made |= remade;
   return remade;
 }
@@ -254,6 +255,30 @@ int Stage::next_tick() {
   return tick_;
 }
 
+void Stage::begin_rounds(const Run& r, Slot carried) {
+  ++next_rounds_;
+  if (!liveness_) return;
+  program_->rounds.emplace_back();
+  if (!carried) return;
+  const int buffer = buffer_index(r, carried.id);
+  liveness_->use(liveness_id(r.chunk_, *r.frame_, buffer), next_tick(), true);
+}
+
+void Stage::enter_round(int round, bool descending) {
+  if (liveness_) return program_->rounds.back().push_back(tick_);
+  if (next_rounds_ > program_->rounds.size()) return;  // the schedule repeats the one that was recorded
+  const std::vector<int>& ticks = program_->rounds[next_rounds_ - 1];
+  const int last = static_cast<int>(ticks.size()) - 2;
+  tick_ = ticks[static_cast<size_t>(descending ? std::max(0, last - round) : std::min(round, last))];
+}
+
+void Stage::end_rounds() {
+  if (liveness_)
+    program_->rounds.back().push_back(tick_);
+  else if (next_rounds_ <= program_->rounds.size())
+    tick_ = program_->rounds[next_rounds_ - 1].back();
+}
+
 bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
   const int now = next_tick();
   if (!liveness_) {
@@ -269,8 +294,8 @@ bool Stage::tick(Run& r, const memory::Step& step, SlotSet remade) {
     if (const int id = id_of(memory::first_slot(set)); id >= 0) liveness_->use(id, now, false);
   // A recomputed step also rewrites slots that were kept, with identical bits; those do not begin a lifetime.
   const SlotSet writes = step.writes | remade;
-  const SlotSet begins =
-      writes & ~step.reads & (r.mode_ == memory::recompute ? r.layer_->policy().recomputed() : ~SlotSet{0});
+  const SlotSet begins = writes & ~step.reads & ~r.round_.carried &
+                         (r.mode_ == memory::recompute ? r.policy().recomputed() : ~SlotSet{0});
   for (SlotSet set = writes; set != 0; set &= set - 1) {
     const int slot = memory::first_slot(set);
     if (const int id = id_of(slot); id >= 0) liveness_->use(id, now, ((begins >> slot) & 1) != 0);

@@ -142,6 +142,8 @@ class Stage {
     std::vector<std::vector<Frame>> frames;  // by chunk and stash
     int first_tick = -1;
     std::vector<LayerVisit> visits;
+    /// By call of Run::rounds(): the ticks before each recorded round, and the last one.
+    std::vector<std::vector<int>> rounds;
   };
 
   Run run_of(int chunk, int stash, const MicroBatch& batch, Order order);
@@ -206,6 +208,12 @@ class Stage {
   /// Copies a tensor between neighboring chunks.
   void copy_between(int from_chunk, int from_stash, Boundary from, int to_chunk, int to_stash, Boundary to);
   int next_tick();
+  // Rounds that are executed have the ticks of those that were recorded, though their number differs.
+  /// The memory of `carried`, if it is set, is in use until a step after the rounds reads it.
+  void begin_rounds(const Run& r, Slot carried);
+  /// `descending`: the last one that was recorded is round 0, else the first one.
+  void enter_round(int round, bool descending);
+  void end_rounds();
 
   std::vector<Chunk> chunks_;
   std::vector<Recomputation> recomputations_;  // by chunk
@@ -232,6 +240,7 @@ class Stage {
   std::function<void(int)> at_tick_;
   std::function<void(const memory::LayerTable&, size_t)> at_step_;
   int tick_ = -1;
+  size_t next_rounds_ = 0;  ///< in Program::rounds
 };
 
 }  // namespace nrl::model

@@ -237,6 +237,8 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   RunPlan& p = *plan;
   p.spec = std::move(spec);
   p.layout = model_layout(config, p.spec, position);
+  // Rounds of experts keep nothing for weight gradients that are computed later.
+  if (schedule_options(config, p.layout, 1).kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
   p.parameters = model::make_parameters(p.spec, p.layout);
   p.whole = model::make_parameters(p.spec);
   p.batch = batch;

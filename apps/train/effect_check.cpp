@@ -64,6 +64,18 @@ void check_expert_keys(const ConfigResult& result, const model::ModelSpec& spec,
         ": allgather has no effect: no rank has experts that others lack",
         {"distributed.expert_parallel_size", "distributed.expert_tensor_parallel_size"},
         "remove it, or set distributed.expert_parallel_size above 1");
+  if (spec.moe.experts > 0) {
+    const bool whole = d.expert_parallel_size * d.expert_tensor_parallel_size == 1,
+               gathers = spec.moe.dispatcher == model::TokenDispatcher::allgather;
+    if (whole || gathers || spec.moe.pad_to_capacity)
+      add("policy.model.moe_row_slack",
+          fmt::format(" has no effect: {}", whole     ? "no rank has experts that others lack"
+                                            : gathers ? "allgather brings all tokens to every rank"
+                                                      : "padded experts get as many rows as their capacity"),
+          {"distributed.expert_parallel_size", "distributed.expert_tensor_parallel_size",
+           "policy.model.moe_token_dispatcher_type", "policy.model.moe_pad_expert_input_to_capacity"},
+          "remove it");
+  }
   if (spec.moe.experts > 0 && spec.moe.aux_loss == 0 && spec.moe.aux_tokens != model::AuxLoss::microbatch)
     add("policy.model.moe_router_load_balancing_type",
         fmt::format(": {} has no effect without policy.model.moe_aux_loss_coeff above 0",

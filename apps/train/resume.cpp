@@ -104,7 +104,7 @@ const Guarded* find_guarded(std::string_view key) {
 
 void add_experts(const model::MoeSpec& moe, RunRecord& record) {
   const auto& [experts, ffn, rule, expert_bias, shared_ffn, shared_gate, dense, aux_loss, z_loss, aux_tokens,
-               bias_rate, capacity_factor, pad_to_capacity, drop_by_probability, dispatcher] = moe;
+               bias_rate, capacity_factor, row_slack, pad_to_capacity, drop_by_probability, dispatcher] = moe;
   auto add = [&](std::string_view key, const auto& value) {
     record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
   };
@@ -125,6 +125,7 @@ void add_experts(const model::MoeSpec& moe, RunRecord& record) {
   add("mlp_only_layers", layers);
   (void)shared_gate;  // follows from the family
   (void)dispatcher;   // changes no number
+  (void)row_slack;    // nor does this
   add("moe_aux_loss_coeff", aux_loss);
   add("moe_z_loss_coeff", z_loss);
   (void)aux_tokens;

@@ -197,6 +197,16 @@ void check_expert_ranks(const ConfigResult& result, const model::ModelSpec& spec
                  fmt::format("{}: allgather does not drop tokens, but moe_expert_capacity_factor is {}",
                              dispatcher, spec.moe.capacity_factor),
                  ranks, {"remove moe_expert_capacity_factor, or use alltoall"}));
+  constexpr std::string_view slack = "policy.model.moe_row_slack", schedule = "distributed.pipeline_schedule";
+  if (!gathers && c.distributed.pipeline_schedule == PipelineSchedule::zb_h1 && spec.moe.row_slack > 0 &&
+      result.origins.contains(std::string(slack)) && result.sound(slack))
+    out.push_back(diagnose(
+        result, slack,
+        fmt::format("{} is {}, but {} is zb_h1, which computes weight gradients later: of rows that are "
+                    "exchanged in rounds nothing is kept until then",
+                    slack, spec.moe.row_slack, schedule),
+        ranks,
+        {fmt::format("set {} to 0 (memory for all rows that can come), or {} to 1f1b", slack, schedule)}));
   if (!gathers && c.policy.cuda_graph && result.sound(graph))
     out.push_back(diagnose(
         result, graph,

@@ -120,6 +120,14 @@ void add_experts(PolicyTable& t) {
           "the ranks of its experts, after the hosts have counted them. allgather: all to all ranks, which "
           "the "
           "host need not wait for.");
+  t.model("moe_row_slack", Kind::number)
+      .at_least(0)
+      .help(
+          "Memory for the rows that a rank's experts get by alltoall, over those of a balanced router; "
+          "default "
+          "1.25. If a rank gets more, all ranks of its expert group work in rounds, with the same results. "
+          "0: "
+          "memory for all rows that can come.");
 }
 
 }  // namespace

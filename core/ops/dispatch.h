@@ -30,6 +30,16 @@ struct Permute {
   Tensor out;     ///< (R, H)
 };
 
+/// Moves contiguous groups of rows. On one side they lie one behind the other: group g has the rows
+/// [begin[g], begin[g + 1]) there, and those from place[g] on at the other side.
+struct RegroupRows {
+  Tensor x;                ///< (R, H) f32, bf16 or f16, R = begin[C]
+  Tensor begin;            ///< (C + 1) i32, ascending from 0
+  Tensor place;            ///< (C) i32: the places of no two groups overlap
+  bool placed_in = false;  ///< the places are those of x; else those of out
+  Tensor out;              ///< (R, H); may not overlap x
+};
+
 /// out[t] = (addend[t] +) sum over c of prob[t, c] * x[row[t, c]], in f32 in the order of c. Without prob the
 /// weights are 1: the gradient of Permute.
 struct Unpermute {
@@ -58,10 +68,12 @@ struct GateBackward {
 
 void dispatch_sort(Exec& exec, const DispatchSort& a);
 void permute(Exec& exec, const Permute& a);
+void regroup_rows(Exec& exec, const RegroupRows& a);
 void unpermute(Exec& exec, const Unpermute& a);
 void gate_backward(Exec& exec, const GateBackward& a);
 Cost cost(const Exec& exec, const DispatchSort& a);
 Cost cost(const Exec& exec, const Permute& a);
+Cost cost(const Exec& exec, const RegroupRows& a);
 Cost cost(const Exec& exec, const Unpermute& a);
 Cost cost(const Exec& exec, const GateBackward& a);
 

@@ -58,6 +58,7 @@ namespace nrl::ops {
   X(router_bias, RouterBias)                        \
   X(dispatch_sort, DispatchSort)                    \
   X(permute, Permute)                               \
+  X(regroup_rows, RegroupRows)                      \
   X(unpermute, Unpermute)                           \
   X(gate_backward, GateBackward)                    \
   X(grouped_linear_forward, GroupedLinearForward)   \

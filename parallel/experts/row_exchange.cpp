@@ -1,6 +1,8 @@
 #include "parallel/experts/row_exchange.h"
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -26,42 +28,109 @@ void RowExchange::padded_table(int64_t capacity, std::span<int32_t> table) const
       table[static_cast<size_t>(r * (shape_.experts + 1) + e)] = static_cast<int32_t>(e * capacity);
 }
 
-int64_t RowExchange::received(std::span<const int32_t> table) const {
-  const int64_t first = first_expert(), end = first + shape_.local();
+template <class F>
+void RowExchange::for_each_group(std::span<const int32_t> table, int rank, const RowRange& range,
+                                 F&& f) const {
+  int64_t at = 0;
+  for (int64_t l = 0; l < shape_.local(); ++l)
+    for (int source = 0; source < shape_.ranks(); ++source) {
+      const int64_t n = count(table, source, first_expert_of(rank) + l);
+      const int64_t begin = std::clamp(range.first - at, int64_t{0}, n),
+                    end = std::clamp(range.first + range.rows - at, int64_t{0}, n);
+      f(l, source, begin, end - begin);
+      at += n;
+    }
+}
+
+int64_t RowExchange::received(std::span<const int32_t> table, const RowRange& range) const {
   int64_t sum = 0;
-  for (int r = 0; r < shape_.ranks(); ++r) sum += offset(table, r, end) - offset(table, r, first);
+  for_each_group(table, rank_, range, [&](int64_t, int, int64_t, int64_t n) { sum += n; });
   return sum;
 }
 
-void RowExchange::local_offsets(std::span<const int32_t> table, std::span<int32_t> offsets) const {
-  int64_t sum = 0;
-  for (int64_t l = 0; l < shape_.local(); ++l) {
-    offsets[static_cast<size_t>(l)] = static_cast<int32_t>(sum);
-    for (int r = 0; r < shape_.ranks(); ++r) sum += count(table, r, first_expert() + l);
+int64_t RowExchange::most_received(std::span<const int32_t> table) const {
+  int64_t most = 0;
+  for (int rank = 0; rank < shape_.ranks(); rank += shape_.etp) {
+    const int64_t first = first_expert_of(rank);
+    int64_t sum = 0;
+    for (int r = 0; r < shape_.ranks(); ++r)
+      sum += offset(table, r, first + shape_.local()) - offset(table, r, first);
+    most = std::max(most, sum);
   }
-  offsets[static_cast<size_t>(shape_.local())] = static_cast<int32_t>(sum);
+  return most;
+}
+
+void RowExchange::local_offsets(std::span<const int32_t> table, std::span<int32_t> offsets,
+                                const RowRange& range) const {
+  std::fill(offsets.begin(), offsets.end(), 0);
+  for_each_group(table, rank_, range, [&](int64_t l, int, int64_t, int64_t n) {
+    offsets[static_cast<size_t>(l + 1)] += static_cast<int32_t>(n);
+  });
+  std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
+}
+
+void RowExchange::groups(std::span<const int32_t> table, std::span<int32_t> begin, std::span<int32_t> place,
+                         const RowRange& range) const {
+  // Group [source, l] arrives as number source L + l. First `begin` has its rows.
+  int32_t at = 0;
+  begin[0] = 0;
+  for_each_group(table, rank_, range, [&](int64_t l, int source, int64_t, int64_t n) {
+    const auto group = static_cast<size_t>(source * shape_.local() + l);
+    place[group] = at;
+    begin[group + 1] = static_cast<int32_t>(n);
+    at += static_cast<int32_t>(n);
+  });
+  std::partial_sum(begin.begin(), begin.end(), begin.begin());
 }
 
 comm::Handle RowExchange::dispatch(comm::Communicator& ranks, std::span<const int32_t> table,
-                                   std::span<const Rows> rows, const comm::After& after) const {
-  return exchange(ranks, table, rows, true, after);
+                                   std::span<const Rows> rows, const RowRange& range,
+                                   const comm::After& after) const {
+  return exchange(ranks, table, rows, true, range, after);
 }
 
 comm::Handle RowExchange::combine(comm::Communicator& ranks, std::span<const int32_t> table,
-                                  std::span<const Rows> rows, const comm::After& after) const {
-  return exchange(ranks, table, rows, false, after);
+                                  std::span<const Rows> rows, const RowRange& range,
+                                  const comm::After& after) const {
+  return exchange(ranks, table, rows, false, range, after);
 }
 
-// The rows of an expert lie together on their source as well as, source after source, on the expert's ranks.
 comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const int32_t> table,
-                                   std::span<const Rows> rows, bool forth, const comm::After& after) const {
-  constexpr size_t most = 2;
+                                   std::span<const Rows> rows, bool forth, const RowRange& range,
+                                   const comm::After& after) const {
   NRL_CHECK(ranks.size() == shape_.ranks() && ranks.rank() == rank_, "rank {} of {} in {}", rank_,
             shape_.ranks(), ranks.label());
-  NRL_CHECK(static_cast<int64_t>(table.size()) == table_size() && rows.size() <= most);
-  const int64_t own = sent(table), arrived = received(table);
+  NRL_CHECK(static_cast<int64_t>(table.size()) == table_size());
+  /// Contiguous rows of a peer.
+  struct Part {
+    int64_t first = 0, rows = 0;
+    void add(int64_t begin, int64_t n) {
+      if (rows == 0) first = begin;
+      rows += n;
+    }
+  };
+  // What this rank sends to the experts of each rank, and what it gets from each source.
+  std::vector<Part> to(static_cast<size_t>(shape_.ep)), from(static_cast<size_t>(shape_.ranks()));
+  for (int p = 0; p < shape_.ep; ++p) {
+    if (range.rows == RowRange{}.rows) {  // all of them
+      const int64_t first = offset(table, rank_, p * shape_.local());
+      to[static_cast<size_t>(p)].add(first, offset(table, rank_, (p + 1) * shape_.local()) - first);
+      continue;
+    }
+    for_each_group(table, p * shape_.etp, range, [&](int64_t l, int source, int64_t first, int64_t n) {
+      if (source == rank_ && n > 0)
+        to[static_cast<size_t>(p)].add(offset(table, rank_, p * shape_.local() + l) + first, n);
+    });
+  }
+  for_each_group(table, rank_, range, [&](int64_t, int source, int64_t, int64_t n) {
+    from[static_cast<size_t>(source)].rows += n;
+  });
+  int64_t arrived = 0;
+  for (Part& part : from) part.first = std::exchange(arrived, arrived + part.rows);
+
+  const int64_t own = sent(table);
   std::vector<comm::Message> messages;
-  messages.reserve(rows.size() * static_cast<size_t>((shape_.local() + shape_.experts) * shape_.ranks()));
+  messages.reserve(2 * rows.size() * static_cast<size_t>(shape_.ranks()));
   for (size_t i = 0; i < rows.size(); ++i) {
     const Rows& x = rows[i];
     const int64_t at_source = forth ? own : own * shape_.etp;
@@ -70,31 +139,24 @@ comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const in
               "rows of {}: {} elements in, {} out; {} sent, {} received", x.width, x.in.count, x.out.count,
               own, arrived);
     const int64_t size = size_of(x.in.dtype) * x.width;
-    const auto part = [&](const void* base, int64_t first, int64_t n) {
-      return comm::View(static_cast<std::byte*>(const_cast<void*>(base)) + first * size, n * x.width,
-                        x.in.dtype);
-    };
-    const auto add = [&](bool send, int64_t first, int64_t n, int peer, int64_t local) {
+    const auto add = [&](bool send, int64_t first, int64_t n, int peer) {
       if (n == 0) return;
-      const int tag = static_cast<int>(local * static_cast<int64_t>(most) + static_cast<int64_t>(i));
-      messages.push_back(send ? comm::Message::send(part(x.in.data, first, n), peer, tag)
-                              : comm::Message::recv(part(x.out.data, first, n), peer, tag));
+      const void* const base = send ? x.in.data : x.out.data;
+      const comm::View part(static_cast<std::byte*>(const_cast<void*>(base)) + first * size, n * x.width,
+                            x.in.dtype);
+      const int tag = static_cast<int>(i);
+      messages.push_back(send ? comm::Message::send(part, peer, tag) : comm::Message::recv(part, peer, tag));
     };
-    // As a source.
-    for (int64_t e = 0; e < shape_.experts; ++e)
+    // As a source, then as a rank of experts.
+    for (int p = 0; p < shape_.ep; ++p)
       for (int t = 0; t < shape_.etp; ++t) {
-        const auto peer = static_cast<int>(e / shape_.local()) * shape_.etp + t;
-        add(forth, offset(table, rank_, e) + (forth ? 0 : t * own), count(table, rank_, e), peer,
-            e % shape_.local());
+        const Part& part = to[static_cast<size_t>(p)];
+        add(forth, part.first + (forth ? 0 : t * own), part.rows, p * shape_.etp + t);
       }
-    // As a rank of experts.
-    int64_t at = 0;
-    for (int64_t l = 0; l < shape_.local(); ++l)
-      for (int source = 0; source < shape_.ranks(); ++source) {
-        const int64_t n = count(table, source, first_expert() + l);
-        add(!forth, at, n, source, l);
-        at += n;
-      }
+    for (int source = 0; source < shape_.ranks(); ++source) {
+      const Part& part = from[static_cast<size_t>(source)];
+      add(!forth, part.first, part.rows, source);
+    }
   }
   return ranks.exchange_async(std::move(messages), after);
 }

@@ -107,19 +107,6 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
     for (int64_t c = 0; c < width; ++c) own.push_back(value(rank, i, c));
     own_weights.push_back(-value(rank, i, 0));
   }
-  Data<float> in(backend, own), in_weights(backend, own_weights);
-  Data<float> out(backend, expected.size(), -1.0f), out_weights(backend, weights.size(), -1.0f);
-  const std::array forth{RowExchange::Rows{in, out, width}, RowExchange::Rows{in_weights, out_weights, 1}};
-  exchange.dispatch(backend.comm(), table, forth, backend.stream()).wait();
-  CHECK(out.read() == expected);
-  CHECK(out_weights.read() == weights);
-
-  std::vector<float> results;
-  for (size_t i = 0; i < expected.size(); ++i)
-    results.push_back(result(expected[i], expert[i / width], rank % shape.etp));
-  Data<float> y(backend, results), returned(backend, own.size() * static_cast<size_t>(shape.etp), -1.0f);
-  const std::array back{RowExchange::Rows{y, returned, width}};
-  exchange.combine(backend.comm(), table, back, backend.stream()).wait();
   std::vector<float> wanted;
   for (int t = 0; t < shape.etp; ++t)
     for (int64_t e = 0; e < routing.experts; ++e) {
@@ -127,7 +114,54 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
       for (int64_t i = 0; i < rows[static_cast<size_t>(rank)][static_cast<size_t>(e)]; ++i)
         for (int64_t c = 0; c < width; ++c) wanted.push_back(result(value(rank, begin + i, c), e, t));
     }
-  CHECK(returned.read() == wanted);
+  // All at once, and in rounds of a part of the rows.
+  const int64_t most = exchange.most_received(table);
+  CHECK(received <= most);
+  std::vector<RowRange> ways{RowRange{}};
+  for (const int64_t n : {most / 2 + 1, most / 5 + 1, int64_t{1}})
+    if (n > 1 || most < 10) ways.push_back({0, n});
+  Data<float> in(backend, own), in_weights(backend, own_weights);
+  for (RowRange range : ways) {
+    CAPTURE(range.rows);
+    Data<float> returned(backend, own.size() * static_cast<size_t>(shape.etp), -1.0f);
+    for (int64_t at = 0; at == 0 || at < most; at += range.rows) {
+      range.first = at;
+      const int64_t n = std::clamp(received - at, int64_t{0}, range.rows);
+      REQUIRE(exchange.received(table, range) == n);
+      std::vector<int32_t> local_of_range(local.size()), want_local;
+      exchange.local_offsets(table, local_of_range, range);
+      for (const int32_t o : local)
+        want_local.push_back(static_cast<int32_t>(std::clamp<int64_t>(o - at, 0, n)));
+      CHECK(local_of_range == want_local);
+      std::vector<int32_t> begin(static_cast<size_t>(exchange.group_count() + 1)), place(begin.size() - 1);
+      exchange.groups(table, begin, place, range);
+      REQUIRE(begin.back() == n);
+      // The row that arrives as number i has place order[i] by experts.
+      std::vector<int64_t> order;
+      for (size_t g = 0; g < place.size(); ++g)
+        for (int32_t i = 0; i < begin[g + 1] - begin[g]; ++i) order.push_back(place[g] + i);
+
+      const auto count = static_cast<size_t>(n);
+      Data<float> out(backend, count * width, -1.0f), out_weights(backend, count, -1.0f);
+      const std::array forth{RowExchange::Rows{in, out, width},
+                             RowExchange::Rows{in_weights, out_weights, 1}};
+      exchange.dispatch(backend.comm(), table, forth, range, backend.stream()).wait();
+      const std::vector<float> arrived = out.read(), arrived_weights = out_weights.read();
+      std::vector<float> results;
+      for (size_t i = 0; i < count; ++i) {
+        const auto row = static_cast<size_t>(at + order[i]);
+        CHECK(arrived_weights[i] == weights[row]);
+        for (size_t c = 0; c < width; ++c) {
+          CHECK(arrived[i * width + c] == expected[row * width + c]);
+          results.push_back(result(expected[row * width + c], expert[row], rank % shape.etp));
+        }
+      }
+      Data<float> y(backend, results);
+      const std::array back{RowExchange::Rows{y, returned, width}};
+      exchange.combine(backend.comm(), table, back, range, backend.stream()).wait();
+    }
+    CHECK(returned.read() == wanted);
+  }
 }
 
 }  // namespace

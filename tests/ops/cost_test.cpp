@@ -287,11 +287,15 @@ TEST_CASE("the bytes of token dispatch are those that its kernels touch", "[cost
     const auto matrix = [](Tensor t, int64_t rows, int64_t columns) {
       return make_tensor(t.data, t.dtype, {rows, columns});
     };
-    Counted permuted, combined, gate;
+    Counted permuted, regrouped, combined, gate;
     permuted.check(permute, Permute{.x = permuted.random(dtype, {2, 3}),
                                     .source = permuted.indices({2, 0, 1, 3}),
                                     .top_k = 2,
                                     .out = permuted.random(dtype, {4, 3})});
+    regrouped.check(regroup_rows, RegroupRows{.x = regrouped.random(dtype, {4, 3}),
+                                              .begin = regrouped.indices({0, 1, 1, 4}),
+                                              .place = regrouped.indices({3, 0, 0}),
+                                              .out = regrouped.random(dtype, {4, 3})});
     combined.check(unpermute, Unpermute{.x = combined.random(dtype, {4, 3}),
                                         .row = matrix(combined.indices({1, 2, 0, 3}), 2, 2),
                                         .prob = combined.random(DType::f32, {2, 2}),

@@ -133,6 +133,22 @@ Outputs in_place_rows(Exec& e, DType t, int64_t n, int64_t f) {
   return {{"out", out}, {"dprob", dprob, f}, {"dact", dact}, {"act", act}};
 }
 
+/// Groups of 0 to 6 rows, placed in reverse order; back to where they were.
+Outputs regrouped(Exec& e, DType t, int64_t groups, int64_t h, int64_t gap) {
+  Buffer begin(DType::i32, {groups + 1}), place(DType::i32, {groups});
+  const auto count = [](int64_t g) { return static_cast<double>((g * 5 + 3) % 7); };
+  for (int64_t g = 0; g < groups; ++g) begin.set(g + 1, begin.get(g) + count(g));
+  const auto rows = static_cast<int64_t>(begin.get(groups));
+  for (int64_t g = 0; g < groups; ++g) place.set(g, static_cast<double>(rows) - begin.get(g + 1));
+  const Buffer x = Buffer(t, {rows, h}, gap).normal("x");
+  Buffer placed(t, {rows, h}, 2 * gap), back(t, {rows, h}, gap);
+  regroup_rows(e, {.x = x, .begin = begin, .place = place, .out = placed});
+  regroup_rows(e, {.x = placed, .begin = begin, .place = place, .placed_in = true, .out = back});
+  synchronize(e);
+  for (int64_t i = 0; i < rows; ++i) expect(back.get(i * h) == x.get(i * h), "rows do not come back");
+  return {{"placed", placed}, {"back", back}};
+}
+
 /// An entry of no expert is dropped everywhere.
 void outside(Exec& e) {
   Setup s{.n = 40, .k = 2, .experts = 3};
@@ -183,6 +199,12 @@ NRL_OP_CASES(dispatch) {
   for (const DType t : types)
     registry.tests.push_back({fmt::format("dispatch.{} without rows", name_of(t)),
                               [=](Exec& e) { return in_place_rows(e, t, 37, 72); }, true});
+  for (const DType t : types)
+    for (const auto& [groups, h, gap] :
+         {std::tuple<int64_t, int64_t, int64_t>{1, 3, 0}, {2, 1, 0}, {9, 33, 1}, {40, 64, 8}, {300, 1040, 0}})
+      registry.tests.push_back(
+          {fmt::format("dispatch.{} {} groups of rows of {} gap {}", name_of(t), groups, h, gap),
+           [=](Exec& e) { return regrouped(e, t, groups, h, gap); }, true});
   registry.grads.push_back({"dispatch", [](DType t) { return gradient(t, {.n = 5, .k = 2, .experts = 3}); }});
   registry.properties.push_back({"dispatch.outside", outside});
 }

@@ -111,6 +111,7 @@ inline const Effect model_effects[] = {
      "qwen2_moe =moe_expert_capacity_factor=2"},
     {"moe_token_dispatcher_type", Observed::plan, "alltoall", "allgather",
      "qwen2_moe distributed.expert_parallel_size=2"},
+    {"moe_row_slack", Observed::plan, "1.25", "2", "qwen2_moe distributed.expert_parallel_size=2"},
     {"moe_token_drop_policy", Observed::rows, "probs", "position",
      "qwen2_moe =moe_expert_capacity_factor=0.5"},
     // Of families that do not exist yet, or of none: refused unless they ask for nothing.

@@ -88,6 +88,23 @@ void permute_rows(Exec& exec, const Permute& a) {
 }
 
 template <class T>
+void regroup(Exec& exec, const RegroupRows& a) {
+  const int64_t h = a.x.dim(1), groups = a.place.dim(0);
+  const int32_t *begin = data_of<const int32_t>(a.begin), *place = data_of<const int32_t>(a.place);
+  // By rows, as groups differ in size.
+  cpu::parallel_for(exec.threads, a.out.dim(0), row_grain(h), [&](int64_t first, int64_t end) {
+    int64_t g = std::upper_bound(begin, begin + groups + 1, first) - begin - 1;
+    for (int64_t r = first; r < end; ++r) {
+      while (r >= begin[g + 1]) ++g;
+      const int64_t placed = place[g] + r - begin[g];
+      std::memcpy(static_cast<void*>(data_of<T>(a.out) + (a.placed_in ? r : placed) * a.out.stride[0]),
+                  data_of<const T>(a.x) + (a.placed_in ? placed : r) * a.x.stride[0],
+                  static_cast<size_t>(h) * sizeof(T));
+    }
+  });
+}
+
+template <class T>
 void unpermute_rows(Exec& exec, const Unpermute& a) {
   const int64_t n = a.out.dim(0), k = (a.row ? a.row : a.prob).dim(1), h = a.x.dim(1);
   const int32_t* row = data_of<const int32_t>(a.row);
@@ -146,6 +163,9 @@ void gate_rows(Exec& exec, const GateBackward& a) {
 void permute_kernel(Exec& exec, const Permute& a) {
   for_float_type(a.x.dtype, [&]<class T>() { permute_rows<T>(exec, a); });
 }
+void regroup_kernel(Exec& exec, const RegroupRows& a) {
+  for_float_type(a.x.dtype, [&]<class T>() { regroup<T>(exec, a); });
+}
 void unpermute_kernel(Exec& exec, const Unpermute& a) {
   for_float_type(a.x.dtype, [&]<class T>() { unpermute_rows<T>(exec, a); });
 }
@@ -158,6 +178,7 @@ void gate_kernel(Exec& exec, const GateBackward& a) {
 void fill_dispatch(KernelTable& table) {
   table.dispatch_sort = sort_kernel;
   table.permute = permute_kernel;
+  table.regroup_rows = regroup_kernel;
   table.unpermute = unpermute_kernel;
   table.gate_backward = gate_kernel;
 }

@@ -153,6 +153,33 @@ __global__ void __launch_bounds__(row_warps* warp)
 
 template <class T, int E>
 __global__ void __launch_bounds__(row_warps* warp)
+    regroup_kernel(const T* __restrict__ x, int64_t x_stride, const int* __restrict__ begin,
+                   const int* __restrict__ place, int groups, bool placed_in, int64_t rows, int64_t h,
+                   T* __restrict__ out, int64_t out_stride) {
+  const int64_t r = int64_t{blockIdx.x} * row_warps + threadIdx.x / warp;
+  if (r >= rows) return;
+  // The last group that begins at the row or before it; groups may be empty.
+  int low = 0, high = groups - 1;
+  while (low < high) {
+    const int middle = (low + high + 1) / 2;
+    if (begin[middle] <= r)
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  const int64_t placed = place[low] + r - begin[low];
+  const T* from = x + (placed_in ? placed : r) * x_stride;
+  T* to = out + (placed_in ? r : placed) * out_stride;
+#pragma unroll 4
+  for (int64_t i = static_cast<int64_t>(threadIdx.x) % warp * E; i < h; i += warp * E) {
+    Pack<T, E> v;
+    v.load(from + i);
+    v.store(to + i);
+  }
+}
+
+template <class T, int E>
+__global__ void __launch_bounds__(row_warps* warp)
     unpermute_kernel(const T* __restrict__ x, int64_t x_stride, const int* __restrict__ row,
                      const float* __restrict__ prob, int64_t n, int k, int64_t h, const T* addend,
                      int64_t addend_stride, T* out, int64_t out_stride) {
@@ -238,6 +265,21 @@ void permute_launch(Exec& exec, const Permute& a) {
 }
 
 template <class T, int E>
+void regroup_as(Exec& exec, const RegroupRows& a) {
+  NRL_LAUNCH((regroup_kernel<T, E>), blocks_for(a.out.dim(0)), row_warps * warp, 0, exec.stream,
+             data_of<const T>(a.x), a.x.step(0), data_of<const int>(a.begin), data_of<const int>(a.place),
+             static_cast<int>(a.place.dim(0)), a.placed_in, a.out.dim(0), a.x.dim(1), data_of<T>(a.out),
+             a.out.step(0));
+}
+
+void regroup_launch(Exec& exec, const RegroupRows& a) {
+  const bool packed = packed_rows(a.x) && packed_rows(a.out);
+  for_float_type(a.x.dtype, [&]<class T>() {
+    packed ? regroup_as<T, per_pack<T>>(exec, a) : regroup_as<T, 1>(exec, a);
+  });
+}
+
+template <class T, int E>
 void unpermute_as(Exec& exec, const Unpermute& a) {
   NRL_LAUNCH((unpermute_kernel<T, E>), blocks_for(a.out.dim(0)), row_warps * warp, 0, exec.stream,
              data_of<const T>(a.x), a.x.step(0), data_of<const int>(a.row), data_of<const float>(a.prob),
@@ -273,6 +315,7 @@ void gate_launch(Exec& exec, const GateBackward& a) {
 void fill_dispatch(KernelTable& table) {
   table.dispatch_sort = sort_launch;
   table.permute = permute_launch;
+  table.regroup_rows = regroup_launch;
   table.unpermute = unpermute_launch;
   table.gate_backward = gate_launch;
 }

@@ -39,6 +39,10 @@ Cost cost(const Exec&, const Permute& a) {
   return {.read = bytes_of(a.x, a.source), .written = bytes_of(a.out)};
 }
 
+Cost cost(const Exec&, const RegroupRows& a) {
+  return {.read = bytes_of(a.x, a.begin, a.place), .written = bytes_of(a.out)};
+}
+
 Cost cost(const Exec&, const Unpermute& a) {
   return {.read = bytes_of(a.x, a.row, a.prob, a.addend), .written = bytes_of(a.out)};
 }
@@ -79,6 +83,20 @@ void permute(Exec& exec, const Permute& a) {
   NRL_CHECK(is_vector(a.source, rows, DType::i32), "{}: source is {}", op, describe(a.source));
   const trace::Range range("permute");
   if (a.out.numel() > 0) exec.kernels->permute(exec, a);
+}
+
+void regroup_rows(Exec& exec, const RegroupRows& a) {
+  if (noted(exec, Kernel::regroup_rows, a)) return;
+  constexpr const char* op = "regroup_rows";
+  NRL_CHECK(a.x.rank == 2 && a.place.rank == 1, "{}: x is {}, place is {}", op, describe(a.x),
+            describe(a.place));
+  const int64_t groups = a.place.dim(0);
+  check_rows(op, "x", a.x, a.x.dim(0), a.x.dim(1), a.x.dtype);
+  check_rows(op, "out", a.out, a.x.dim(0), a.x.dim(1), a.x.dtype);
+  NRL_CHECK(is_vector(a.begin, groups + 1, DType::i32) && is_vector(a.place, groups, DType::i32),
+            "{}: begin is {}, place is {}", op, describe(a.begin), describe(a.place));
+  const trace::Range range("regroup_rows");
+  if (a.out.numel() > 0) exec.kernels->regroup_rows(exec, a);
 }
 
 void unpermute(Exec& exec, const Unpermute& a) {

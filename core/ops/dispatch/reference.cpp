@@ -39,6 +39,15 @@ void permute(Exec&, const Permute& a) {
   }
 }
 
+void regroup(Exec&, const RegroupRows& a) {
+  for (int64_t g = 0; g < a.place.dim(0); ++g) {
+    const auto begin = static_cast<int64_t>(load(a.begin, g)), place = static_cast<int64_t>(load(a.place, g));
+    for (int64_t i = 0; i < static_cast<int64_t>(load(a.begin, g + 1)) - begin; ++i)
+      for (int64_t j = 0; j < a.x.dim(1); ++j)
+        store(a.out, (a.placed_in ? begin : place) + i, j, load(a.x, (a.placed_in ? place : begin) + i, j));
+  }
+}
+
 void unpermute(Exec&, const Unpermute& a) {
   const int64_t k = (a.row ? a.row : a.prob).dim(1);
   for (int64_t t = 0; t < a.out.dim(0); ++t)
@@ -74,6 +83,7 @@ void gate(Exec&, const GateBackward& a) {
 void fill_dispatch(KernelTable& table) {
   table.dispatch_sort = sort;
   table.permute = permute;
+  table.regroup_rows = regroup;
   table.unpermute = unpermute;
   table.gate_backward = gate;
 }
