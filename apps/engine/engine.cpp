@@ -233,6 +233,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
   refresh_fp8_weights();
   plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);
+  plan_->decoder->take_expert_rounds();  // of an evaluation
   const bool graph = options_.cuda_graph && !step.eager;
   if (exec_.device) watch_.begin(step.number, graph);
   NRL_CHECK(!graph || !step.gradients_reduced);
@@ -242,6 +243,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
     run_schedule(objective, step.gradients_reduced);
   scalars_.finish();
   plan_->decoder->copies().end_step();
+  expert_rounds_.push_back(plan_->decoder->take_expert_rounds());
   ++steps_;
 }
 
@@ -249,6 +251,8 @@ StepResult Engine::collect() {
   if (const device::Event* done = scalars_.oldest()) watch_.wait(*done, (*ranks_)[parallel::group::all]);
   StepResult result = scalars_.collect();
   result.copies = plan_->decoder->copies().collect();
+  result.expert_rounds = expert_rounds_.front();
+  expert_rounds_.pop_front();
   return result;
 }
 

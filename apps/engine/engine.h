@@ -2,6 +2,7 @@
 // A model on one rank with its memory, parameters, gradients and optimizer. It owns no files, locks, terminal
 // or datasets, so that one process can have any number of engines.
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -130,8 +131,9 @@ class Engine {
   ops::Exec exec_;
   memory::Arenas arenas_;
   std::vector<GroupTensors> groups_;
-  Tensor step_scalars_;  // (ops::StepScalar::count) f64
-  Tensor evaluation_;    // (1) f64
+  std::deque<int> expert_rounds_;  // of the steps in flight
+  Tensor step_scalars_;            // (ops::StepScalar::count) f64
+  Tensor evaluation_;              // (1) f64
   StepScalars scalars_;
   StepWatch watch_;
   std::unique_ptr<pipeline::StageMessages> messages_;  // with several stages

@@ -40,6 +40,7 @@ struct StepResult {
   /// Of models with experts: the means over layers and microbatches of aux loss, z loss, and the tokens of
   /// the busiest expert / the mean.
   std::array<double, 3> router{};
+  int expert_rounds = 1;              ///< the most of a layer and microbatch, on this rank
   memory::HostCopyStatistics copies;  ///< of offloaded activations, on this rank
 };
 

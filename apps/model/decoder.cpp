@@ -53,6 +53,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
       precision::unsupported_reason(options_.recipe, static_cast<int>(spec.layers));
   NRL_CHECK(unsupported.empty(), "recipe: {}", unsupported);
   context_.spec = &part_;
+  context_.expert_rounds = &expert_rounds_;
   context_.layout = options_.layout;
   context_.seed = options_.seed;
   context_.sequences = options_.sequences;

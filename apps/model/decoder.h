@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/model/interpreter.h"
@@ -74,6 +75,10 @@ class Decoder {
                 bool first = true);
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
   /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
+  /// The most rounds of a layer with experts and a microbatch since the last call, at least 1.
+  int take_expert_rounds() { return std::exchange(expert_rounds_, 1); }
+  /// LayerContext::expert_load.
+  void set_expert_load(double load) { context_.expert_load = load; }
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
   /// Multiplies the gradients of all losses by `scale`, (1) f64, as it is when a step is executed.
   void scale_loss(const Tensor& scale) { context_.loss_scale = scale; }
@@ -146,6 +151,7 @@ class Decoder {
   std::vector<std::pair<int, int>> router_biases_;  ///< layer and parameter
   DecoderOptions options_;
   LayerContext context_;
+  int expert_rounds_ = 1;  // LayerContext::expert_rounds
   std::unique_ptr<Stage> stage_;
   struct Program {
     pipeline::Schedule schedule;

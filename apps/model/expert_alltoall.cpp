@@ -292,6 +292,7 @@ void AllToAllDispatch::send_counts(const Run& r) const {
   const auto n = static_cast<int32_t>((exchange_.most_received(every) + rows - 1) / rows);
   NRL_CHECK(n <= most_rounds_, "{} rounds, at most {}", n, most_rounds_);
   host.back() = std::max(n, 1);
+  if (int* const most = r.context().expert_rounds) *most = std::max(*most, host.back());
   const auto count = static_cast<size_t>(offsets_count_),
              groups = static_cast<size_t>(exchange_.group_count());
   for (int64_t i = 0; i < host.back(); ++i) {

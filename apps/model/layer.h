@@ -110,6 +110,8 @@ struct LayerContext {
   Tensor router_counts;
   /// (1) f64: what the gradients of all losses are multiplied by; may be absent.
   Tensor loss_scale;
+  /// Raised to the rounds of a layer with experts (Run::rounds()); may be absent.
+  int* expert_rounds = nullptr;
   /// While kernels are collected: the rows that experts get, over those of a balanced router.
   double expert_load = 1;
   /// Weight of a microbatch's router losses: its share of the tokens of the global batch.

@@ -37,6 +37,9 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   const search::DryDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
                                  threads);
   const model::ModelSpec spec = train::load_model_spec(config);
+  if (args.expert_load && spec.moe.experts == 0)
+    fail(Exit::usage, "--expert-load has no effect: a {} model has no experts. Fix: leave it out",
+         name_of(spec.family));
   search::SearchProgress progress(train::terminal_columns(STDERR_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
@@ -47,6 +50,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
        .overrides = overrides,
        .world = args.world,
        .capacity = c.memory.max_memory * device.model().memory,
+       .expert_load = args.expert_load.value_or(1),
        .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
       device);
   progress.finish();
@@ -89,6 +93,9 @@ int run_plan(const PlanArgs& args) {
   const bool layouts = args.search > 0;
   if (layouts && args.buffers)
     fail(Exit::usage, "--buffers has no effect with --search, which plans many layouts. Fix: leave one out");
+  if (args.expert_load && !layouts)
+    fail(Exit::usage,
+         "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
   train::check_run(
       result,
       {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false, .memory = false});

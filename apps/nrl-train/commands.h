@@ -26,6 +26,7 @@ struct PlanArgs {
   std::string device = "auto";  ///< auto: as configured; cpu, cuda, or the name of a GPU (plan::DeviceModel)
   bool buffers = false;         ///< list every buffer
   int search = 0;               ///< number of layouts to show instead of the configured one
+  std::optional<double> expert_load = {};  ///< of the search
 };
 
 struct VerifyArgs {

@@ -126,6 +126,10 @@ int run(int argc, char** argv) {
   c->add_option("--search", plan.search,
                 "Show the N layouts of the ranks that are estimated to be the fastest")
       ->check(CLI::Range(1, 1000));
+  c->add_option("--expert-load", plan.expert_load,
+                "--search: rows that the experts of the busiest rank get, over those of a balanced router "
+                "(default 1)")
+      ->check(CLI::Range(1.0, 1e6));
   c->callback([&] { result = run_plan(plan); });
 
   VerifyArgs verify;

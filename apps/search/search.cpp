@@ -149,7 +149,7 @@ Result search_layouts(const Request& request, const DryDevice& device) {
       return false;
     }
     found.tokens = plans.plans.front()->batch.tokens_per_step;
-    found.estimate = estimate_step(config, std::move(plans), device, nodes);
+    found.estimate = estimate_step(config, std::move(plans), device, nodes, request.expert_load);
     out.found.push_back(std::move(found));
     return true;
   };

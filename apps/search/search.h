@@ -47,7 +47,8 @@ struct Request {
   std::string config;                  ///< file
   std::vector<std::string> overrides;  ///< of the user
   int world = 1;
-  double capacity = 0;  ///< bytes that a rank may use
+  double capacity = 0;     ///< bytes that a rank may use
+  double expert_load = 1;  ///< estimate_step()
   /// Called before every grid, schedule and microbatch with the number of those done and of all; may be
   /// empty.
   std::function<void(size_t done, size_t total)> progress = {};

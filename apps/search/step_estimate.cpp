@@ -119,11 +119,12 @@ plan::LinkModel link_of(const plan::DeviceModel& device, const parallel::Process
 }
 
 CommSeconds comm_seconds(const plan::RunPlan& plan, const parallel::ProcessGrid& grid,
-                         const plan::DeviceModel& device, std::span<const int> node_of) {
+                         const plan::DeviceModel& device, std::span<const int> node_of, double expert_load) {
   CommSeconds out;
   for (const auto& [purpose, t] : traffic_parts(plan, grid)) {
     const plan::LinkModel link = link_of(device, grid, t, node_of);
-    const double seconds = static_cast<double>(t.count) * link.latency + t.wire() / link.bandwidth;
+    const double wire = t.balanced ? t.wire() * expert_load : t.wire();
+    const double seconds = static_cast<double>(t.count) * link.latency + wire / link.bandwidth;
     switch (purpose) {
       case plan::Purpose::layers:
         out.layers += seconds;
@@ -214,7 +215,7 @@ StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& d
 }
 
 StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const DryDevice& device,
-                           std::span<const ClusterNode> nodes) {
+                           std::span<const ClusterNode> nodes, double expert_load) {
   const Config& c = config.config;
   const std::vector<int> node_of = parallel::node_of_ranks(nodes);
   const model::ModelLayout layout = plans.plans.front()->layout;
@@ -225,7 +226,8 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const D
   for (size_t i = 0; i < plans.stages.size(); ++i) {
     const plan::RunPlan& plan = *plans.plans[i];
     const plan::GridPosition& position = plans.positions[i];
-    const CommSeconds comm = comm_seconds(plan, position.grid, device.model(), node_of);
+    const CommSeconds comm = comm_seconds(plan, position.grid, device.model(), node_of, expert_load);
+    plan.decoder->set_expert_load(expert_load);
     engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
     engine::LanguageModeling objective;
     StageSeconds stage = stage_seconds(engine.step_calls(objective), device.model(), engine.plan().spec,

@@ -59,8 +59,9 @@ struct StagePlans {
 StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device, double capacity);
 
 /// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication
-/// in layers counts in full: distributed.tp_comm_overlap may hide some of it.
+/// in layers counts in full: distributed.tp_comm_overlap may hide some of it. `expert_load`: rows that the
+/// experts of the busiest rank get, over those of a balanced router.
 StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const DryDevice& device,
-                           std::span<const ClusterNode> nodes);
+                           std::span<const ClusterNode> nodes, double expert_load = 1);
 
 }  // namespace nrl::search

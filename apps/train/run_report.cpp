@@ -110,7 +110,10 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
   if (run_.plan().spec.moe.experts > 0)
-    facts.router = {.aux_loss = result.router[0], .z_loss = result.router[1], .load = result.router[2]};
+    facts.router = {.aux_loss = result.router[0],
+                    .z_loss = result.router[1],
+                    .load = result.router[2],
+                    .rounds = result.expert_rounds};
   facts.tokens = run_.position.tokens - (run_.position.step - step.step) * tokens;
   facts.tokens_per_s = static_cast<double>(tokens) / seconds;
   // Only rank 0 prints MFU. While it measures the peak, the other ranks wait in their next step.

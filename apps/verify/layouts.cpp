@@ -241,7 +241,11 @@ Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
           if (pp > 1) choices.push_back(pipeline_options(pp, layers));
           if (cp > 1) choices.push_back(context_options(cp));
           if (dp * cp > 1) choices.push_back(data_parallel_options(dp * cp));
-          if (ep * etp > 1) choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
+          if (ep * etp > 1) {
+            choices.push_back(values_of("policy.model.moe_token_dispatcher_type"));
+            // zb_h1 has no rounds.
+            if (pp == 1) choices.back().push_back({"rows in rounds", {"policy.model.moe_row_slack=0.3"}});
+          }
           if (keeps_fp8)
             choices.push_back({{"", {"policy.fp8_cfg.fp8_param=false"}},
                                {"weights in FP8", {"policy.fp8_cfg.fp8_param=true"}}});

@@ -16,6 +16,7 @@ Keys operator+(Keys a, const Keys& b) {
   return a;
 }
 
+const Keys in_rounds{"policy.model.moe_row_slack=0.3"};  ///< memory for less than a third of the rows
 const Keys dispatchers[] = {{"policy.model.moe_token_dispatcher_type=alltoall"},
                             {"policy.model.moe_token_dispatcher_type=allgather"}};
 
@@ -86,6 +87,35 @@ TEST_CASE("experts with a capacity take the same tokens on several ranks", "[eng
           grid, 1e-5);
 }
 
+// The rows of a round have the bits that they have otherwise; weight gradients are added by rounds.
+TEST_CASE("rows that there is no memory for are exchanged in rounds", "[engine][experts]") {
+  const int ranks = test_world().size();
+  for (int etp = 1; etp < ranks; etp *= 2)
+    for (const std::string recompute :
+         {"recompute.modules=[]", "recompute.modules=[norm]", "recompute.modules=[norm, activation, moe]",
+          "recompute.granularity=full", "checkpoint_every=2"})
+      require_same_learning("cpu", small_qwen2_moe, {"policy." + recompute},
+                            experts(ranks / etp, etp) + in_rounds, 1e-5);
+  require_same_learning("cpu", small_qwen2_moe, {},
+                        experts(ranks, 1) + Keys{"policy.model.moe_row_slack=0.1"}, 1e-5);
+  require_same_learning("cpu", small_qwen2_moe,
+                        {"policy.model.moe_expert_capacity_factor=0.8", "policy.train_micro_batch_size=1"},
+                        experts(ranks, 1) + in_rounds, 1e-5);
+  for (const std::string strategy : {"optim_grads", "optim_grads_params"})
+    require_same_learning(
+        "cpu", small_qwen2_moe, {},
+        experts(ranks, 1) + in_rounds +
+            Keys{"distributed.shard_strategy=" + strategy, "distributed.bucket_size_mb=0.001"},
+        1e-5);
+  if (ranks < 4) return;
+  for (const std::string chunks : {"1", "2"})
+    require_same_learning(
+        "cpu", small_qwen2_moe, {},
+        experts(2, 1) + in_rounds +
+            Keys{"distributed.pipeline_parallel_size=2", "distributed.virtual_pipeline_size=" + chunks},
+        1e-5);
+}
+
 TEST_CASE("the router's losses do not depend on where experts are", "[engine][experts]") {
   for (const Keys& dispatcher : dispatchers)
     require_same_learning("cpu", small_qwen2_moe,
@@ -100,4 +130,5 @@ TEST_CASE("the GPU's kernels and communication send tokens to the same experts",
     require_same_learning("cuda", small_qwen2_moe, f32, experts(2, 1) + dispatcher, 1e-5, 2);
     require_same_learning("cuda", small_qwen2_moe, f32, experts(1, 2) + dispatcher, 1e-5, 2);
   }
+  require_same_learning("cuda", small_qwen2_moe, f32, experts(2, 1) + in_rounds, 1e-5, 2);
 }

@@ -20,6 +20,7 @@ struct StepFacts {
   struct Router {
     double aux_loss, z_loss;  ///< before their coefficients
     double load;              ///< tokens of the busiest expert / the mean
+    int rounds = 1;           ///< in which rank 0's experts got their rows, at most
   };
   std::optional<Router> router = {};             ///< of models with experts: means over their layers
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks

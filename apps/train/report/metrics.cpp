@@ -52,6 +52,7 @@ JsonValue step_row(const StepFacts& f) {
     row.set("router_aux_loss", f.router->aux_loss);
     row.set("router_z_loss", f.router->z_loss);
     row.set("expert_load", f.router->load);
+    row.set("expert_rounds", f.router->rounds);
   }
   if (f.offload) {
     row.set("offload_bytes", f.offload->bytes);
