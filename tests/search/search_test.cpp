@@ -38,8 +38,8 @@ struct Estimated {
   int64_t memory = 0;
 };
 
-Estimated estimated(int world, std::vector<std::string> overrides,
-                    const std::vector<ClusterNode>& nodes = {}) {
+Estimated estimated(int world, std::vector<std::string> overrides, const std::vector<ClusterNode>& nodes = {},
+                    double expert_load = 1) {
   overrides.emplace_back("policy.recompute.granularity=none");
   const ConfigResult config = load_config_text(model_yaml, "model.yaml", overrides);
   INFO(render(config.diagnostics));
@@ -48,7 +48,7 @@ Estimated estimated(int world, std::vector<std::string> overrides,
   const DryDevice device(h100(), false, 1);
   StagePlans plans = plan_stages(config, world, device, 70e9);
   Estimated out{.memory = plans.memory()};
-  out.estimate = estimate_step(config, std::move(plans), device, nodes);
+  out.estimate = estimate_step(config, std::move(plans), device, nodes, expert_load);
   const StepEstimate& e = out.estimate;
   CHECK(e.step == Approx(e.compute + e.layers + e.pipeline + e.data));
   return out;
@@ -87,6 +87,23 @@ TEST_CASE("Data-parallel ranks share the computation and reduce gradients", "[se
         estimated(4, {micro, "distributed.shard_strategy=optim", "distributed.overlap_grad_reduce=false"});
     CHECK(exposed.estimate.data > four.estimate.data);
   }
+}
+
+TEST_CASE("A rank whose experts get more rows computes and receives them in rounds", "[search]") {
+  const auto with_load = [](double load, const std::string& slack) {
+    return estimated(8,
+                     {"policy.model.model_type=qwen3_moe", "policy.model.num_experts=64",
+                      "policy.model.num_experts_per_tok=8", "policy.model.moe_intermediate_size=768",
+                      "policy.model.moe_row_slack=" + slack, "distributed.expert_parallel_size=8"},
+                     {}, load);
+  };
+  const Estimated balanced = with_load(1, "1.25"), twice = with_load(2, "1.25"), whole = with_load(2, "0");
+  CHECK(with_load(1, "0").memory > 2 * balanced.memory);
+  CHECK(twice.memory == balanced.memory);
+  CHECK(twice.estimate.layers > 1.5 * balanced.estimate.layers);
+  CHECK(twice.estimate.compute > 1.2 * balanced.estimate.compute);
+  // The second round is computed again in the backward pass.
+  CHECK(twice.estimate.compute > 1.02 * whole.estimate.compute);
 }
 
 TEST_CASE("Tensor-parallel ranks communicate in every layer", "[search]") {
