@@ -160,9 +160,9 @@ JsonValue to_json(const Position& p) {
 }
 
 // fill_memory() that rejects NaN and infinity: they spread through the whole model within one step, and here
-// the tensor can still be named.
-template <class Fill>
-void load_finite(const std::string& where, std::string_view name, DType dtype, void* data, int64_t count,
+// the tensor can still be named. `where()`: its files.
+template <class Where, class Fill>
+void load_finite(const Where& where, std::string_view name, DType dtype, void* data, int64_t count,
                  int64_t unit, Staging* staging, const Fill& fill) {
   int64_t bad = 0;
   fill_memory(staging, data, count, unit, [&](int64_t first, int64_t n, void* out) {
@@ -170,7 +170,7 @@ void load_finite(const std::string& where, std::string_view name, DType dtype, v
     bad += count_non_finite(dtype, out, static_cast<size_t>(n * unit));
   });
   if (bad > 0)
-    fail(Exit::data, "{}: tensor \"{}\" has {} NaN or infinite values of {}; expected finite values", where,
+    fail(Exit::data, "{}: tensor \"{}\" has {} NaN or infinite values of {}; expected finite values", where(),
          name, bad, count * unit / size_of(dtype));
 }
 
@@ -183,8 +183,8 @@ void fill_floats(const Tensor& t, float value, Staging* staging) {
 }
 
 // Fills a slice; `read` does so for one that has some of its rows in memory, in host memory.
-template <class Read>
-void load_slice(const std::string& where, std::string_view name, const TensorSlice& slice, Staging* staging,
+template <class Where, class Read>
+void load_slice(const Where& where, std::string_view name, const TensorSlice& slice, Staging* staging,
                 const Read& read) {
   const int64_t rows = slice.transposed ? slice.columns : slice.rows;
   const int64_t row_bytes = (slice.transposed ? slice.rows : slice.columns) * size_of(slice.dtype);
@@ -333,8 +333,8 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   reader.check_names(wanted);
 
   for (const engine::WeightSlice& weight : s.weights)
-    load_slice(reader.files_of(weight.part.name), weight.part.name, slice_of(weight), s.staging,
-               [&](const TensorSlice& slice) { reader.read_slice(slice); });
+    load_slice([&] { return reader.files_of(weight.part.name); }, weight.part.name, slice_of(weight),
+               s.staging, [&](const TensorSlice& slice) { reader.read_slice(slice); });
   std::vector<StatePiece> pieces;
   const std::vector<GroupState> state = state_tensors(s);
   const std::vector<ErrorTensors> errors = error_tensors(s);
@@ -377,8 +377,9 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   const auto load_piece = [&](const StatePiece& piece, Staging* staging) {
     // In elements if they are contiguous, else in runs.
     const int64_t unit = piece.flat() ? 1 : piece.run, stride = piece.flat() ? 1 : piece.stride;
-    load_finite(reader.files_of(piece.name), piece.name, piece.dtype, piece.data(), piece.count / unit,
-                unit * size_of(piece.dtype), staging, [&](int64_t first, int64_t n, void* out) {
+    load_finite([&] { return reader.files_of(piece.name); }, piece.name, piece.dtype, piece.data(),
+                piece.count / unit, unit * size_of(piece.dtype), staging,
+                [&](int64_t first, int64_t n, void* out) {
                   const int64_t reads = piece.flat() ? 1 : n, count = piece.flat() ? n : piece.run;
                   for (int64_t i = 0; i < reads; ++i)
                     reader.read_logical(piece.name, piece.offset + (first + i) * stride, count,
@@ -434,11 +435,13 @@ void load_weights(const std::string& directory, const ModelSpec& spec,
       fail(Exit::data, "{}: {} has dtype {}; expected F32, BF16 or F16", file->path(), name,
            tensor->dtype_name);
     const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
-    load_slice(file->path(), name, slice, staging, [&, from = file, info = tensor](const TensorSlice& rows) {
-      read_slice(rows, *info->dtype, [&](int64_t offset, int64_t count, void* out) {
-        from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out, static_cast<size_t>(count) * unit);
-      });
-    });
+    load_slice([from = file] { return from->path(); }, name, slice, staging,
+               [&, from = file, info = tensor](const TensorSlice& rows) {
+                 read_slice(rows, *info->dtype, [&](int64_t offset, int64_t count, void* out) {
+                   from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out,
+                                    static_cast<size_t>(count) * unit);
+                 });
+               });
   }
   const model::ParameterList whole = model::make_parameters(spec);
   std::string unexpected;

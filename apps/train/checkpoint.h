@@ -55,7 +55,7 @@ struct SaveOptions {
   std::string resolved_config;   ///< YAML text
   JsonValue run;                 ///< record_to_json() of apps/train/resume.h
   HfFiles hf;                    ///< additional files of the model directory
-  SliceShares* plans = nullptr;  ///< see CheckpointWriter::Options
+  SavePlans* plans = nullptr;  ///< see CheckpointWriter::Options
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.

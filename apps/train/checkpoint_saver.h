@@ -35,7 +35,7 @@ class CheckpointSaver {
  private:
   comm::World& world_;
   const ConfigResult& config_;
-  SliceShares plans_;
+  SavePlans plans_;
   SaveOptions options_;
   std::unique_ptr<RunLocks> locks_;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <climits>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -12,11 +13,11 @@ namespace nrl {
 namespace {
 
 constexpr std::string_view format_version = "nrl-checkpoint-1";
+constexpr std::string_view format_with_ranks = "nrl-checkpoint-2";  // refers to manifests of ranks
 constexpr std::string_view step_prefix = "step-";
 constexpr std::string_view tail_start = "\"crc32c\":\"";
 constexpr std::string_view tail_end = "\"}\n";
 constexpr size_t tail_bytes = tail_start.size() + 8 + tail_end.size();
-constexpr size_t max_runs = size_t{4} << 20;
 
 std::string hex(uint32_t crc) {
   return fmt::format("{:08x}", crc);
@@ -102,57 +103,10 @@ CheckpointShard shard_from_json(const JsonValue& v, DType dtype) {
   return s;
 }
 
-// Number of runs of a shard. Fails unless all of it lies inside the tensor.
-int64_t count_runs(std::string_view name, const CheckpointShard& s, int64_t elements) {
-  if (s.count == 0) return 0;
-  const bool shape_ok = s.offset >= 0 && s.count > 0 && s.run > 0 && s.count % s.run == 0 &&
-                        (s.run == s.count || s.stride >= s.run);
-  int64_t end = 0;
-  if (!shape_ok || (s.run != s.count && __builtin_mul_overflow(s.count / s.run - 1, s.stride, &end)) ||
-      __builtin_add_overflow(end, s.offset, &end) || __builtin_add_overflow(end, s.run, &end) ||
-      end > elements) {
-    fail(Exit::data,
-         "tensor \"{}\" with {} elements: the piece {} in {} (offset {}, count {}, run {}, stride {}) lies "
-         "outside of it",
-         name, elements, s.key, s.file, s.offset, s.count, s.run, s.stride);
-  }
-  return s.count / s.run;
-}
-
 }  // namespace
 
-std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& tensor) {
-  const auto elements = checked_product(tensor.shape, size_of(tensor.dtype));
-  if (!elements) fail(Exit::data, "tensor \"{}\": the shape {} overflows", name, shape_text(tensor.shape));
-  const int64_t total = *elements / size_of(tensor.dtype);
-  int64_t runs = 0;
-  for (const CheckpointShard& s : tensor.shards) {
-    runs += count_runs(name, s, total);
-    if (runs > static_cast<int64_t>(max_runs)) {
-      fail(Exit::data, "tensor \"{}\" has more than {} runs", name, max_runs);
-    }
-  }
-  std::vector<ShardRun> out;
-  out.reserve(static_cast<size_t>(runs));
-  for (size_t i = 0; i < tensor.shards.size(); ++i) {
-    const CheckpointShard& s = tensor.shards[i];
-    for (int64_t r = 0; s.count > 0 && r < s.count / s.run; ++r) {
-      out.push_back({s.offset + r * s.stride, s.run, static_cast<uint32_t>(i), r * s.run});
-    }
-  }
-  std::sort(out.begin(), out.end(), [](const ShardRun& a, const ShardRun& b) { return a.begin < b.begin; });
-  int64_t expected = 0;
-  for (const ShardRun& r : out) {
-    if (r.begin != expected) {
-      fail(Exit::data, "tensor \"{}\": elements [{}, {}) are stored {}{}", name, std::min(r.begin, expected),
-           std::max(r.begin, expected), r.begin > expected ? "nowhere" : "twice, again in ",
-           r.begin > expected ? "" : tensor.shards[r.shard].file);
-    }
-    expected += r.count;
-  }
-  if (expected != total)
-    fail(Exit::data, "tensor \"{}\": elements [{}, {}) are stored nowhere", name, expected, total);
-  return out;
+std::string rank_manifest_name(int rank) {
+  return fmt::format("manifest-{:05}.json", rank);
 }
 
 std::string step_directory_name(int64_t step) {
@@ -171,7 +125,10 @@ std::optional<int64_t> parse_step_directory_name(std::string_view name) {
 JsonValue tensor_to_json(const LogicalTensor& tensor) {
   JsonValue shards = JsonValue::array();
   for (const CheckpointShard& s : tensor.shards) shards.push_back(shard_to_json(s));
-  return JsonValue::object({{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"shards", shards}});
+  JsonValue v =
+      JsonValue::object({{"dtype", name_of(tensor.dtype)}, {"shape", tensor.shape}, {"shards", shards}});
+  if (!tensor.elsewhere.empty()) v.set("of_ranks", tensor.elsewhere);
+  return v;
 }
 
 LogicalTensor tensor_from_json(std::string_view name, const JsonValue& value) {
@@ -182,15 +139,28 @@ LogicalTensor tensor_from_json(std::string_view name, const JsonValue& value) {
     fail(Exit::data, "{}tensor \"{}\": impossible shape", value.where(), name.substr(0, 200));
   }
   for (const JsonValue& s : value.at("shards").items()) t.shards.push_back(shard_from_json(s, t.dtype));
+  t.elsewhere = value.get_string("of_ranks", "");
   return t;
 }
 
 JsonValue file_to_json(const CheckpointFile& file) {
-  return JsonValue::object({{"name", file.name}, {"bytes", file.bytes}, {"crc32c", hex(file.crc32c)}});
+  JsonValue v = JsonValue::object({{"name", file.name}, {"bytes", file.bytes}, {"crc32c", hex(file.crc32c)}});
+  if (file.rank >= 0) {
+    v.set("rank", file.rank);
+    v.set("sums", file.sums);
+  }
+  return v;
 }
 
 CheckpointFile file_from_json(const JsonValue& value) {
-  return {plain_name(value.at("name")), value.get_uint("bytes"), crc_at(value, "crc32c")};
+  CheckpointFile file{plain_name(value.at("name")), value.get_uint("bytes"), crc_at(value, "crc32c")};
+  const int64_t rank = value.get_int("rank", -1);
+  if (rank < 0) return file;
+  file.rank = static_cast<int>(std::min<int64_t>(rank, INT_MAX));
+  file.sums = value.get_uint("sums");
+  if (file.sums < 1 || file.sums > file.bytes)
+    fail(Exit::data, "{}{} checksums of {} bytes", value.where(), file.sums, file.bytes);
+  return file;
 }
 
 const CheckpointFile* CheckpointManifest::find_file(std::string_view name) const {
@@ -202,8 +172,9 @@ const CheckpointFile* CheckpointManifest::find_file(std::string_view name) const
 std::string CheckpointManifest::to_text() const {
   constexpr auto refuse = JsonValue::NonFinite::refuse;
   // One line per tensor and file, so that manifests can be read and diffed.
+  const bool ranks = std::any_of(files.begin(), files.end(), [](const auto& f) { return f.rank >= 0; });
   std::string text = fmt::format("{{\"format\":\"{}\",\n\"step\":{},\n\"state\":{},\n\"tensors\":{{",
-                                 format_version, step, state.dump(0, refuse));
+                                 ranks ? format_with_ranks : format_version, step, state.dump(0, refuse));
   bool first = true;
   for (const auto& [name, tensor] : tensors) {
     text += fmt::format("{}\n{}:{}", first ? "" : ",", JsonValue(name).dump(), tensor_to_json(tensor).dump());
@@ -235,12 +206,13 @@ CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::str
   }
   JsonLimits limits;
   limits.text_bytes = max_manifest_bytes;
-  limits.string_bytes = size_t{64} << 20;
+  limits.string_bytes = size_t{256} << 20;
   limits.values = 4096 + text.size() / 4;
   const JsonValue root = parse_json(text, source, limits);
-  if (root.get_string("format") != format_version) {
-    fail(Exit::data, "{}the format is \"{}\"; this program reads \"{}\"", root.at("format").where(),
-         root.get_string("format").substr(0, 40), format_version);
+  const std::string& format = root.get_string("format");
+  if (format != format_version && format != format_with_ranks) {
+    fail(Exit::data, "{}the format is \"{}\"; this program reads \"{}\" and \"{}\"",
+         root.at("format").where(), format.substr(0, 40), format_version, format_with_ranks);
   }
   CheckpointManifest m;
   m.step = root.get_int("step");
@@ -251,6 +223,10 @@ CheckpointManifest CheckpointManifest::from_text(std::string_view text, std::str
   for (const CheckpointFile& f : m.files) {
     if (!by_name.emplace(f.name, &f).second) fail(Exit::data, "{}: the file {} occurs twice", source, f.name);
   }
+  for (const CheckpointFile& f : m.files)
+    if (f.rank >= 0 && !by_name.contains(rank_manifest_name(f.rank)))
+      fail(Exit::data, "{}: {} is described by {}, which is not a file of this checkpoint", source, f.name,
+           rank_manifest_name(f.rank));
   for (const auto& [name, value] : root.at("tensors").members()) {
     LogicalTensor t = tensor_from_json(name, value);
     for (const CheckpointShard& s : t.shards) {

@@ -1,5 +1,10 @@
 #pragma once
-// manifest.json: the complete description of a checkpoint directory, with checksums.
+// manifest.json: the description of a checkpoint directory, with checksums.
+//
+// It lists all files and all logical tensors. Of the pieces that ranks other than 0 write of their own
+// (optimizer state) it has the places only, in a text that does not grow with the ranks; keys and checksums
+// of rank r's are in manifest-r.json (rank_manifest_name()), which rank r writes, in the same format. So rank
+// 0 need not collect them, and a reader opens the manifests of the pieces that it wants.
 //
 // A logical tensor has the name and shape of the unsharded model (a parameter, its fp32 master copy, a
 // moment). Its elements, in row-major order, are stored in pieces ("shards"), each of them one tensor of one
@@ -34,30 +39,21 @@ struct LogicalTensor {
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
   std::vector<CheckpointShard> shards;
+  std::string elsewhere = {};  ///< pack_places() of the pieces that manifests of ranks describe
 };
 
 struct CheckpointFile {
   std::string name;
   uint64_t bytes = 0;
   uint32_t crc32c = 0;
+  int rank = -1;      ///< whose manifest describes its tensors; -1: this one does
+  uint64_t sums = 0;  ///< if a rank's manifest describes it: its number of checksums (CheckpointSums)
 };
 
-/// Elements [begin, begin + count) of a logical tensor are elements [stored, stored + count)
-/// of shard `shard`.
-struct ShardRun {
-  int64_t begin = 0, count = 0;
-  uint32_t shard = 0;
-  int64_t stored = 0;
-};
-
-/// The runs of a tensor in logical order, at most 4 Mi. Exit::data naming the tensor unless they cover every
-/// element exactly once.
-std::vector<ShardRun> shard_runs(std::string_view name, const LogicalTensor& tensor);
-
-/// The complete description of one checkpoint.
+/// The description of one checkpoint, or of the files that one rank wrote of it.
 struct CheckpointManifest {
   int64_t step = 0;
-  JsonValue state;  ///< the caller's object: configuration, counters, schedules, ...
+  JsonValue state;  ///< the caller's object: configuration, counters, schedules, ...; null in a rank's
   std::map<std::string, LogicalTensor> tensors;
   std::vector<CheckpointFile> files;
 
@@ -75,6 +71,8 @@ std::string step_directory_name(int64_t step);
 std::optional<int64_t> parse_step_directory_name(std::string_view name);
 
 inline constexpr std::string_view manifest_name = "manifest.json";
+/// "manifest-00012.json".
+std::string rank_manifest_name(int rank);
 /// Larger ones are neither written nor read.
 inline constexpr uint64_t max_manifest_bytes = uint64_t{1} << 30;
 

@@ -90,11 +90,15 @@ CheckpointReader::CheckpointReader(const std::string& path) : CheckpointReader(p
 CheckpointReader::CheckpointReader(std::string path, CheckpointManifest manifest)
     : path_(std::move(path)), manifest_(std::move(manifest)), sums_(manifest_), verified_(sums_.count()) {}
 
-std::string CheckpointReader::files_of(std::string_view name) const {
+std::string CheckpointReader::files_of(std::string_view name) {
+  constexpr size_t most = 3;
   std::set<std::string> files;
-  for (const CheckpointShard& s : at(name).shards) files.insert(join_path(path_, s.file));
+  const OpenTensor& tensor = open(name);
+  const size_t pieces = tensor.tensor->shards.size() + tensor.pieces.elsewhere.size();
+  for (uint32_t i = 0; i < pieces && files.size() <= most; ++i)
+    files.insert(join_path(path_, shard_of(name, tensor, i).file));
   const std::vector<std::string> list(files.begin(), files.end());
-  return joined(list, ", ", 3);
+  return joined(list, ", ", most);
 }
 
 const LogicalTensor* CheckpointReader::find(std::string_view name) const {
@@ -133,14 +137,24 @@ void CheckpointReader::check_names(const std::vector<TensorSpec>& wanted, bool a
 
 namespace {
 
-// shard_runs(), with the manifest's path in front of an error.
-std::vector<ShardRun> covering_runs(const std::string& manifest, std::string_view name,
-                                    const LogicalTensor& tensor) {
+// tensor_pieces(), with the manifest's path in front of an error.
+TensorPieces covering_pieces(const std::string& manifest, std::string_view name,
+                             const LogicalTensor& tensor) {
   try {
-    return shard_runs(name, tensor);
+    return tensor_pieces(name, tensor);
   } catch (const Error& e) {
     throw CheckpointDamage(e.code(), fmt::format("{}: {}", manifest, e.what()));
   }
+}
+
+// The content of a file without tensors, verified.
+std::string read_entry(const std::string& path, const CheckpointFile& entry) {
+  std::string text = read_file(path, entry.bytes, File::Links::refuse);
+  const uint32_t crc = crc32c(text.data(), text.size());
+  if (text.size() != entry.bytes || crc != entry.crc32c)
+    fail(Exit::data, "{}: damaged: {} bytes, CRC-32C {:08x}; {} bytes, {:08x} in {}", path, text.size(), crc,
+         entry.bytes, entry.crc32c, manifest_name);
+  return text;
 }
 
 }  // namespace
@@ -149,12 +163,56 @@ const CheckpointReader::OpenTensor& CheckpointReader::open(std::string_view name
   if (open_.tensor == nullptr || open_name_ != name) {
     open_ = OpenTensor();
     const LogicalTensor& tensor = at(name);
-    open_.runs = covering_runs(manifest_path(), name, tensor);
+    open_.pieces = covering_pieces(manifest_path(), name, tensor);
     open_.tensor = &tensor;
     open_name_ = name;
     cache_.clear();
   }
   return open_;
+}
+
+// The manifest of a rank, read once.
+const CheckpointManifest& CheckpointReader::of_rank(int rank) {
+  if (const auto found = of_ranks_.find(rank); found != of_ranks_.end()) return *found->second;
+  std::unique_ptr<CheckpointManifest> read;
+  const std::string name = rank_manifest_name(rank), path = join_path(path_, name);
+  from_checkpoint([&] {
+    const CheckpointFile* entry = manifest_.find_file(name);
+    if (!entry) fail(Exit::data, "{}: there is no file {}", manifest_path(), name);
+    auto parsed =
+        std::make_unique<CheckpointManifest>(CheckpointManifest::from_text(read_entry(path, *entry), path));
+    if (parsed->step != manifest_.step)
+      fail(Exit::data, "{}: damaged: it is of step {}, {} of {}", path, parsed->step, manifest_name,
+           manifest_.step);
+    try {
+      sums_.add(*parsed, rank);
+    } catch (const Error& e) {
+      fail(e.code(), "{}", join_path(path_, e.what()));
+    }
+    read = std::move(parsed);
+  });
+  verified_[sums_.number(name)] = 1;
+  return *of_ranks_.emplace(rank, std::move(read)).first->second;
+}
+
+// Piece `piece` of an open tensor, with its file and checksums.
+const CheckpointShard& CheckpointReader::shard_of(std::string_view name, const OpenTensor& open,
+                                                  uint32_t piece) {
+  const LogicalTensor& here = *open.tensor;
+  if (piece < here.shards.size()) return here.shards[piece];
+  const PiecePlace& place = open.pieces.elsewhere[piece - here.shards.size()];
+  const CheckpointManifest& manifest = of_rank(place.rank);
+  const auto found = manifest.tensors.find(std::string(name));
+  if (found != manifest.tensors.end() && found->second.dtype == here.dtype &&
+      found->second.shape == here.shape)
+    for (const CheckpointShard& s : found->second.shards)
+      if (PiecePlace{place.rank, s.offset, s.count, s.run, s.stride} == place) return s;
+  throw CheckpointDamage(
+      Exit::data,
+      fmt::format("{}: damaged: it does not have the piece of tensor \"{}\" at {} with {} elements, "
+                  "which is in {}",
+                  join_path(path_, rank_manifest_name(place.rank)), name, place.offset, place.count,
+                  manifest_name));
 }
 
 const SafetensorsFile& CheckpointReader::file(const std::string& name) {
@@ -247,15 +305,16 @@ void CheckpointReader::read_logical(std::string_view name, int64_t offset, int64
             "elements {}+{} of tensor \"{}\" with {}", offset, count, name, elements);
   const int64_t unit = size_of(tensor.dtype);
   auto* out = static_cast<char*>(dst);
-  auto run = std::upper_bound(open_tensor.runs.begin(), open_tensor.runs.end(), offset,
-                              [](int64_t at, const ShardRun& r) { return at < r.begin; });
-  if (run != open_tensor.runs.begin()) --run;
+  const std::vector<PieceRun>& runs = open_tensor.pieces.runs;
+  auto run = std::upper_bound(runs.begin(), runs.end(), offset,
+                              [](int64_t at, const PieceRun& r) { return at < r.begin; });
+  if (run != runs.begin()) --run;
   const int64_t end = offset + count;
   for (int64_t at = offset; at < end; ++run) {
     const int64_t to = std::min(end, run->begin + run->count);
     const int64_t first = run->stored + (at - run->begin);
     from_checkpoint([&] {
-      read_stored(name, tensor, tensor.shards[run->shard], static_cast<uint64_t>(first * unit),
+      read_stored(name, tensor, shard_of(name, open_tensor, run->piece), static_cast<uint64_t>(first * unit),
                   static_cast<uint64_t>((to - at) * unit), out);
     });
     out += (to - at) * unit;
@@ -280,20 +339,6 @@ void CheckpointReader::read_slice(const TensorSlice& slice) {
     read_logical(slice.name, offset, count, out);
   });
 }
-
-namespace {
-
-// The content of a file without tensors, verified.
-std::string read_entry(const std::string& path, const CheckpointFile& entry) {
-  std::string text = read_file(path, entry.bytes, File::Links::refuse);
-  const uint32_t crc = crc32c(text.data(), text.size());
-  if (text.size() != entry.bytes || crc != entry.crc32c)
-    fail(Exit::data, "{}: damaged: {} bytes, CRC-32C {:08x}; {} bytes, {:08x} in {}", path, text.size(), crc,
-         entry.bytes, entry.crc32c, manifest_name);
-  return text;
-}
-
-}  // namespace
 
 std::string CheckpointReader::read_text(std::string_view file) const {
   const CheckpointFile* entry = manifest_.find_file(file);
@@ -334,33 +379,54 @@ std::vector<std::string> CheckpointReader::verify_rest(int part, int parts,
                                                        const std::set<std::string>& unusable) {
   std::vector<std::string> problems;
   std::string buffer;
-  std::map<std::string_view, size_t> found;  // problems by file
+  std::map<std::string, size_t> found;  // problems by file
+  const auto report = [&](const std::string& file, const Error& e) {
+    if (e.code() == Exit::internal) throw e;
+    const bool known = std::find(problems.begin(), problems.end(), e.what()) != problems.end();
+    if (!known && ++found[file] <= max_problems_of_file) problems.push_back(e.what());
+  };
   const CheckpointFile* no_header = nullptr;
-  sums_.for_part(verified_, part, parts, [&](size_t number, const CheckpointSums::Sum& sum) {
+  std::set<int> unread;  // ranks whose manifest cannot be read
+  const auto describe = [&](const CheckpointFile& file) {
+    if (unusable.contains(rank_manifest_name(file.rank)) || unread.contains(file.rank)) return;
+    try {
+      (void)of_rank(file.rank);
+    } catch (const Error& e) {
+      unread.insert(file.rank);
+      report(rank_manifest_name(file.rank), e);
+    }
+  };
+  sums_.for_part(verified_, part, parts, describe, [&](size_t number, const CheckpointSums::Sum& sum) {
     if (unusable.contains(sum.file->name) || sum.file == no_header) return;
     try {
       verify(sum, buffer);
       verified_[number] = 1;
     } catch (const Error& e) {
-      if (e.code() == Exit::internal) throw;
       // Without its header a file's tensors cannot be found.
       if (!sum.shard || !files_.contains(sum.file->name)) no_header = sum.file;
-      if (++found[sum.file->name] <= max_problems_of_file) problems.push_back(e.what());
+      report(sum.file->name, e);
     }
   });
-  for (const auto& [name, count] : found)
-    if (count > max_problems_of_file)
-      problems.push_back(
-          fmt::format("{}: and {} more", join_path(path_, name), count - max_problems_of_file));
   size_t n = 0;
   for (const auto& [name, tensor] : manifest_.tensors) {
     if (n++ % static_cast<size_t>(parts) != static_cast<size_t>(part)) continue;
     try {
-      (void)covering_runs(manifest_path(), name, tensor);
+      const OpenTensor& opened = open(name);
+      for (size_t i = 0; i < opened.pieces.elsewhere.size(); ++i) {
+        // Several readers leave to each other what none of them had to open.
+        const int rank = opened.pieces.elsewhere[i].rank;
+        const bool usable = !unread.contains(rank) && !unusable.contains(rank_manifest_name(rank));
+        if (parts == 1 ? usable : of_ranks_.contains(rank))
+          (void)shard_of(name, opened, static_cast<uint32_t>(tensor.shards.size() + i));
+      }
     } catch (const Error& e) {
-      problems.push_back(e.what());
+      report(std::string(manifest_name), e);
     }
   }
+  for (const auto& [name, count] : found)
+    if (count > max_problems_of_file)
+      problems.push_back(
+          fmt::format("{}: and {} more", join_path(path_, name), count - max_problems_of_file));
   return problems;
 }
 

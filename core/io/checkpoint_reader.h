@@ -12,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/io/checkpoint_manifest.h"
+#include "core/io/checkpoint_places.h"
 #include "core/io/checkpoint_sums.h"
 #include "core/io/safetensors.h"
 #include "core/io/tensor_slice.h"
@@ -33,8 +34,9 @@ struct OpenedManifest {
 };
 OpenedManifest open_manifest(const std::string& path);
 
-/// One checkpoint open for reading. All data is verified against the manifest's checksums as it is read. Not
-/// thread-safe; several readers of one directory may coexist.
+/// One checkpoint open for reading. Manifests of ranks are read when one of their pieces is. All data is
+/// verified against the manifest's checksums as it is read. Not thread-safe; several readers of one directory
+/// may coexist.
 class CheckpointReader {
  public:
   /// Reads the manifest and checks the sizes of all files (open_manifest()). CheckpointDamage with a list of
@@ -47,8 +49,8 @@ class CheckpointReader {
   const std::string& path() const { return path_; }
   const CheckpointManifest& manifest() const { return manifest_; }
   std::string manifest_path() const { return join_path(path_, manifest_name); }
-  /// The paths of the files that hold the tensor, for messages.
-  std::string files_of(std::string_view name) const;
+  /// The paths of the files that hold the tensor, for messages. May read manifests of ranks.
+  std::string files_of(std::string_view name);
   const LogicalTensor* find(std::string_view name) const;
   const LogicalTensor& at(std::string_view name) const;
 
@@ -71,14 +73,14 @@ class CheckpointReader {
   /// that read the same checkpoint may unite theirs, to share what is left.
   std::vector<uint8_t>& verified() { return verified_; }
   /// Verifies part `part` of `parts` of the checksums that are not verified() yet, and that the pieces cover
-  /// every element of the tensors exactly once. Returns the problems, one line each: file, tensor, byte
-  /// range. Skips the files in `unusable`.
+  /// every element of the tensors exactly once, as the manifests of ranks that were read also say. Returns
+  /// the problems, one line each: file, tensor, byte range. Skips the files in `unusable`.
   std::vector<std::string> verify_rest(int part, int parts, const std::set<std::string>& unusable = {});
 
  private:
   struct OpenTensor {
     const LogicalTensor* tensor = nullptr;
-    std::vector<ShardRun> runs;
+    TensorPieces pieces;
   };
   struct Chunk {
     std::string data;
@@ -86,6 +88,8 @@ class CheckpointReader {
   };
 
   const OpenTensor& open(std::string_view name);
+  const CheckpointManifest& of_rank(int rank);
+  const CheckpointShard& shard_of(std::string_view name, const OpenTensor& open, uint32_t piece);
   const SafetensorsFile& file(const std::string& name);
   const TensorInfo& stored(const LogicalTensor& tensor, const CheckpointShard& shard,
                            const SafetensorsFile*& file);
@@ -101,6 +105,7 @@ class CheckpointReader {
   std::string path_;
   CheckpointManifest manifest_;
   CheckpointSums sums_;
+  std::map<int, std::unique_ptr<CheckpointManifest>> of_ranks_;  // read so far
   std::vector<uint8_t> verified_;
   std::map<std::string, std::unique_ptr<SafetensorsFile>, std::less<>> files_;
   std::string open_name_;

@@ -3,6 +3,7 @@
 //
 //   DIR/step-1200/              committed; a Hugging Face model directory with our files beside it
 //       manifest.json           written last, with its own checksum
+//       manifest-00001.json     of rank 1, if it has pieces of its own
 //   DIR/step-2400.tmp-<nonce>/  being written
 //   DIR/.trash-<nonce>/         being removed
 //   DIR/previous-1/step-1200/   of an earlier run that this one did not continue
@@ -26,14 +27,19 @@
 #include "core/io/rank_group.h"
 #include "core/io/run_lock.h"
 #include "core/io/safetensors.h"
+#include "core/io/slice_plan.h"
 #include "core/io/staging.h"
 #include "core/io/tensor_slice.h"
 
 namespace nrl {
 
-struct SlicePlan;  // slice_plan.h
-struct SliceShare;
-struct SliceShares;
+/// What a save planned, for the next one of the same rank: used again while no rank's tensors change.
+struct SavePlans {
+  std::map<std::string, SliceShare> slices;       ///< by the stem of their files
+  bool saved = false;                             ///< the rest is of a save that succeeded
+  std::string places;                             ///< places_to_text() of this rank
+  std::map<std::string, LogicalTensor> of_ranks;  ///< rank 0: merge_places() of all
+};
 
 /// A tensor that one rank stores, as a piece of a logical tensor.
 struct ShardSpec {
@@ -62,7 +68,7 @@ class CheckpointWriter {
     uint64_t reserve_bytes = uint64_t{64} << 20;  ///< disk space to leave free
     bool refuse_non_finite = false;  ///< a NaN or infinity in any tensor: no checkpoint (Exit::diverged)
     std::string nonce;               ///< rank 0's, as from random_nonce(); empty: a new one
-    SliceShares* plans = nullptr;    ///< not null on any rank: keeps plans from save to save
+    SavePlans* plans = nullptr;      ///< not null on any rank: keeps plans from save to save
     uint64_t manifest_limit = max_manifest_bytes;  ///< for tests
     Staging* staging = nullptr;                    ///< not null: the data of add_slices() is read through it
   };
@@ -84,7 +90,7 @@ class CheckpointWriter {
   void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                    const std::function<void(SafetensorsWriter&)>& fill);
   /// Collective. One file STEM-00001-of-0000N.safetensors for each of the N ranks that have shards, numbered
-  /// in rank order without gaps.
+  /// in rank order without gaps. Ranks other than 0 describe theirs in manifests of their own.
   void add_tensor_set(const std::string& stem, const std::vector<ShardSpec>& shards,
                       const std::function<void(SafetensorsWriter&)>& fill);
   /// Collective. Assembles complete tensors from the ranks' slices; each tensor is written by one rank
@@ -103,11 +109,25 @@ class CheckpointWriter {
 
  private:
   class LocalSlices;
+  struct Written {
+    std::map<std::string, LogicalTensor> tensors;
+    std::vector<CheckpointFile> files;
+  };
+  struct Merged {
+    CheckpointManifest manifest;
+    bool same_places = true;  // on all ranks as in the last save
+  };
   SliceShare share_of(const std::string& stem, const std::vector<TensorSlice>& slices);
   void write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices, SafetensorsWriter* file);
-  void record(const std::string& file, const std::vector<ShardSpec>& shards, const SafetensorsWriter& writer);
-  JsonValue report() const;
-  CheckpointManifest merge(const std::vector<std::string>& reports, const JsonValue& state) const;
+  void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
+                   const std::function<void(SafetensorsWriter&)>& fill, Written& written);
+  void record(const std::string& file, const std::vector<ShardSpec>& shards, const SafetensorsWriter& writer,
+              Written& written);
+  std::string text_of(const CheckpointManifest& manifest) const;
+  void add_own_manifest();
+  JsonValue report(bool same_places) const;
+  Merged merge(const std::vector<std::string>& reports, const JsonValue& state) const;
+  void add_places(const std::map<std::string, LogicalTensor>& places, CheckpointManifest& manifest) const;
   void publish(const CheckpointManifest& manifest);
 
   std::string store_, temporary_, final_;
@@ -115,8 +135,8 @@ class CheckpointWriter {
   RankGroup group_;
   Options options_;
   std::optional<Error> error_;
-  std::map<std::string, LogicalTensor> tensors_;
-  std::vector<CheckpointFile> files_;
+  Written shared_;  // described in manifest.json
+  Written own_;     // described in this rank's manifest
   bool done_ = false, renamed_ = false;
 };
 

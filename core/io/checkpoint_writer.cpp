@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <set>
 #include <tuple>
 
 #include <sys/stat.h>
@@ -60,12 +59,6 @@ std::vector<int> numbers_from_text(const std::string& text) {
   return out;
 }
 
-JsonLimits report_limits() {
-  JsonLimits limits;
-  limits.text_bytes = limits.string_bytes = limits.values = size_t{1} << 40;  // trusted text of our own
-  return limits;
-}
-
 }  // namespace
 
 ShardSpec ShardSpec::whole(std::string name, DType dtype, std::vector<int64_t> shape) {
@@ -122,6 +115,11 @@ void CheckpointWriter::guard(const std::function<void()>& work) {
 
 void CheckpointWriter::add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                                    const std::function<void(SafetensorsWriter&)>& fill) {
+  add_tensors(file, shards, fill, shared_);
+}
+
+void CheckpointWriter::add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
+                                   const std::function<void(SafetensorsWriter&)>& fill, Written& written) {
   guard([&] {
     NRL_CHECK(is_plain_name(file) && file != manifest_name, "file name \"{}\"", file);
     std::vector<TensorSpec> specs;
@@ -132,7 +130,7 @@ void CheckpointWriter::add_tensors(const std::string& file, const std::vector<Sh
     fill(writer);
     if (error_) return;
     writer.finish();
-    record(file, shards, writer);
+    record(file, shards, writer, written);
   });
 }
 
@@ -144,14 +142,15 @@ void CheckpointWriter::add_tensor_set(const std::string& stem, const std::vector
   if (shards.empty()) return;
   const auto before = std::count(writes.begin(), writes.begin() + group_.rank, '1');
   const auto all = std::count(writes.begin(), writes.end(), '1');
-  add_tensors(fmt::format("{}-{:05}-of-{:05}.safetensors", stem, before + 1, all), shards, fill);
+  add_tensors(fmt::format("{}-{:05}-of-{:05}.safetensors", stem, before + 1, all), shards, fill,
+              group_.rank == 0 ? shared_ : own_);
 }
 
 // Collective; that of the previous save if no rank's slices have changed.
 SliceShare CheckpointWriter::share_of(const std::string& stem, const std::vector<TensorSlice>& slices) {
   std::string own = slices_to_text(slices);
-  SliceShares none;
-  auto& kept = (options_.plans ? *options_.plans : none).by_stem;
+  SavePlans none;
+  auto& kept = (options_.plans ? *options_.plans : none).slices;
   const auto previous = kept.find(stem);
   const bool unchanged = previous != kept.end() && previous->second.slices == own;
   const std::vector<std::string> votes = group_.gather(unchanged ? "1" : "0");
@@ -355,130 +354,6 @@ void CheckpointWriter::write_slices(const SlicePlan& plan, const std::vector<Ten
       });
     }
   }
-}
-
-void CheckpointWriter::record(const std::string& file, const std::vector<ShardSpec>& shards,
-                              const SafetensorsWriter& writer) {
-  files_.push_back({file, writer.bytes(), writer.file_crc()});
-  for (const ShardSpec& s : shards) {
-    const TensorChecksum& sum = writer.checksum(s.key);
-    CheckpointShard shard;
-    shard.file = file;
-    shard.key = s.key;
-    shard.offset = s.offset;
-    shard.count = *checked_product(s.stored_shape);
-    shard.run = s.run == 0 ? shard.count : s.run;
-    shard.stride = s.run == 0 ? shard.count : s.stride;
-    shard.crc32c = sum.crc;
-    if (sum.chunks.size() > 1) shard.chunks = sum.chunks;
-    const auto [it, added] = tensors_.try_emplace(s.logical, LogicalTensor{s.dtype, s.shape, {}});
-    NRL_CHECK(it->second.dtype == s.dtype && it->second.shape == s.shape,
-              "two shapes or dtypes of tensor \"{}\"", s.logical);
-    it->second.shards.push_back(std::move(shard));
-  }
-}
-
-void CheckpointWriter::add_file(const std::string& name, std::string_view text) {
-  guard([&] {
-    NRL_CHECK(is_plain_name(name) && name != manifest_name, "file name \"{}\"", name);
-    File file = File::create(join_path(temporary_, name));
-    file.pwrite_all(text.data(), text.size(), 0);
-    file.sync();
-    file.close();
-    files_.push_back({name, text.size(), crc32c(text.data(), text.size())});
-  });
-}
-
-JsonValue CheckpointWriter::report() const {
-  JsonValue files = JsonValue::array(), tensors = JsonValue::object();
-  for (const CheckpointFile& f : files_) files.push_back(file_to_json(f));
-  for (const auto& [name, tensor] : tensors_) tensors.set(name, tensor_to_json(tensor));
-  return JsonValue::object({{"error", error_to_json(error_)}, {"files", files}, {"tensors", tensors}});
-}
-
-CheckpointManifest CheckpointWriter::merge(const std::vector<std::string>& reports,
-                                           const JsonValue& state) const {
-  CheckpointManifest m;
-  m.step = step_;
-  m.state = state;
-  std::set<std::string> names;
-  for (size_t rank = 0; rank < reports.size(); ++rank) {
-    const JsonValue r =
-        parse_json(reports[rank], fmt::format("the report of rank {}", rank), report_limits());
-    if (const auto error = error_from_json(r.at("error"))) {
-      fail(error->code(), "checkpoint at step {} failed{}: {}", step_,
-           reports.size() > 1 ? fmt::format(" on rank {}", rank) : std::string(), error->what());
-    }
-    for (const JsonValue& f : r.at("files").items()) {
-      m.files.push_back(file_from_json(f));
-      NRL_CHECK(names.insert(m.files.back().name).second, "two ranks wrote {}", m.files.back().name);
-    }
-    for (const auto& [name, value] : r.at("tensors").members()) {
-      LogicalTensor t = tensor_from_json(name, value);
-      const auto [it, added] = m.tensors.try_emplace(name, t);
-      if (added) continue;
-      NRL_CHECK(it->second.dtype == t.dtype && it->second.shape == t.shape,
-                "rank {} has another shape or dtype of tensor \"{}\"", rank, name);
-      it->second.shards.insert(it->second.shards.end(), t.shards.begin(), t.shards.end());
-    }
-  }
-  for (const auto& [name, tensor] : m.tensors) {
-    try {
-      (void)shard_runs(name, tensor);
-    } catch (const Error& e) {
-      fail(Exit::internal, "checkpoint at step {} refused: {}", step_, e.what());
-    }
-  }
-  return m;
-}
-
-void CheckpointWriter::publish(const CheckpointManifest& manifest) {
-  for (const CheckpointFile& f : manifest.files) {
-    const uint64_t size = File::open_read(join_path(temporary_, f.name), File::Links::refuse).size();
-    if (size != f.bytes) {
-      fail(Exit::io, "{}: {} bytes on disk after {} were written", join_path(temporary_, f.name), size,
-           f.bytes);
-    }
-  }
-  // Also makes the entries of all files durable: it fsyncs the directory.
-  const std::string text = manifest.to_text();
-  if (text.size() > options_.manifest_limit)
-    fail(Exit::io,
-         "{}: the manifest of {} tensors in {} files has {}; expected at most {}, as no program could read "
-         "it. "
-         "Fix: fewer ranks, or distributed.shard_strategy: ddp",
-         final_, manifest.tensors.size(), manifest.files.size(), human_bytes(text.size()),
-         human_bytes(options_.manifest_limit));
-  write_file_atomic(join_path(temporary_, manifest_name), text);
-  const std::string trash = join_path(store_, ".trash-" + random_nonce());
-  std::string replaced;
-  if (!path_exists(final_)) {
-    rename_path(temporary_, final_);
-  } else if (exchange_paths(temporary_, final_)) {
-    replaced = temporary_;
-  } else {  // not atomic: the file system has no exchange
-    rename_path(final_, trash);
-    rename_path(temporary_, final_);
-    replaced = trash;
-  }
-  renamed_ = true;
-  fsync_directory(store_);  // committed
-  try {
-    write_file_atomic(join_path(store_, "LATEST"), step_directory_name(step_) + "\n");
-    if (!replaced.empty()) remove_tree(replaced);
-  } catch (const Error& e) {
-    log::warn("checkpoint at step {} is saved, but: {}", step_, e.what());
-  }
-}
-
-std::string CheckpointWriter::commit(const JsonValue& state) {
-  NRL_CHECK(!done_, "commit was called twice");
-  const std::vector<std::string> reports = group_.gather(report().dump());
-  return on_rank_zero(group_, [&] {
-    publish(merge(reports, state));
-    done_ = true;
-    return final_;
-  });
 }
 
 }  // namespace nrl

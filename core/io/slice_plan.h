@@ -49,12 +49,6 @@ struct SliceShare {
   std::string index;        ///< rank 0, several owners: the text of STEM.safetensors.index.json
 };
 
-/// The shares of the previous save, by the stem of their files, which are used again while no rank's slices
-/// change. One per rank, for all its saves.
-struct SliceShares {
-  std::map<std::string, SliceShare> by_stem;
-};
-
 /// This rank's slices as text, for plan_slices() on rank 0. A tensor may have several slices.
 std::string slices_to_text(std::span<const TensorSlice> slices);
 

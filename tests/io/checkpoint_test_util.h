@@ -135,10 +135,22 @@ inline void add_model(CheckpointWriter& writer, int rank, int size, uint64_t sal
       data.push_back(all.substr(begin * unit, (end - begin) * unit));
     }
   }
-  writer.add_tensors("optimizer-" + std::to_string(rank) + ".safetensors", shards, [&](SafetensorsWriter& w) {
+  writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& w) {
     for (size_t i = 0; i < shards.size(); ++i) w.write(shards[i].key, data[i].data(), data[i].size());
   });
   if (rank == 0) writer.add_file("config.json", "{\"hidden_size\": 5}\n");
+}
+
+/// Saves step 7 of a model by several ranks; returns the checkpoint's directory.
+inline std::string save_by_ranks(const std::string& store, int ranks, int64_t big = 700) {
+  ThreadRanks threads(ranks);
+  const auto errors = threads.run([&](int rank) {
+    CheckpointWriter writer(store, 7, 1000, threads.group(rank));
+    add_model(writer, rank, ranks, 3, big);
+    writer.commit(JsonValue::object());
+  });
+  for (const Caught& e : errors) REQUIRE(e.text.empty());
+  return store + "/step-7";
 }
 
 /// Commits a checkpoint written by one rank.

@@ -234,7 +234,7 @@ TEST_CASE("any two slices that overlap are found, and no others") {
 TEST_CASE("the plan of slices is used again until the slices of any rank change") {
   const TemporaryDirectory dir(TemporaryDirectory::Where::memory);
   constexpr int ranks = 3;
-  std::vector<SliceShares> kept(ranks);
+  std::vector<SavePlans> kept(ranks);
   const auto save = [&](int64_t step, uint64_t salt, bool everything) {
     ThreadRanks threads(ranks);
     for (const Caught& e : threads.run([&](int rank) {
@@ -246,7 +246,7 @@ TEST_CASE("the plan of slices is used again until the slices of any rank change"
            writer.commit(JsonValue::object());
          }))
       REQUIRE(e.text == "");
-    if (kept[0].by_stem.at("model").index == "{}") return;  // not readable as a set
+    if (kept[0].slices.at("model").index == "{}") return;  // not readable as a set
     const SafetensorsSet set(fmt::format("{}/step-{}", dir / "c", step));
     for (const Held& held : tensors()) {
       const std::string want = tensor_bytes(held.spec, salt);
@@ -255,14 +255,14 @@ TEST_CASE("the plan of slices is used again until the slices of any rank change"
       CHECK((got == want));
     }
   };
-  const auto slices = [&](size_t rank) -> std::string& { return kept[rank].by_stem.at("model").slices; };
+  const auto slices = [&](size_t rank) -> std::string& { return kept[rank].slices.at("model").slices; };
   const auto marked = [&] {
     int count = 0;
-    for (const SliceShares& shares : kept) count += shares.by_stem.at("model").index == "{}";
+    for (const SavePlans& shares : kept) count += shares.slices.at("model").index == "{}";
     return count;
   };
   const auto mark = [&] {
-    kept[0].by_stem.at("model").index = "{}";  // which no new plan has
+    kept[0].slices.at("model").index = "{}";  // which no new plan has
   };
   save(1, 3, false);
   CHECK(read_file(dir / "c/step-1/model.safetensors.index.json", 1 << 20).size() > 100);
@@ -273,7 +273,7 @@ TEST_CASE("the plan of slices is used again until the slices of any rank change"
   save(3, 5, false);
   CHECK(marked() == 0);
   mark();
-  kept[2].by_stem.clear();
+  kept[2].slices.clear();
   save(4, 6, false);
   CHECK(marked() == 0);
   mark();

@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "core/io/checkpoint_manifest.h"
+#include "core/io/checkpoint_places.h"
 #include "core/io/slice_plan.h"
 #include "tests/catch.h"
 
@@ -34,20 +35,21 @@ std::vector<std::string> slices_of_ranks(int ranks, int tensors) {
   return texts;
 }
 
-// Optimizer state of `pieces` pieces per rank, in one file of each rank.
-CheckpointManifest manifest_of_ranks(int ranks, int pieces) {
+std::string state_name(int piece) {
+  return fmt::format("exp_avg/model.layers.{}.mlp.up_proj.weight", piece);
+}
+
+// What one of `ranks` ranks wrote: optimizer state of `pieces` pieces in one file. Every rank of ZeRO-1 with
+// 8 tensor-parallel ranks has a part of each tensor.
+CheckpointManifest manifest_of_rank(int rank, int ranks, int pieces) {
   CheckpointManifest m;
-  m.state = JsonValue::object();
-  for (int rank = 0; rank < ranks; ++rank)
-    m.files.push_back({fmt::format("optimizer-{:05}-of-{:05}.safetensors", rank + 1, ranks), 1 << 24, 1});
+  m.files.push_back({fmt::format("optimizer-{:05}-of-{:05}.safetensors", rank + 1, ranks), 1 << 24, 1});
   for (int p = 0; p < pieces; ++p) {
-    const std::string name = fmt::format("exp_avg/model.layers.{}.mlp.up_proj.weight", p);
-    LogicalTensor t{DType::f32, {ranks, 8192}, {}};
-    for (int rank = 0; rank < ranks; ++rank) {
-      const std::string key = fmt::format("{}.{}", name, rank * 8192);
-      t.shards.push_back(
-          {m.files[static_cast<size_t>(rank)].name, key, rank * 8192, 8192, 8192, 8192, 7, {}});
-    }
+    const std::string name = state_name(p);
+    const int64_t shards = ranks / 8, offset = (rank % 8 * shards + rank / 8) * 8192;
+    LogicalTensor t{DType::f32, {int64_t{ranks}, 8192}, {}};
+    t.shards.push_back(
+        {m.files[0].name, fmt::format("{}.{}", name, offset), offset, 8192, 8192, 8192, 7, {}});
     m.tensors.emplace(name, std::move(t));
   }
   return m;
@@ -77,17 +79,37 @@ TEST_CASE("bookkeeping of a save by number of ranks", "[.bench]") {
     std::fflush(stdout);
   }
   for (const int ranks : {64, 1024, 16384}) {
-    std::string text;
-    CheckpointManifest m = manifest_of_ranks(ranks, pieces);
-    const double writing = seconds_of([&] { text = m.to_text(); });
-    m = {};
-    std::string reading =
-        "not measured";  // at 16,384 ranks it needs more memory than most test machines have
-    if (ranks <= 1024)
-      reading =
-          fmt::format("{:.2f} s", seconds_of([&] { (void)CheckpointManifest::from_text(text, "bench"); }));
-    fmt::print("{:6} ranks x {} pieces: manifest {} B, written in {:.2f} s, read: {}; {} files\n", ranks,
-               pieces, text.size(), writing, reading, ranks + 1);
+    std::string own, index;
+    CheckpointManifest m = manifest_of_rank(1, ranks, pieces);
+    const double own_writing = seconds_of([&] { own = m.to_text(); });
+    const double own_reading = seconds_of([&] { (void)CheckpointManifest::from_text(own, "bench"); });
+    std::vector<std::string> places;
+    uint64_t gathered = 0;
+    for (int rank = 0; rank < ranks; ++rank) {
+      places.push_back(rank == 0 ? "" : places_to_text(manifest_of_rank(rank, ranks, pieces).tensors, rank));
+      gathered += places.back().size();
+    }
+    const size_t each = places[1].size();
+    CheckpointManifest all = manifest_of_rank(0, ranks, pieces);
+    for (int rank = 1; rank < ranks; ++rank) {
+      all.files.push_back({rank_manifest_name(rank), own.size(), 1});
+      all.files.push_back({manifest_of_rank(rank, ranks, 0).files[0].name, 1 << 24, 1, rank, pieces + 1});
+    }
+    const double merging = seconds_of([&] {
+      for (const auto& [name, t] : merge_places(places)) all.tensors.at(name).elsewhere = t.elsewhere;
+    });
+    const double checking = seconds_of([&] {
+      for (const auto& [name, t] : all.tensors) (void)tensor_pieces(name, t);
+    });
+    const double writing = seconds_of([&] { index = all.to_text(); });
+    const double reading = seconds_of([&] { (void)CheckpointManifest::from_text(index, "bench"); });
+    fmt::print(
+        "{:6} ranks x {} pieces: places {} B per rank and {} B on rank 0, once, merged in {:.2f} s; "
+        "manifest.json {} B, checked in {:.2f} s, written in {:.2f} s, read in {:.2f} s; a rank's manifest "
+        "{} B, "
+        "written in {:.4f} s, read in {:.4f} s; {} files\n",
+        ranks, pieces, each, gathered, merging, index.size(), checking, writing, reading, own.size(),
+        own_writing, own_reading, 2 * ranks);
     std::fflush(stdout);
   }
 }

@@ -350,7 +350,7 @@ TEST_CASE("position, configuration and tokenizer files are in the checkpoint as 
   for (const std::string& name : list_directory(step)) {
     const std::string bytes = read_file(step + "/" + name, 1 << 20);
     if (name != "manifest.json")
-      CHECK(contains(manifest, fmt::format(R"({{"name":"{}","bytes":{},"crc32c":"{}"}})", name, bytes.size(),
+      CHECK(contains(manifest, fmt::format(R"({{"name":"{}","bytes":{},"crc32c":"{}")", name, bytes.size(),
                                            crc32c_of(bytes))));
   }
   const size_t tail = manifest.rfind("\"crc32c\"");
@@ -371,8 +371,8 @@ TEST_CASE("position, configuration and tokenizer files are in the checkpoint as 
   CHECK(read_file(step + "/nrl-train.yaml", 100) == "algorithm: pretrain\n");
   CHECK(read_file(step + "/tokenizer.model", 100) == std::string("a\0b", 3));
   CHECK(list_directory(step) ==
-        std::vector<std::string>{"config.json", "generation_config.json", "manifest.json",
-                                 "model.safetensors", "nrl-train.yaml",
+        std::vector<std::string>{"config.json", "generation_config.json", "manifest-00001.json",
+                                 "manifest.json", "model.safetensors", "nrl-train.yaml",
                                  "optimizer-00001-of-00002.safetensors",
                                  "optimizer-00002-of-00002.safetensors", "tokenizer.model", "vocab.json"});
   CHECK(read_file(step + "/generation_config.json", 1000) ==
