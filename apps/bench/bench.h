@@ -14,8 +14,8 @@ constexpr int default_steps = 20;  ///< timed without Args::steps
 
 struct Args {
   std::string benchmark;               ///< ops, gemm, attention, step, comm
-  std::string config;                  ///< step only: a YAML file
-  std::vector<std::string> overrides;  ///< step only: "key=value"
+  std::string config;                  ///< of step, comm and claims: a YAML file
+  std::vector<std::string> overrides;  ///< "key=value"
   std::string device = "auto";         ///< auto, cpu or cuda
   std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
   std::string json;                    ///< file to write; empty: none
@@ -36,7 +36,8 @@ int attention(const Args& args);
 /// time of the exec of the process. With Args::predict the estimated time of its parts is printed too;
 /// without that GPU in this machine nothing else.
 int step(comm::World& world, const Args& args, double process_start);
-/// Communication between the ranks of the world, in host memory.
+/// Communication in each kind of groups: of the configuration's layout, or inside and across nodes, which is
+/// of host memory unless Args::device is cuda. Names groups that are slower than others of their kind.
 int comm(comm::World& world, const Args& args);
 
 }  // namespace nrl::bench

@@ -1,17 +1,74 @@
-#include <array>
+#include <algorithm>
 
 #include "apps/bench/bench.h"
+#include "apps/bench/group_rates.h"
+#include "apps/train/launch.h"
+#include "apps/train/placement.h"
 #include "core/base/log.h"
 #include "parallel/comm/world/bench.h"
 
 namespace nrl::bench {
+namespace {
+
+using nrl::comm::CommTiming;
+
+// The groups of a configuration; without one all ranks, those of each node, and those with the same place in
+// all nodes.
+ConfigResult layout_of(nrl::comm::World& world, const Args& args) {
+  if (!args.config.empty()) {
+    std::vector<std::string> overrides = args.overrides;
+    if (args.device != "auto") overrides.push_back("device=" + args.device);
+    return train::load_config_collectively(world, args.config, overrides, {.files = false, .memory = false});
+  }
+  ConfigResult out;
+  // Host memory unless asked: opening GPUs would surprise who measures MPI.
+  out.config.device = args.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
+  std::vector<int> ranks(static_cast<size_t>(world.nodes().back()) + 1);
+  for (const int node : world.nodes()) ++ranks[static_cast<size_t>(node)];
+  const bool even = std::all_of(ranks.begin(), ranks.end(), [&](int n) { return n == ranks[0]; });
+  if (even) out.config.distributed.tensor_parallel_size = ranks[0];
+  return out;
+}
+
+// Bus bandwidth of the largest all_reduce.
+double rate_of(const std::vector<CommTiming>& timings) {
+  double rate = 0;
+  for (const CommTiming& t : timings)
+    if (t.op == "all_reduce" && t.dtype == DType::f32) rate = t.bus_bytes_per_second;
+  return rate;
+}
+
+}  // namespace
 
 int comm(nrl::comm::World& world, const Args& args) {
-  if (args.device == "cuda" || !args.json.empty())
-    fail(Exit::usage, "bench comm measures host memory only and supports neither --device cuda nor --json");
+  if (!args.json.empty()) fail(Exit::usage, "bench comm has no --json");
+  const ConfigResult config = layout_of(world, args);
+  const train::Placement placement(world, config);
+  device::Runtime* const device =
+      placement.device() == DeviceType::cuda ? placement.accelerator().runtime.get() : nullptr;
+  const plan::DeviceModel* model = device ? plan::model_of_device(device->properties()) : nullptr;
   if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
-  const std::array<int64_t, 6> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26};
-  log::line(nrl::comm::format_timings(nrl::comm::comm_benchmark(world.comm(), sizes)));
+  std::vector<int64_t> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26};
+  if (device) sizes = {1 << 14, 1 << 20, 1 << 24, 1 << 28};
+  if (args.quick) sizes = {1 << 10, 1 << 14};
+  const parallel::ProcessGrid& grid = placement.grid_position().grid;
+  const std::vector<parallel::GroupId> ids = plan::needed_groups(config.config, placement.grid_position());
+  for (const auto& [id, made] : parallel::group_aliases(grid, ids)) {
+    // All groups of a kind at the same time, as in training.
+    nrl::comm::Communicator& group = placement.groups()[id];
+    if (!(id == made) || (group.size() == 1 && world.size() > 1)) continue;
+    const GroupKind kind(args.config.empty() ? "" : parallel::name_of(id), grid.groups(id), world.nodes());
+    world.comm().barrier();
+    const std::vector<CommTiming> timings =
+        nrl::comm::comm_benchmark(group, sizes, args.quick ? 1e-4 : 0.1, device);
+    std::vector<double> of_ranks(static_cast<size_t>(world.size())), rates;
+    of_ranks[static_cast<size_t>(world.rank())] = rate_of(timings);
+    world.comm().all_reduce(of_ranks);
+    for (const std::vector<int>& members : kind.groups)
+      rates.push_back(of_ranks[static_cast<size_t>(members.front())]);
+    log::line(kind.heading());
+    log::line(nrl::comm::format_timings(timings) + kind.remarks(rates, world.hosts(), model));
+  }
   return 0;
 }
 

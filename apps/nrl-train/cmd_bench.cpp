@@ -58,7 +58,7 @@ int run_bench(const bench::Args& args) {
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
       fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);
-  if (args.benchmark != "step" && !claims && (!args.config.empty() || !args.overrides.empty()))
+  if (!one_of({"step", "comm"}) && !claims && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);

@@ -55,7 +55,8 @@ std::string_view examples_of(std::string_view command) {
       {"bench",
        "  nrl-train bench gemm\n"
        "  nrl-train bench step configs/quickstart.yaml --steps 50\n"
-       "  mpirun -n 4 nrl-train bench comm"},
+       "  mpirun -n 4 nrl-train bench comm\n"
+       "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2"},
       {"doctor", "  nrl-train doctor"},
   };
   for (const auto& [name, text] : examples)

@@ -262,12 +262,13 @@ int run(int argc, char** argv) {
   c = app.add_subcommand("bench", "Benchmark this machine relative to its limits");
   c->add_option("benchmark", bench.benchmark,
                 "ops: memory-bound kernels; gemm: matmuls; attention;\n"
-                "step: training steps of CONFIG on random tokens; comm: communication;\n"
+                "step: training steps of CONFIG on random tokens; comm: communication, in the groups of\n"
+                "CONFIG, or inside and across nodes;\n"
                 "recompute, precision, fp8, offload, zero: CONFIG with and without, beside what guides\n"
                 "promise")
       ->required()
       ->check(CLI::IsMember(benchmarks));
-  bench_config.add(c, "YAML file, for step and the last five, with key=value after it", false);
+  bench_config.add(c, "YAML file, for step, comm and the last five, with key=value after it", false);
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(

@@ -190,6 +190,14 @@ const DeviceModel& find_device_model(std::string_view option, const std::string&
   fail(Exit::usage, "{}: unknown GPU '{}'; expected one of: {}", option, name, names);
 }
 
+const DeviceModel* model_of_device(const device::Properties& device) {
+  for (const DeviceModel& gpu : models)
+    // The peak tells other forms of a product.
+    if (device.name.find(gpu.product) != std::string::npos && peak_flops(device) == gpu.bf16_flops())
+      return &gpu;
+  return nullptr;
+}
+
 DeviceModel measure_cpu_model(int ranks, int threads) {
   // What the ranks share is measured with all of their threads and divided.
   const int together = std::min(ranks * threads, cpu::available_cores());

@@ -43,6 +43,8 @@ struct DeviceModel {
 
 /// A GPU by its name in `option`. Fails with Exit::usage and the names that there are.
 const DeviceModel& find_device_model(std::string_view option, const std::string& name);
+/// That of a GPU; null for others.
+const DeviceModel* model_of_device(const device::Properties& device);
 /// One of `ranks` ranks with `threads` threads each on this machine's CPU. Takes about 50 ms: peak and
 /// bandwidth are measured.
 DeviceModel measure_cpu_model(int ranks, int threads);

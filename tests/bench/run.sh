@@ -57,9 +57,26 @@ all() {
   ! compgen -G 'nrl-bench-*' >/dev/null || fail "a temporary directory was left behind"
 }
 
+# comm_groups DEVICE: every kind of group of a layout has a table of its operations.
+comm_groups() {
+  expect 0 mpirun -n 4 --oversubscribe "$nrl_train" bench comm "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" \
+    policy.train_global_batch_size=4 policy.model.num_key_value_heads=2 distributed.tensor_parallel_size=2 --quick --device "$1"
+  local heading
+  for heading in 'tp: 2 groups of 2 ranks, inside a node' 'cp-dp: 2 groups of 2 ranks, inside a node' \
+    'tp-cp-dp: 1 group of 4 ranks, inside a node'; do
+    grep -qx "$heading" out.txt || fail "no $heading: $(cat out.txt)"
+  done
+  [[ $(grep -c '^all_reduce .* 16.0 KiB ' out.txt) == 6 ]] || fail "not all groups are measured: $(cat out.txt)"
+}
+
 case $case_name in
   cpu)
     all cpu
+    comm_groups cpu
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench comm --quick
+    grep -qx '1 group of 2 ranks, inside a node' out.txt || fail "no group: $(cat out.txt)"
+    expect 64 "$nrl_train" bench comm --quick --json comm.json
+    expect 78 mpirun -n 3 --oversubscribe "$nrl_train" bench comm "$source_dir/configs/bench-tiny.yaml" --quick distributed.tensor_parallel_size=2
     expect 0 "$nrl_train" bench ops --quick --device cpu --only rope --tokens 5 --json one.json
     [[ $(value one.json tokens) == 5 ]] || fail "--tokens is not used"
     expect 64 "$nrl_train" bench gemm --tokens 5
@@ -124,6 +141,7 @@ case $case_name in
     ;;
   sim)
     all cuda
+    comm_groups cuda
     grep -q '"difference":{"out":0' attention.json || fail "bench attention compares nothing"
     grep -q '"forward_fused":{"seconds":.*"backward_separate":{"seconds":' gemm.json || fail "bench gemm times no GELU"
     # A measurement has the prediction beside it, also when the timed steps are graphs.

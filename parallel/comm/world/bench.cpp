@@ -20,12 +20,13 @@ struct Times {
 
   Times(Communicator& group, double budget, const std::function<void()>& body,
         const std::function<void()>& mpi_body) {
+    Communicator& host = group.host();
     const auto measure = [&](const std::function<void()>& f, int repetitions) {
-      group.barrier();
+      host.barrier();
       const int64_t begin = now_ns();
       for (int i = 0; i < repetitions; ++i) f();
       std::vector<double> slowest = {static_cast<double>(now_ns() - begin) * 1e-9 / repetitions};
-      group.all_reduce(slowest, Reduce::max);
+      host.all_reduce(slowest, Reduce::max);
       return slowest[0];
     };
     const auto repetitions = [&](const std::function<void()>& f) {
@@ -48,17 +49,37 @@ struct Times {
   }
 };
 
+// Zeros: sums of repeated runs stay zero.
+class Buffer {
+ public:
+  Buffer(device::Runtime* device, int64_t bytes) {
+    const auto size = static_cast<size_t>(bytes);
+    if (!device) {
+      host_.resize(size);
+      return;
+    }
+    memory_ = device::Memory(*device, device::Memory::Kind::device, size);
+    const device::Stream stream(*device);
+    device->fill(memory_.data(), 0, size, stream.get());
+    device->synchronize(stream.get());
+  }
+  std::byte* data() { return host_.empty() ? memory_.data() : host_.data(); }
+
+ private:
+  std::vector<std::byte> host_;
+  device::Memory memory_;
+};
+
 }  // namespace
 
 std::vector<CommTiming> comm_benchmark(Communicator& group, std::span<const int64_t> sizes_bytes,
-                                       double seconds_each) {
+                                       double seconds_each, device::Runtime* device) {
   const int n = group.size();
   std::vector<CommTiming> out;
   for (int64_t bytes : sizes_bytes) {
     NRL_CHECK(bytes >= 0, "size {}", bytes);
     const int64_t block_bytes = std::max<int64_t>(1, bytes / 4 / n) * 4, size = block_bytes * n;
-    // Zeros: sums of repeated runs stay zero.
-    std::vector<std::byte> a(static_cast<size_t>(size)), b(a.size());
+    Buffer a(device, size), b(device, size);
     const double share = static_cast<double>(n - 1) / n;
     const auto add = [&](std::string op, DType dtype, double factor, const std::function<void()>& body,
                          const std::function<void()>& mpi_body) {
@@ -71,8 +92,8 @@ std::vector<CommTiming> comm_benchmark(Communicator& group, std::span<const int6
                      .mpi_seconds = t.mpi,
                      .speedup = t.speedup});
     };
-    const auto all = [&](std::vector<std::byte>& v, DType t) { return View(v.data(), size / size_of(t), t); };
-    const auto own = [&](std::vector<std::byte>& v, DType t) {
+    const auto all = [&](Buffer& v, DType t) { return View(v.data(), size / size_of(t), t); };
+    const auto own = [&](Buffer& v, DType t) {
       return View(v.data() + group.rank() * block_bytes, block_bytes / size_of(t), t);
     };
     for (const DType t : {DType::f32, DType::bf16}) {
@@ -105,8 +126,12 @@ std::vector<CommTiming> comm_benchmark(Communicator& group, std::span<const int6
 }
 
 std::string format_timings(std::span<const CommTiming> timings) {
-  std::string out = fmt::format("{:<16} {:<5} {:>10} {:>12} {:>12} {:>12} {:>9}\n", "operation", "type",
-                                "size", "us", "busbw GB/s", "MPI us", "MPI/ours");
+  std::string out =
+      fmt::format("{:<16} {:<5} {:>10} {:>12} {:>12}", "operation", "type", "size", "us", "busbw GB/s");
+  const bool compared =
+      std::any_of(timings.begin(), timings.end(), [](const CommTiming& t) { return t.mpi_seconds > 0; });
+  if (compared) out += fmt::format(" {:>12} {:>9}", "MPI us", "MPI/ours");
+  out += '\n';
   for (const CommTiming& t : timings) {
     out += fmt::format("{:<16} {:<5} {:>10} {:>12.2f} {:>12.2f}", t.op, name_of(t.dtype),
                        human_bytes(static_cast<uint64_t>(t.bytes)), t.seconds * 1e6,
