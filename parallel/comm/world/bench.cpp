@@ -12,7 +12,8 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int rounds = 7;
+constexpr int most_rounds = 7, fewest_rounds = 3;
+constexpr double longest_call = 1;  // seconds; sizes with calls that would take longer are left out
 
 /// Times of one call in alternating rounds, equal on all ranks. `mpi` may be null.
 struct Times {
@@ -29,10 +30,14 @@ struct Times {
       host.all_reduce(slowest, Reduce::max);
       return slowest[0];
     };
+    int rounds = most_rounds;
     const auto repetitions = [&](const std::function<void()>& f) {
-      f();
-      const double first = measure(f, 3);  // equal on all ranks, so they agree on the count
-      return std::clamp(static_cast<int>(budget / rounds / std::max(first, 1e-9)), 1, 1000);
+      double first = measure(f, 1);  // equal on all ranks, so they agree on the count
+      if (first < budget)
+        first = measure(f, 3);  // the first call connects the ranks
+      else
+        rounds = fewest_rounds;
+      return std::clamp(static_cast<int>(budget / most_rounds / std::max(first, 1e-9)), 1, 1000);
     };
     const int each = repetitions(body), each_mpi = mpi_body ? repetitions(mpi_body) : 0;
     std::vector<double> ours, theirs, ratios;
@@ -76,14 +81,20 @@ std::vector<CommTiming> comm_benchmark(Communicator& group, std::span<const int6
                                        double seconds_each, device::Runtime* device) {
   const int n = group.size();
   std::vector<CommTiming> out;
+  double slowest = 0;  // of the size before
   for (int64_t bytes : sizes_bytes) {
     NRL_CHECK(bytes >= 0, "size {}", bytes);
     const int64_t block_bytes = std::max<int64_t>(1, bytes / 4 / n) * 4, size = block_bytes * n;
+    if (!out.empty() &&
+        slowest * static_cast<double>(size) / static_cast<double>(out.back().bytes) > longest_call)
+      break;
+    slowest = 0;
     Buffer a(device, size), b(device, size);
     const double share = static_cast<double>(n - 1) / n;
     const auto add = [&](std::string op, DType dtype, double factor, const std::function<void()>& body,
                          const std::function<void()>& mpi_body) {
       const Times t(group, seconds_each, body, mpi_body);
+      slowest = std::max({slowest, t.seconds, t.mpi});
       out.push_back({.op = std::move(op),
                      .dtype = dtype,
                      .bytes = size,

@@ -29,7 +29,8 @@ struct CommTiming {
 /// of ranks 0 and 1, on vectors of each size (rounded to a multiple of the group's size). In MPI groups the
 /// library's own all_reduce, reduce_scatter and all_gather are timed with them, in alternating rounds, so
 /// that both meet the same load of the machine. A group for the memory of `device` is timed with vectors
-/// there, and the host waits for every operation. Collective; takes about `seconds_each` per line at most,
+/// there, and the host waits for every operation. Ends before a size whose calls would
+/// take longer than a second. Collective; takes about `seconds_each` per line at most,
 /// twice that with a comparison. All ranks get the same numbers.
 std::vector<CommTiming> comm_benchmark(Communicator& group, std::span<const int64_t> sizes_bytes,
                                        double seconds_each = 0.2, device::Runtime* device = nullptr);
