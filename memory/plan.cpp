@@ -126,14 +126,15 @@ Arenas::Arenas(const MemoryPlan& plan, const std::string& offload_directory)
   blocks_[static_cast<size_t>(Tier::host)] = {file_.data() ? file_.data() : unreserved_.data(), offloaded};
 }
 
-Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream) {
+Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream,
+               const device::Allocator& allocator) {
   using Kind = device::Memory::Kind;
   for (int i = 0; i < tier_count; ++i) {
     const auto t = static_cast<size_t>(i);
     const auto tier = static_cast<Tier>(i);
     const int64_t bytes = plan.bytes(tier);
     device_[t] = device::Memory(device, tier == Tier::device ? Kind::device : Kind::pinned,
-                                static_cast<size_t>(bytes));
+                                static_cast<size_t>(bytes), allocator);
     blocks_[t] = {device_[t].data(), bytes};
     if (bytes > 0 && tier == Tier::device)
       device.fill(blocks_[t].data, 0, static_cast<size_t>(bytes), stream);

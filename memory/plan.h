@@ -104,9 +104,10 @@ class Arenas {
   /// made and its space reserved; empty: in memory without a file, which nothing reserves before it is used,
   /// for dry runs. Fails as cpu::FileMemory does.
   explicit Arenas(const MemoryPlan& plan, const std::string& offload_directory = "");
-  /// On a device, which must outlive the arenas; its memory is zeroed in the order of `stream`. Fails with
-  /// Exit::out_of_memory and the planned size when the device has less.
-  Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream);
+  /// On a device, which must outlive the arenas; its memory comes from `allocator` and is zeroed in the order
+  /// of `stream`. Fails with Exit::out_of_memory and the planned size when the device has less.
+  Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream,
+         const device::Allocator& allocator = {});
   /// Address of a planned buffer.
   void* at(const MemoryPlan& plan, BufferId id) const;
 

@@ -52,11 +52,12 @@ int comm(nrl::comm::World& world, const Args& args) {
   if (device) sizes = {1 << 14, 1 << 20, 1 << 24, 1 << 28};
   if (args.quick) sizes = {1 << 10, 1 << 14};
   const parallel::ProcessGrid& grid = placement.grid_position().grid;
-  const std::vector<parallel::GroupId> ids = plan::needed_groups(config.config, placement.grid_position());
+  const std::vector<parallel::GroupId> ids = train::groups_of_run(config, placement.grid_position());
   for (const auto& [id, made] : parallel::group_aliases(grid, ids)) {
+    if (!(id == made) || !placement.groups().collective(id)) continue;
     // All groups of a kind at the same time, as in training.
     nrl::comm::Communicator& group = placement.groups()[id];
-    if (!(id == made) || (group.size() == 1 && world.size() > 1)) continue;
+    if (group.size() == 1 && world.size() > 1) continue;
     const GroupKind kind(args.config.empty() ? "" : parallel::name_of(id), grid.groups(id), world.nodes());
     world.comm().barrier();
     const std::vector<CommTiming> timings =

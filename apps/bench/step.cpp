@@ -92,7 +92,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
   exec.multiprocessors = gpu.multiprocessors;
   exec.libraries = libraries.get();
   const plan::GridPosition position = plan::grid_position(c, 1, 0);
-  const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c, position));
+  const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c, position, false));
   engine::Engine engine(
       plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position, DeviceType::cuda,
                           train::threads_for(c.kernels, 1), false,
@@ -139,11 +139,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
     phases.add("libraries", placement.accelerator().library_seconds, "device");
   }
   phases.begin("plan", "");
-  const size_t memory = gpu ? placement.exec().device->properties().memory : 0;
   auto made =
       plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), placement.grid_position(),
                           placement.device(), placement.host_threads(), false, placement.memory());
-  if (gpu) plan::require_memory(config, *made, memory, "the GPU");
+  if (gpu) plan::require_memory(config, *made, placement.capacity(), "the GPU");
   phases.begin("memory", "");
   engine::Engine engine(std::move(made), engine::training_options(c), placement.groups(), placement.exec());
   engine::LanguageModeling objective;

@@ -8,6 +8,7 @@
 #include "apps/engine/pinned_staging.h"
 #include "apps/model/decoder.h"
 #include "core/base/log.h"
+#include "core/base/philox.h"
 #include "core/ops/coverage.h"
 #include "core/ops/libraries.h"
 #include "core/ops/optimizer.h"
@@ -162,13 +163,22 @@ int Engine::require_kernels(Objective& objective, std::string_view device) {
 void Engine::allocate() {
   const memory::MemoryPlan& memory = plan_->memory;
   if (exec_.device)
-    arenas_ = memory::Arenas(memory, *exec_.device, exec_.stream);
+    arenas_ = memory::Arenas(memory, *exec_.device, exec_.stream,
+                             ranks_ ? ranks_->allocator() : device::Allocator());
   else if (ranks_ && memory.bytes(memory::Tier::host) > 0)
     arenas_ = memory::Arenas(memory, cpu::scratch_directory(plan_->offload_directory));
   else
     arenas_ = memory::Arenas(memory);
   groups_ = bind_groups(plan_->groups, memory, arenas_, exec_);
   evaluation_ = make_tensor(arenas_.at(memory, plan_->evaluation), DType::f64, {1});
+}
+
+void Engine::register_memory() {
+  const memory::MemoryPlan& memory = plan_->memory;
+  std::string layout;
+  for (const memory::MemoryPlan::Buffer& b : memory.buffers())
+    if (b.tier == memory::Tier::device) layout += fmt::format("{} {} {}\n", b.name, b.bytes, b.offset);
+  registrations_ = ranks_->register_memory(arenas_.memory(memory::Tier::device), name_hash(layout));
 }
 
 void Engine::bind() {

@@ -111,6 +111,9 @@ class Engine {
   /// Must be called after writing the weights from outside: initializes the master weights, if any, from
   /// them. The next pass begins with writing those that are kept in FP8.
   void weights_written();
+  /// Collective, before the first step, when every rank has its engine: registers its memory with the groups
+  /// (distributed.nccl_ub).
+  void register_memory();
   /// Must be called when a checkpoint is loaded: restores the optimizer's counters. Weights in FP8 are
   /// written before the next pass, too.
   void restore(const StepCounters& counters);
@@ -130,6 +133,7 @@ class Engine {
   const parallel::Groups* ranks_ = nullptr;  // null: forward passes or dry runs only
   ops::Exec exec_;
   memory::Arenas arenas_;
+  std::vector<std::unique_ptr<comm::Registration>> registrations_;
   std::vector<GroupTensors> groups_;
   std::deque<int> expert_rounds_;  // of the steps in flight
   Tensor step_scalars_;            // (ops::StepScalar::count) f64

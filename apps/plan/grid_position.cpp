@@ -82,13 +82,13 @@ parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& stra
   return strategy;
 }
 
-std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position) {
+std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position, bool tied) {
   namespace group = parallel::group;
   const parallel::GridSizes sizes = grid_sizes(config);
   // Groups of the same ranks share a communicator.
   std::vector<parallel::GroupId> groups{group::dp_cp, group::edp}, out{group::all};
   if (sizes.tp > 1) groups.push_back(group::tp_dp_cp);
-  if (sizes.pp > 1) groups.push_back(group::tied);
+  if (sizes.pp > 1 && tied) groups.push_back(group::tied);
   // Gradients are summed over these, or in slices of them and across the slices.
   const DistributedConfig& d = config.distributed;
   const auto replicas = static_cast<int>(d.dp_replicate_size);

@@ -37,8 +37,9 @@ parallel::GroupId reduction_group(std::string_view group);
 /// times on the first and the last pipeline stage, which must not wait for each other there: they keep whole
 /// weights and gradients.
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy, std::string_view group);
-/// All groups of ranks that a run of this configuration communicates in.
-std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position);
+/// All groups of ranks that a run of this configuration communicates in. `tied`: the model's embedding and
+/// output projection share a weight.
+std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position, bool tied);
 /// The channels in these groups: between pipeline stages.
 std::vector<parallel::GroupChannels> needed_channels(const Config& config, const GridPosition& position);
 

@@ -42,7 +42,7 @@ struct Windows {
 
 Windows windows_of(const Config& config, const RunPlan& plan, const GridPosition& position) {
   const parallel::ProcessGrid& grid = position.grid;
-  const std::vector<parallel::GroupId> ids = needed_groups(config, position);
+  const std::vector<parallel::GroupId> ids = needed_groups(config, position, plan.spec.tied);
   const std::vector<int> node_of = parallel::node_of_ranks(configured_nodes(config, grid.ranks()));
   const comm::MpiOptions options;
   std::map<std::vector<int>, int64_t> touched;

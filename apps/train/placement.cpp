@@ -10,6 +10,7 @@
 #include "apps/plan/nodes.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/launch.h"
+#include "apps/train/model_source.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
 #include "core/device/choose.h"
@@ -79,7 +80,8 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     const std::vector<std::string> uuids = world.comm().gather_texts(runtime.properties().uuid);
     run_collectively(world, [&] {
       const comm::DeviceCommChoice choice = comm::choose_device_comm(requested, uuids, comm::nccl_support());
-      devices = parallel::DeviceGroups{choice.kind, &runtime};
+      devices =
+          parallel::DeviceGroups{choice.kind, &runtime, {.nccl_user_buffers = config.distributed.nccl_ub}};
       if (world.size() == 1) return;
       const bool staged = choice.kind == comm::DeviceCommKind::staged;
       comm_text_ = fmt::format("{} ({})", staged ? "staged" : "nccl", choice.why);
@@ -95,16 +97,17 @@ Placement::Placement(comm::World& world, const ConfigResult& result)
     if (world.rank() == 0 && !found.empty()) output::write(output::Stream::err, render(found));
   });
   if (!facts_.gpu) device_ = open_rank_device(world, request_);
-  const size_t gpu_memory = facts_.gpu ? device_.exec.device->properties().memory : 0;
-  auto memory =
-      static_cast<double>(memory_for_rank(config.kernels, device_.type, gpu_memory, world.local_size()));
-  world.comm().all_reduce(std::span(&memory, 1), comm::Reduce::min);
-  memory_ = static_cast<size_t>(memory);
+  std::vector<parallel::GroupId> needed;
+  run_collectively(world, [&] { needed = groups_of_run(result, grid_position_); });
   run_collectively(world, [&] {  // fails on all ranks or on none
-    groups_ = std::make_unique<parallel::Groups>(grid_position_.grid, world.comm(),
-                                                 plan::needed_groups(config, grid_position_), devices,
+    groups_ = std::make_unique<parallel::Groups>(grid_position_.grid, world.comm(), needed, devices,
                                                  plan::needed_channels(config, grid_position_));
   });
+  const size_t free = facts_.gpu ? device_.exec.device->free_memory() : 0;
+  auto memory = static_cast<double>(memory_for_rank(config.kernels, device_.type, free, world.local_size()));
+  world.comm().all_reduce(std::span(&memory, 1), comm::Reduce::min);
+  memory_ = static_cast<size_t>(memory);
+  capacity_ = facts_.gpu ? free : memory_;
 }
 
 // All ranks use the same kind of device: auto chooses GPUs only if every rank has one.
@@ -139,6 +142,10 @@ void Placement::choose(comm::World& world, const Config& config) {
     request_.libraries.gemm_tuning = config.kernels.gemm_tuning.value_or(config.logger.log_dir);
 }
 
+std::vector<parallel::GroupId> groups_of_run(const ConfigResult& config, const plan::GridPosition& position) {
+  return plan::needed_groups(config.config, position, position.sizes.pp > 1 && load_model_spec(config).tied);
+}
+
 std::string Placement::describe(int kernels) const {
   if (device_.type == DeviceType::cpu)
     return fmt::format("cpu ({}), {} per rank, {} kernels{}", cpu::name_of(request_.isa),
@@ -148,8 +155,9 @@ std::string Placement::describe(int kernels) const {
                            ? fmt::format("  (auto: {})", why_no_gpu_)
                            : "");
   const device::Properties& d = device_.accelerator.runtime->properties();
-  return fmt::format("cuda, {} (device {} of {}, {}), {} kernels{}", d.name, device_.ordinal, device_.visible,
-                     human_bytes(d.memory), kernels, comm_text_.empty() ? "" : ", " + comm_text_);
+  return fmt::format("cuda, {} (device {} of {}, {} of {} free), {} kernels{}", d.name, device_.ordinal,
+                     device_.visible, human_bytes(capacity_), human_bytes(d.memory), kernels,
+                     comm_text_.empty() ? "" : ", " + comm_text_);
 }
 
 double native_factor(const ops::Exec& exec, DType operands) {

@@ -50,8 +50,11 @@ class Placement {
   int host_threads() const { return host_threads_; }
   const plan::GridPosition& grid_position() const { return grid_position_; }
 
-  /// memory_for_rank(), the least of all ranks: they must choose the same.
+  /// memory_for_rank(), the least of all ranks: they must choose the same. Of a GPU, that of capacity().
   size_t memory() const { return memory_; }
+  /// Bytes that this rank's plan may use: on a GPU what is free after its context, libraries and groups have
+  /// taken theirs, else memory().
+  size_t capacity() const { return capacity_; }
 
   /// The groups of ranks that the run communicates in (plan::needed_groups()), and their channels.
   const parallel::Groups& groups() const { return *groups_; }
@@ -66,11 +69,14 @@ class Placement {
   DeviceFacts facts_;
   DeviceRequest request_;
   int host_threads_ = 1;
-  size_t memory_ = 0;
+  size_t memory_ = 0, capacity_ = 0;
   std::string why_no_gpu_, comm_text_;
   RankDevice device_;
   std::unique_ptr<parallel::Groups> groups_;
 };
+
+/// plan::needed_groups() of a configuration; reads its model if that decides.
+std::vector<parallel::GroupId> groups_of_run(const ConfigResult& config, const plan::GridPosition& position);
 
 /// Peak FLOP/s of a rank, the denominator of MFU: the measured fp32 matmul rate of a CPU, times
 /// native_factor(), or the data sheet of a GPU; 0: unknown.

@@ -51,7 +51,7 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
   if (grid.ranks() == 1) return;
   const std::vector<ClusterNode> nodes = plan::configured_nodes(config, grid.ranks());
   if (!nodes.empty()) log::info("nodes    {}, in the order of the ranks", plan::nodes_line(nodes));
-  const std::vector<parallel::GroupId> ids = plan::needed_groups(config, position);
+  const std::vector<parallel::GroupId> ids = plan::needed_groups(config, position, plan.spec.tied);
   print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(nodes));
   log::info("traffic  of {} per step", rank_list({grid.rank()}));
   for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))

@@ -33,7 +33,7 @@ void train_tiny_model(const Config& config, int threads) {
   const Config& c = result.config;
   const plan::GridPosition position = plan::grid_position(c, 1, 0);
   const auto self = comm::make_self("program", 0, nullptr);
-  const parallel::Groups groups(position.grid, *self, plan::needed_groups(c, position));
+  const parallel::Groups groups(position.grid, *self, plan::needed_groups(c, position, false));
   ops::Exec exec;
   exec.kernels = &ops::cpu_kernels(cpu::best_isa());
   exec.threads = threads;

@@ -163,8 +163,7 @@ void require_host_memory(const plan::RunPlan& plan, size_t share) {
 // Collective. All ranks vote: if the plan of one does not fit, all plan smaller microbatches.
 std::unique_ptr<plan::RunPlan> make_plan(Run& run, Fitting& fitting) {
   const ops::Exec& exec = run.placement.exec();
-  const auto memory =
-      static_cast<double>(exec.device ? exec.device->properties().memory : run.placement.memory());
+  const auto memory = static_cast<double>(run.placement.capacity());
   const std::string_view owner = exec.device ? "the GPU" : "this machine";
   const double capacity = fitting.chosen ? run.config.memory.max_memory * memory : memory;
   for (;;) {
@@ -258,6 +257,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   phases.begin("memory",
                fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
   run.engine = allocate(run, std::move(plan), fitting);
+  run_collectively(world, [&] { run.engine->register_memory(); });
   run.record["policy.train_micro_batch_size"] = std::to_string(run.plan().batch.micro);
   announce(run, fitting);
   run_collectively(world, [&] {

@@ -48,7 +48,7 @@ std::unique_ptr<plan::RunPlan> make_reference_plan(const ConfigResult& config, c
   const plan::CategoryBytes own = plan::planned_memory(config.config, plan);
   double own_total = 0;
   for (const double bytes : own) own_total += bytes;
-  const double capacity = gpu ? static_cast<double>(placement.exec().device->properties().memory)
+  const double capacity = gpu ? static_cast<double>(placement.capacity())
                               : static_cast<double>(cpu::machine_memory()) - (local_ranks - 1) * own_total;
   const std::string owner = fmt::format("{} ({} and the reference run)", gpu ? "the GPU" : "this machine",
                                         gpu ? "a rank" : counted(local_ranks, "rank"));
@@ -73,7 +73,7 @@ Reference make_reference(comm::World& world, const train::Placement& placement,
   std::optional<parallel::DeviceGroups> devices;
   if (placement.exec().device) devices = parallel::DeviceGroups{.runtime = placement.exec().device};
   out.groups = std::make_unique<parallel::Groups>(position.grid, *out.self,
-                                                  plan::needed_groups(Config{}, position), devices);
+                                                  plan::needed_groups(Config{}, position, false), devices);
   engine::TrainingOptions alone = options;
   alone.overlap_grad_reduce = alone.overlap_param_gather = alone.cuda_graph = false;
   out.engine = std::make_unique<engine::Engine>(std::move(plan), alone, *out.groups, placement.exec());

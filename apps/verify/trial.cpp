@@ -104,11 +104,10 @@ class Trial {
     std::unique_ptr<plan::RunPlan> plan, alone;
     train::run_collectively(world_, [&] {
       const ops::Exec& exec = placement_.exec();
-      const size_t memory = exec.device ? exec.device->properties().memory : 0;
       plan = plan::make_run_plan(c, train::load_model_spec(config_), resolve_batch(c, world_.size()),
                                  placement_.grid_position(), placement_.device(), placement_.host_threads(),
                                  false, placement_.memory());
-      if (exec.device) plan::require_memory(config_, *plan, memory, "the GPU");
+      if (exec.device) plan::require_memory(config_, *plan, placement_.capacity(), "the GPU");
       if (world_.rank() == 0) alone = make_reference_plan(config_, *plan, placement_, world_.local_size());
     });
     engine::TrainingOptions options = engine::training_options(c);
@@ -120,6 +119,7 @@ class Trial {
           std::make_unique<engine::Engine>(std::move(plan), options, placement_.groups(), placement_.exec());
       if (alone) reference_ = make_reference(world_, placement_, std::move(alone), options);
     });
+    train::run_collectively(world_, [&] { engine_->register_memory(); });
     train::run_collectively(world_, [&] {
       for (engine::Engine* engine : {engine_.get(), reference_.engine.get()}) {
         if (!engine) continue;

@@ -69,6 +69,7 @@ struct DistributedConfig {
   bool grad_reduce_error_feedback = true;
   bool grad_reduce_fp32_accumulation = false;
   double bucket_size_mb = 40;  ///< MiB of gradients per bucket
+  bool nccl_ub = false;        ///< user buffers
   bool splits_sequence() const { return tensor_parallel_size > 1 && sequence_parallel.value_or(true); }
   bool operator==(const DistributedConfig&) const = default;
 };

@@ -258,6 +258,11 @@ void add_distributed_keys(Table& t) {
           "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp a bucket also "
           "ends at "
           "every layer.");
+  NRL_KEY(t, distributed.nccl_ub)
+      .alias("policy.megatron_cfg.distributed_data_parallel_config.nccl_ub")
+      .help(
+          "Allocate the memory of the model by NCCL and register it with the groups (user buffers), so that "
+          "NCCL needs no copies and fewer multiprocessors. Needs backend nccl. Never tried on GPUs.");
 }
 
 }  // namespace nrl::config_detail

@@ -188,6 +188,7 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
   const bool remainders = config.policy.optimizer.store_param_remainders.value_or(false) &&
                           config.policy.precision == Precision::automatic;
   const std::pair<bool, std::string> gpu_only[] = {
+      {config.distributed.nccl_ub, "distributed.nccl_ub: true"},
       {config.kernels.share_device, "kernels.share_device: true"},
       {config.kernels.autotune, "kernels.autotune: true"},
       {config.kernels.tf32, "kernels.tf32: true"},
@@ -202,10 +203,13 @@ void check_device(Checker& c, const Config& config, bool gpu, const std::string&
 }
 
 // `why`: the reason for host-staged communication.
-void check_staged_graph(Checker& c, const Config& config, const std::string& why) {
+void check_staged(Checker& c, const Config& config, const std::string& why) {
   if (config.policy.cuda_graph)
     c.error("policy.cuda_graph", "policy.cuda_graph: true cannot capture host-staged communication", "",
             {why, "it runs on the host within a step. Fix: use nccl, or policy.cuda_graph: false"});
+  if (config.distributed.nccl_ub)
+    c.error("distributed.nccl_ub", "distributed.nccl_ub: true has no effect on host-staged communication", "",
+            {why, "use nccl, or distributed.nccl_ub: false"});
 }
 
 bool shards_parameters(ShardStrategy s) {
@@ -474,8 +478,8 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size, std::
     return out;
   }
   if (d.backend == CommBackend::staged && world > 1 && c.sound({"distributed.backend"}))
-    check_staged_graph(c, config,
-                       fmt::format("distributed.backend: staged is at {}", c.where("distributed.backend")));
+    check_staged(c, config,
+                 fmt::format("distributed.backend: staged is at {}", c.where("distributed.backend")));
   const int64_t dp = world / replica;
   if (!c.sound({"distributed.data_parallel_size"})) return out;
   if (!d.data_parallel_size.is_auto() && d.data_parallel_size.value() != dp) {
@@ -527,7 +531,7 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
   // With an explicit device, check_device() ran when the configuration was loaded.
   if (config.device == DeviceKind::automatic)
     check_device(c, config, facts.gpu, "device: auto: " + facts.why);
-  if (!facts.staged_why.empty()) check_staged_graph(c, config, "the ranks use staged: " + facts.staged_why);
+  if (!facts.staged_why.empty()) check_staged(c, config, "the ranks use staged: " + facts.staged_why);
   return out;
 }
 

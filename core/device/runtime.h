@@ -40,6 +40,12 @@ enum class Priority : uint8_t { normal, high };
 enum class EventKind : uint8_t { order, timed };
 enum class CopyKind : uint8_t { host_to_device, device_to_host, device_to_device };
 
+/// Another source of device memory than Runtime::allocate(), with the same errors. Empty: that one.
+struct Allocator {
+  void* (*allocate)(size_t bytes) = nullptr;
+  void (*release)(void* p) noexcept = nullptr;
+};
+
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -171,16 +177,24 @@ class Memory {
  public:
   enum class Kind : uint8_t { device, pinned };
   Memory() = default;
-  Memory(Runtime& runtime, Kind kind, size_t bytes)
+  /// `from`: of device memory.
+  Memory(Runtime& runtime, Kind kind, size_t bytes, const Allocator& from = {})
       : runtime_(&runtime),
         kind_(kind),
+        from_(from),
         size_(bytes),
         data_(bytes == 0             ? nullptr
-              : kind == Kind::device ? runtime.allocate(bytes)
-                                     : runtime.allocate_pinned(bytes)) {}
+              : kind != Kind::device ? runtime.allocate_pinned(bytes)
+              : from.allocate        ? from.allocate(bytes)
+                                     : runtime.allocate(bytes)) {}
   ~Memory() {
     if (!data_) return;
-    kind_ == Kind::device ? runtime_->release(data_) : runtime_->release_pinned(data_);
+    if (kind_ != Kind::device)
+      runtime_->release_pinned(data_);
+    else if (from_.release)
+      from_.release(data_);
+    else
+      runtime_->release(data_);
   }
   Memory(Memory&& o) noexcept { swap(o); }
   Memory& operator=(Memory&& o) noexcept {
@@ -194,11 +208,13 @@ class Memory {
   void swap(Memory& o) {
     std::swap(runtime_, o.runtime_);
     std::swap(kind_, o.kind_);
+    std::swap(from_, o.from_);
     std::swap(size_, o.size_);
     std::swap(data_, o.data_);
   }
   Runtime* runtime_ = nullptr;
   Kind kind_ = Kind::device;
+  Allocator from_;
   size_t size_ = 0;
   void* data_ = nullptr;
 };

@@ -1,7 +1,6 @@
 #include "parallel/comm/channel.h"
 
 #include <algorithm>
-#include <array>
 #include <compare>
 #include <map>
 #include <sstream>
@@ -75,35 +74,50 @@ std::vector<std::vector<Route>> rounds_of(Communicator& group, const std::vector
 
 }  // namespace
 
-Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends) : group_(group) {
-  if (!group.single_fifo()) {
+Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends, Communicator& parent)
+    : group_(group) {
+  if (!parent.single_fifo()) {
     routes_of(group, ends);
     for (const ChannelEnd& end : ends) channels_.push_back(Channel(group, end, end.peer, max_tag - end.lane));
     return;
   }
   // A rank that fails to make or connect a pair must not leave its other neighbors waiting for it, so all
   // agree after every round.
-  Communicator& host = group.host();
+  Communicator& host = parent.host();
   std::vector<Route> own;
   run_on_all(host, [&] { own = routes_of(group, ends); });
-  const std::vector<std::vector<Route>> rounds = rounds_of(group, own);
+  const std::vector<std::vector<Route>> rounds = rounds_of(group.host(), own);
+  auto count = static_cast<int32_t>(rounds.size());
+  host.all_reduce(std::span(&count, 1), Reduce::max);
+  // `use` gets this rank's channel of the round; null: none.
   const auto in_rounds = [&](const auto& use) {
-    for (const std::vector<Route>& round : rounds)
+    for (int32_t i = 0; i < count; ++i)
       run_on_all(host, [&] {
-        for (const Route& r : round)
-          if (r.has(group.rank())) use(r);
+        const Route* mine = nullptr;
+        if (i < static_cast<int32_t>(rounds.size()))
+          for (const Route& r : rounds[static_cast<size_t>(i)])
+            if (r.has(group.rank())) mine = &r;
+        use(mine);
       });
   };
-  in_rounds([&](const Route& r) {
-    std::string name = fmt::format("{} {}>{}", group.name(), r.sender, r.receiver);
-    if (r.lane > 0) name += fmt::format(" lane {}", r.lane);
-    pairs_.push_back(group.subgroup(std::array{r.sender, r.receiver}, name));
-    const ChannelEnd end = r.sender == group.rank() ? ChannelEnd{r.receiver, Direction::send, r.lane}
-                                                    : ChannelEnd{r.sender, Direction::receive, r.lane};
-    channels_.push_back(Channel(*pairs_.back(), end, end.direction == Direction::send ? 1 : 0, 0));
+  in_rounds([&](const Route* r) {
+    if (!r) {
+      (void)parent.split(-1, 0, "");
+      return;
+    }
+    const bool sends = r->sender == group.rank();
+    std::string name = fmt::format("{} {}>{}", group.name(), r->sender, r->receiver);
+    if (r->lane > 0) name += fmt::format(" lane {}", r->lane);
+    // The sender's rank in the world is of one pair in a round.
+    pairs_.push_back(parent.split(group.members()[static_cast<size_t>(r->sender)], sends ? 0 : 1, name));
+    const ChannelEnd end = sends ? ChannelEnd{r->receiver, Direction::send, r->lane}
+                                 : ChannelEnd{r->sender, Direction::receive, r->lane};
+    channels_.push_back(Channel(*pairs_.back(), end, sends ? 1 : 0, 0));
   });
   size_t next = 0;
-  in_rounds([&](const Route&) { pairs_[next++]->connect(0, 1); });
+  in_rounds([&](const Route* r) {
+    if (r) pairs_[next++]->connect(0, 1);
+  });
 }
 
 Channels::~Channels() {

@@ -55,12 +55,20 @@ class Channels {
   /// Collective over the group, where the two ranks of every channel must both request it. An error is one of
   /// all ranks. `group` must outlive the object and must carry no other messages with the tags max_tag - lane
   /// of the channels.
-  Channels(Communicator& group, std::span<const ChannelEnd> ends);
+  Channels(Communicator& group, std::span<const ChannelEnd> ends) : Channels(group, ends, group) {}
+  /// Collective over `parent`, which has all ranks of this group and of others that make channels at the same
+  /// time: where channels are communicators of two ranks, they are split from `parent`, a channel of every
+  /// pair at a time. `group` may be one for host memory then.
+  Channels(Communicator& group, std::span<const ChannelEnd> ends, Communicator& parent);
   /// Collective like the constructor.
   ~Channels();
   Channels(const Channels&) = delete;
   Channels& operator=(const Channels&) = delete;
 
+  /// Adds registrations of the memory with the channels that are communicators of their own.
+  void register_memory(void* data, size_t bytes, std::vector<std::unique_ptr<Registration>>& out) {
+    for (const auto& pair : pairs_) out.push_back(pair->register_memory(data, bytes));
+  }
   /// The end that sends to `peer`, and the one that receives from it. Must have been requested (else an
   /// internal error).
   Channel& to(int peer, int lane = 0) { return find({peer, Direction::send, lane}); }

@@ -145,6 +145,12 @@ struct Call {
   int64_t bytes(int size) const;
 };
 
+/// Memory that a group has registered; unregistered by the destructor, which must run before the memory is
+/// released.
+struct Registration {
+  virtual ~Registration() = default;
+};
+
 /// A group of ranks. Methods must be called by one thread at a time. Every operation has a blocking and an
 /// asynchronous form. Reductions take f32, bf16 and f16 (added in fp32, rounded once), f64, i32, i64 and
 /// u8; the others move any element type. Wrong arguments are an internal error (exit 70).
@@ -244,6 +250,13 @@ class Communicator {
   virtual void connect(int sender, int receiver) {
     (void)sender;
     (void)receiver;
+  }
+  /// Registers memory for operations of the group, which then need no copies in buffers of the library. All
+  /// ranks must register memory, and pass the same offsets in it to each collective. Null: copied as before.
+  virtual std::unique_ptr<Registration> register_memory(void* data, size_t bytes) {
+    (void)data;
+    (void)bytes;
+    return nullptr;
   }
   /// True when all operations of the group run one after another, messages included (nccl). Messages that
   /// depend on each other then need one exchange or separate groups (Channel).

@@ -17,6 +17,8 @@ struct DeviceCommOptions {
   /// from the start of its kernel.
   double nccl_init_timeout_seconds = 300;
   double nccl_timeout_seconds = 600;
+  /// nccl: the memory of the model is allocated by device_allocator() and registered with the groups.
+  bool nccl_user_buffers = false;
   /// nccl: the most CTAs of a kernel (nccl_ctas()), equal on all ranks; 0: NCCL chooses.
   int nccl_max_ctas = 0;
 };

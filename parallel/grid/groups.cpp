@@ -1,6 +1,7 @@
 #include "parallel/grid/groups.h"
 
 #include <algorithm>
+#include <array>
 
 #include "core/base/error.h"
 #include "parallel/comm/agreement.h"
@@ -27,17 +28,66 @@ void require_same_groups(comm::Communicator& world, const std::vector<GroupId>& 
       fail(Exit::internal, "ranks request different groups: rank 0: {}; rank {}: {}", all[0], r, all[r]);
 }
 
+/// Index of the first of `earlier` with the same groups on every rank and the same lane; earlier.size():
+/// none. Members alone do not tell: several ids may leave out this rank.
+class Partitions {
+ public:
+  explicit Partitions(const ProcessGrid& grid) : grid_(grid) {}
+  size_t index_of(const GroupId& id) {
+    Partition partition{id.lane, grid_.groups(id)};
+    const auto at = std::find(known_.begin(), known_.end(), partition);
+    const auto index = static_cast<size_t>(at - known_.begin());
+    if (at == known_.end()) known_.push_back(std::move(partition));
+    return index;
+  }
+  const std::vector<std::vector<int>>& groups(size_t index) const { return known_[index].groups; }
+
+ private:
+  struct Partition {
+    int lane;
+    std::vector<std::vector<int>> groups;
+    bool operator==(const Partition&) const = default;
+  };
+  const ProcessGrid& grid_;
+  std::vector<Partition> known_;
+};
+
+/// Whether the ranks of a group send each other messages.
+bool exchanges(const GroupId& id) {
+  return id.axes.has(Axis::ep) || id.axes == Axis::cp;
+}
+
+/// Runs each kind of collective once per size: NCCL's choice of algorithm and protocol, and with it what it
+/// connects and allocates, depends on the size. `messages`: exchanges of all pairs of ranks too.
+void warm_up(comm::Communicator& group, device::Runtime& runtime, bool messages) {
+  if (group.size() == 1) return;
+  constexpr int64_t largest = int64_t{8} << 20;  // elements
+  const int64_t most = std::max<int64_t>(largest / group.size(), 1) * group.size();
+  const device::Memory memory(runtime, device::Memory::Kind::device, static_cast<size_t>(2 * most) * 4);
+  const device::Stream stream(runtime);
+  runtime.fill(memory.data(), 0, memory.size(), stream.get());
+  stream.synchronize();
+  auto* const values = reinterpret_cast<float*>(memory.data());
+  for (const int64_t elements : {int64_t{256}, int64_t{256} << 10, largest}) {
+    const int64_t block = std::max<int64_t>(elements / group.size(), 1), all = block * group.size();
+    const comm::View whole(values, all, DType::f32), own(values + group.rank() * block, block, DType::f32);
+    group.all_reduce(whole);
+    group.reduce_scatter(whole, own);
+    group.all_gather(own, whole);
+    if (messages) group.all_to_all(whole, comm::View(values + most, all, DType::f32));
+  }
+}
+
 }  // namespace
 
 std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const GroupId> ids) {
   std::vector<GroupAlias> out;
+  Partitions partitions(grid);
+  std::vector<GroupId> made;
   for (const GroupId& id : canonical(ids)) {
-    const std::vector<int> members = grid.members(id);
-    if (members.empty()) continue;
-    const auto same = std::find_if(out.begin(), out.end(), [&](const GroupAlias& a) {
-      return a.made.lane == id.lane && grid.members(a.made) == members;
-    });
-    out.push_back({id, same == out.end() ? id : same->made});
+    const size_t index = partitions.index_of(id);
+    if (index == made.size()) made.push_back(id);
+    if (!grid.members(id).empty()) out.push_back({id, made[index]});
   }
   return out;
 }
@@ -48,34 +98,72 @@ Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<con
             "{} does not match the grid of rank {} of {}", world.label(), grid.rank(), grid.ranks());
   const std::vector<GroupId> all = canonical(ids);
   require_same_groups(world, all);
-  // Groups are created by their members only. One order on all ranks excludes deadlock.
+  Partitions partitions(grid);
   for (const GroupId& id : all) {
-    std::vector<int> members = grid.members(id);
-    if (members.empty()) {
-      entries_.push_back({id, -1});
-      continue;
+    const bool only =
+        std::any_of(channels.begin(), channels.end(), [&](const GroupChannels& c) { return c.group == id; });
+    const size_t index = partitions.index_of(id);
+    entries_.push_back({id, index});
+    if (index == made_.size()) {
+      const std::vector<std::vector<int>>& groups = partitions.groups(index);
+      const std::vector<int> members = grid.members(id);
+      const auto mine = std::find(groups.begin(), groups.end(), members);
+      made_.push_back(
+          {id, members, mine == groups.end() ? -1 : static_cast<int>(mine - groups.begin()), only});
+    } else {
+      made_[index].channels_only = made_[index].channels_only && only;
     }
-    const auto same = std::find_if(made_.begin(), made_.end(),
-                                   [&](const Made& m) { return m.members == members && m.lane == id.lane; });
-    entries_.push_back({id, static_cast<int>(same - made_.begin())});
-    if (same != made_.end()) continue;
-    auto host = world.subgroup(members, name_of(id));
-    made_.push_back({std::move(members), id.lane, std::move(host), nullptr});
   }
-  if (device) {
-    comm::DeviceCommOptions options = device->options;
-    options.nccl_max_ctas = agree_on_ctas(world, *device, channels);
-    for (const Entry& entry : entries_)
-      comm::run_on_all(world, [&] {
-        if (entry.made < 0) return;
-        Made& m = made_[static_cast<size_t>(entry.made)];
-        if (m.device) return;
-        m.device = comm::make_device_communicator(device->kind, *m.host, *device->runtime, options);
-      });
+  if (device && device->options.nccl_user_buffers) {
+    registers_ = true;
+    allocator_ = comm::device_allocator(device->kind);
   }
+  if (device)
+    make_with_device(world, *device, channels);
+  else
+    for (Made& m : made_) make_host(world, m);
   for (const GroupChannels& c : channels)
     comm::run_on_all(world, [&] {
-      channels_.push_back({c.group, std::make_unique<comm::Channels>((*this)[c.group], c.ends)});
+      comm::Communicator& group = split_from_ ? host(c.group) : (*this)[c.group];
+      channels_.push_back(
+          {c.group, std::make_unique<comm::Channels>(group, c.ends, split_from_ ? *split_from_ : group)});
+    });
+}
+
+// By its members only: one order on all ranks excludes deadlock.
+void Groups::make_host(comm::Communicator& world, Made& m) {
+  if (!m.host && !m.members.empty()) m.host = world.subgroup(m.members, name_of(m.id));
+}
+
+void Groups::make_with_device(comm::Communicator& world, const DeviceGroups& device,
+                              std::span<const GroupChannels> channels) {
+  comm::DeviceCommOptions options = device.options;
+  options.nccl_max_ctas = agree_on_ctas(world, device, channels);
+  const auto make_device = [&](Made& m) {
+    comm::run_on_all(world, [&] {
+      if (m.device || m.members.empty()) return;
+      m.device = device.make ? device.make(*m.host)
+                             : comm::make_device_communicator(device.kind, *m.host, *device.runtime, options);
+    });
+  };
+  const auto root = std::find_if(made_.begin(), made_.end(), [&](const Made& m) {
+    return m.members.size() == static_cast<size_t>(world.size()) && m.id.lane == 0;
+  });
+  if (root != made_.end()) {
+    make_host(world, *root);
+    make_device(*root);
+    if (root->device->single_fifo()) split_from_ = root->device.get();
+  }
+  if (!split_from_) {
+    for (Made& m : made_) make_host(world, m);
+    for (Made& m : made_) make_device(m);
+    return;
+  }
+  for (Made& m : made_)
+    comm::run_on_all(world, [&] {
+      if (m.channels_only) return make_host(world, m);
+      if (!m.device) m.device = split_from_->split(m.number, world.rank(), name_of(m.id));
+      if (m.device) warm_up(*m.device, *device.runtime, exchanges(m.id));
     });
 }
 
@@ -84,7 +172,7 @@ int Groups::agree_on_ctas(comm::Communicator& world, const DeviceGroups& device,
   if (device.kind != comm::DeviceCommKind::nccl || device.options.nccl_max_ctas > 0)
     return device.options.nccl_max_ctas;
   int32_t kernels = 0, multiprocessors = device.runtime->properties().multiprocessors;
-  for (const Made& m : made_) kernels += m.members.size() > 1;
+  for (const Made& m : made_) kernels += m.members.size() > 1 && !m.channels_only;
   for (const GroupChannels& c : channels) kernels += static_cast<int32_t>(c.ends.size());
   world.all_reduce(std::span(&kernels, 1), comm::Reduce::max);
   world.all_reduce(std::span(&multiprocessors, 1), comm::Reduce::min);
@@ -107,14 +195,19 @@ const Groups::Entry& Groups::find(const GroupId& id) const {
 }
 
 const Groups::Made& Groups::made(const GroupId& id) const {
-  const int at = find(id).made;
-  NRL_CHECK(at >= 0, "this rank is not a member of group {}", name_of(id));
-  return made_[static_cast<size_t>(at)];
+  const Made& m = made_[find(id).made];
+  NRL_CHECK(!m.members.empty(), "this rank is not a member of group {}", name_of(id));
+  return m;
 }
 
 comm::Communicator& Groups::operator[](const GroupId& id) const {
+  NRL_CHECK(collective(id), "group {} has channels only", name_of(id));
   const Made& m = made(id);
   return m.device ? *m.device : *m.host;
+}
+
+bool Groups::collective(const GroupId& id) const {
+  return !split_from_ || made(id).device;
 }
 
 comm::Channels& Groups::channels(const GroupId& id) const {
@@ -125,22 +218,39 @@ comm::Channels& Groups::channels(const GroupId& id) const {
 }
 
 comm::Communicator& Groups::host(const GroupId& id) const {
-  return *made(id).host;
+  return made(id).on_host();
 }
 
 bool Groups::member(const GroupId& id) const {
-  return find(id).made >= 0;
+  return !made_[find(id).made].members.empty();
+}
+
+std::vector<std::unique_ptr<comm::Registration>> Groups::register_memory(std::span<std::byte> memory,
+                                                                         uint64_t layout) const {
+  std::vector<std::unique_ptr<comm::Registration>> out;
+  if (!registers_) return out;
+  for (const Made& m : made_) {
+    if (!m.device || m.device->size() == 1) continue;
+    // The largest and the complement of the smallest.
+    const std::array own{static_cast<int64_t>(layout), static_cast<int64_t>(~layout)};
+    std::array most = own;
+    m.on_host().all_reduce(std::span(most), comm::Reduce::max);
+    if (most == own) out.push_back(m.device->register_memory(memory.data(), memory.size()));
+  }
+  for (const MadeChannels& c : channels_) c.channels->register_memory(memory.data(), memory.size(), out);
+  return out;
 }
 
 std::vector<std::string> Groups::labels() const {
   std::vector<std::string> out;
-  for (const Made& m : made_) out.push_back(m.host->label());
+  for (const Made& m : made_)
+    if (!m.members.empty()) out.push_back(m.on_host().label());
   return out;
 }
 
 void Groups::check() const {
   for (const Made& m : made_) {
-    m.host->check();
+    if (m.host) m.host->check();
     if (m.device) m.device->check();
   }
 }

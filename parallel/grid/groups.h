@@ -1,6 +1,7 @@
 #pragma once
 // The communicators of a run, created once at start.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,8 @@ struct DeviceGroups {
   comm::DeviceCommKind kind = comm::DeviceCommKind::staged;
   device::Runtime* runtime = nullptr;
   comm::DeviceCommOptions options = {};
+  /// For tests: instead of make_device_communicator().
+  std::function<std::unique_ptr<comm::Communicator>(comm::Communicator& host)> make = {};
 };
 
 /// The ends that this rank has of the channels of a group.
@@ -40,6 +43,11 @@ std::vector<GroupAlias> group_aliases(const ProcessGrid& grid, std::span<const G
 /// equal members and lane share one communicator, named after the first of them. They are made before a rank
 /// allocates the memory of its plan: a rank that is out of memory goes to the agreement on that error, where
 /// no other may be held up by a group or channel that is still to be made.
+///
+/// With nccl and group::all, every other group and channel is split from that one (one connection to the
+/// network and one search of the topology for all), groups that only have channels get no communicator of
+/// their own, and every group has run each kind of collective before the constructor returns: NCCL connects
+/// and allocates at the first operation, so that the device's free memory is what is left for the plan.
 ///
 ///   const ProcessGrid grid(sizes, world.size(), world.rank());
 ///   const std::array used = {group::dp_cp, group::pp};
@@ -62,14 +70,23 @@ class Groups {
   Groups& operator=(const Groups&) = delete;
 
   /// The group for the model's memory: device memory if there is a device, else host memory. The group must
-  /// have been requested and this rank must be a member (else an internal error).
+  /// have been requested and collective(), and this rank must be a member (else an internal error).
   comm::Communicator& operator[](const GroupId& id) const;
+  /// False for a group that only has channels and no communicator of its own.
+  bool collective(const GroupId& id) const;
   /// The channels that were requested for a group (else an internal error).
   comm::Channels& channels(const GroupId& id) const;
   /// The same ranks for host memory.
   comm::Communicator& host(const GroupId& id) const;
   /// True when this rank is a member; only groups with GroupId::ends have non-members.
   bool member(const GroupId& id) const;
+  /// Where the memory that the groups communicate is allocated for register_memory() to be of use.
+  const device::Allocator& allocator() const { return allocator_; }
+  /// Registers this rank's memory with the groups in which it is laid out alike on all ranks (`layout`: equal
+  /// hashes), and with the channels; nothing unless the device's options ask for it. Collective. The
+  /// registrations must be destroyed before the memory and the groups.
+  std::vector<std::unique_ptr<comm::Registration>> register_memory(std::span<std::byte> memory,
+                                                                   uint64_t layout) const;
   /// Labels of the communicators, in creation order.
   std::vector<std::string> labels() const;
   /// Throws the first asynchronous error of any group (Communicator::check()).
@@ -77,18 +94,25 @@ class Groups {
 
  private:
   struct Made {
-    std::vector<int> members;
-    int lane;
-    std::unique_ptr<comm::Communicator> host, device;
+    GroupId id;                // the first of them
+    std::vector<int> members;  // empty: this rank is none of them
+    int number;                // among the groups of the id; -1: of none
+    bool channels_only;        // by all ids
+    /// `host` is null if `device` has its own.
+    std::unique_ptr<comm::Communicator> host = {}, device = {};
+    comm::Communicator& on_host() const { return host ? *host : device->host(); }
   };
   struct Entry {
     GroupId id;
-    int made;  // index into made_; -1: not a member
+    size_t made;  // index into made_
   };
   struct MadeChannels {
     GroupId group;
     std::unique_ptr<comm::Channels> channels;
   };
+  void make_host(comm::Communicator& world, Made& m);
+  void make_with_device(comm::Communicator& world, const DeviceGroups& device,
+                        std::span<const GroupChannels> channels);
   /// For the kernels of all groups and channels of any rank; the same on all. Collective.
   int agree_on_ctas(comm::Communicator& world, const DeviceGroups& device,
                     std::span<const GroupChannels> channels) const;
@@ -96,8 +120,11 @@ class Groups {
   const Made& made(const GroupId& id) const;
 
   std::vector<Entry> entries_;
-  std::vector<Made> made_;
+  std::vector<Made> made_;                    // the same on all ranks
+  comm::Communicator* split_from_ = nullptr;  // the device group of all ranks, if others are split from it
   std::vector<MadeChannels> channels_;
+  device::Allocator allocator_;
+  bool registers_ = false;
 };
 
 }  // namespace nrl::parallel

@@ -36,7 +36,7 @@ struct DryEngine {
     exec.multiprocessors = h200().multiprocessors;
     exec.libraries = libraries.get();
     const plan::GridPosition position = plan::grid_position(c, 1, 0);
-    ranks.emplace(position.grid, world->comm(), plan::needed_groups(c, position));
+    ranks.emplace(position.grid, world->comm(), plan::needed_groups(c, position, false));
     engine.emplace(plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1), position,
                                        DeviceType::cuda, 1),
                    engine::training_options(c), *ranks, exec);

@@ -3,6 +3,8 @@
 // block the host in their first message unless they are connected: the weakest rules of the backends (nccl),
 // on host memory.
 #include <memory>
+#include <set>
+#include <string>
 #include <utility>
 
 #include "parallel/comm/communicator.h"
@@ -18,9 +20,7 @@ class FifoCommunicator final : public nrl::comm::Communicator {
     return wrap(inner_->split(color, key, name));
   }
   std::unique_ptr<Communicator> subgroup(std::span<const int> ranks, std::string_view name) override {
-    auto made = wrap(inner_->subgroup(ranks, name));
-    if (made && made->size() == 2) static_cast<FifoCommunicator&>(*made).connected_ = false;
-    return made;
+    return wrap(inner_->subgroup(ranks, name));
   }
   void connect(int, int) override {
     if (connected_) return;
@@ -31,6 +31,19 @@ class FifoCommunicator final : public nrl::comm::Communicator {
                       nrl::comm::Message::recv(std::span(&other, 1), peer, nrl::comm::max_tag)});
   }
   bool single_fifo() const override { return true; }
+  /// Names or labels of the communicators of this process that memory is registered with.
+  static std::multiset<std::string>& registered() {
+    static std::multiset<std::string> names;
+    return names;
+  }
+  std::unique_ptr<nrl::comm::Registration> register_memory(void*, size_t) override {
+    struct Entry final : nrl::comm::Registration {
+      explicit Entry(std::string n) : name(std::move(n)) { registered().insert(name); }
+      ~Entry() override { registered().erase(registered().find(name)); }
+      std::string name;
+    };
+    return std::make_unique<Entry>(name().find('>') == std::string::npos ? label() : name());
+  }
   std::shared_ptr<nrl::comm::HostTransport> host_transport() override { return inner_->host_transport(); }
 
  private:
@@ -80,7 +93,9 @@ class FifoCommunicator final : public nrl::comm::Communicator {
 
   static std::unique_ptr<Communicator> wrap(std::unique_ptr<Communicator> inner) {
     if (!inner || inner->size() == 1) return inner;
-    return std::make_unique<FifoCommunicator>(std::move(inner));
+    auto made = std::make_unique<FifoCommunicator>(std::move(inner));
+    made->connected_ = made->size() > 2;
+    return made;
   }
 
   std::unique_ptr<Communicator> inner_;

@@ -3,10 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <numeric>
 
 #include "core/base/error.h"
 #include "core/device/sim/sim.h"
+#include "parallel/comm/recording/recording.h"
 #include "tests/catch.h"
+#include "tests/comm/fifo_comm.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
 
@@ -106,6 +110,96 @@ TEST_CASE("with a device every group is there for host and for device memory", "
     REQUIRE(*reinterpret_cast<const int32_t*>(pinned.data()) == 0x01010101 * groups[id].size());
   }
   groups.check();
+}
+
+TEST_CASE("where a communicator runs one operation at a time, groups and channels are split from the world's",
+          "[grid][device]") {
+  const int n = world().size(), me = world().rank();
+  if (n == 1) return;
+  const auto runtime = device::open_sim({});
+  for (const int stages : {n, n % 2 == 0 ? 2 : n}) {
+    const TimeLimit limit("groups split from the world's");
+    const parallel::ProcessGrid grid({.pp = stages}, n, me);
+    const auto recorder = std::make_shared<comm::Recorder>();
+    int made = 0;
+    const parallel::DeviceGroups device{
+        .runtime = runtime.get(), .make = [&](comm::Communicator& host) {
+          ++made;
+          std::vector<int> ranks(static_cast<size_t>(host.size()));
+          std::iota(ranks.begin(), ranks.end(), 0);
+          auto fifo = std::make_unique<FifoCommunicator>(host.subgroup(ranks, host.name()));
+          return comm::make_recording(std::move(fifo), recorder, comm::RecordingMode::log);
+        }};
+    const int stage = grid.dense_point().pp;
+    std::vector<comm::ChannelEnd> ends;
+    if (stage + 1 < stages) ends.push_back({stage + 1, comm::Direction::send});
+    if (stage > 0) ends.push_back({stage - 1, comm::Direction::receive});
+    const parallel::GroupId chain = parallel::group::pp.on_lane(1);
+    const std::array ids{parallel::group::all, parallel::group::tied, parallel::group::dp};
+    const parallel::Groups groups(grid, world(), std::array{ids[0], ids[1], ids[2], chain}, device,
+                                  std::array{parallel::GroupChannels{chain, ends}});
+    REQUIRE(made == 1);
+    REQUIRE_FALSE(groups.collective(chain));
+    REQUIRE_THROWS_AS(groups[chain], Error);
+    REQUIRE(groups.host(chain).members() == grid.members(chain));
+    std::map<std::string, int> calls;
+    for (const comm::Recorder::Entry& e : recorder->entries())  // agreements are of other types
+      if (e.call.find(" f32") != std::string::npos)
+        ++calls[e.group + " " + e.call.substr(0, e.call.find('('))];
+    for (const parallel::GroupId& id : ids) {
+      const std::vector<int> members = grid.members(id);
+      REQUIRE(groups.member(id) == !members.empty());
+      if (members.empty()) continue;
+      REQUIRE(groups[id].members() == members);
+      // Every kind of collective in three sizes.
+      for (const char* op : {"all_reduce", "reduce_scatter", "all_gather"})
+        REQUIRE(calls[fmt::format("{} {}", groups[id].label(), op)] == (members.size() > 1 ? 3 : 0));
+      int32_t expected = 0;
+      for (const int r : members) expected += r + 1;
+      REQUIRE(sum_of(groups[id]) == expected);
+    }
+    comm::Channels& channels = groups.channels(chain);
+    int32_t received = 0, expected = 0;
+    if (stage > 0) channels.from(stage - 1).receive_async(comm::View(&received, 1, DType::i32)).wait();
+    const int32_t sent = received + me + 1;
+    if (stage + 1 < stages) channels.to(stage + 1).send_async(comm::ConstView(&sent, 1, DType::i32)).wait();
+    const std::vector<int> chained = grid.members(chain);
+    for (int s = 0; s <= stage; ++s) expected += chained[static_cast<size_t>(s)] + 1;
+    REQUIRE(sent == expected);
+  }
+}
+
+TEST_CASE("memory is registered with groups where it lies alike, and with channels", "[grid][device]") {
+  const int n = world().size(), me = world().rank();
+  if (n != 4) return;
+  const auto runtime = device::open_sim({});
+  const parallel::ProcessGrid grid({.pp = 2}, n, me);
+  std::vector<std::byte> memory(64);
+  FifoCommunicator::registered().clear();
+  for (const bool asked : {false, true}) {
+    const parallel::DeviceGroups device{
+        .runtime = runtime.get(),
+        .options = {.nccl_user_buffers = asked},
+        .make = [&](comm::Communicator& host) {
+          std::vector<int> ranks(static_cast<size_t>(host.size()));
+          std::iota(ranks.begin(), ranks.end(), 0);
+          return std::make_unique<FifoCommunicator>(host.subgroup(ranks, host.name()));
+        }};
+    const int stage = grid.dense_point().pp;
+    const std::array channels{parallel::GroupChannels{
+        parallel::group::pp, {{1 - stage, stage == 0 ? comm::Direction::send : comm::Direction::receive}}}};
+    const parallel::Groups groups(grid, world(),
+                                  std::array{parallel::group::all, parallel::group::dp, parallel::group::pp},
+                                  device, channels);
+    {
+      const auto registrations = groups.register_memory(memory, static_cast<uint64_t>(stage));
+      const auto& found = FifoCommunicator::registered();
+      if (!asked) REQUIRE(found.empty());
+      // Not with the group of all ranks: the stages' memory differs.
+      if (asked) REQUIRE(found == std::multiset<std::string>{groups[parallel::group::dp].label(), "pp 0>1"});
+    }
+    REQUIRE(FifoCommunicator::registered().empty());
+  }
 }
 
 TEST_CASE("a set of groups that differs among the ranks is an error on all of them", "[grid]") {

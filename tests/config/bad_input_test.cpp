@@ -434,7 +434,7 @@ TEST_CASE("an error is drawn with its line and a caret under the place", "[confi
         "   = keys here: backend, tensor_parallel_size, pipeline_parallel_size, virtual_pipeline_size, "
         "pipeline_schedule, num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage, "
         "account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split, pipeline_layout, "
-        "microbatch_group_size_per_vp_stage, overlap_p2p_comm, ... (18 more: "
+        "microbatch_group_size_per_vp_stage, overlap_p2p_comm, ... (19 more: "
         "nrl-train explain distributed)\n"
         "\n"
         "1 error, nothing was started. (exit 78)\n");

@@ -182,7 +182,7 @@ Bytes traffic(const Keys& keys) {
     out[total.op].second += total.bytes;
   const ConfigResult config = tiny_config("cpu", keys, large);
   const plan::GridPosition position = plan::grid_position(config.config, world.size(), world.rank());
-  const std::vector<parallel::GroupId> groups = plan::needed_groups(config.config, position);
+  const std::vector<parallel::GroupId> groups = train::groups_of_run(config, position);
   for (const plan::Traffic& t : plan::step_traffic(trainee.engine().plan(), position.grid, groups))
     out[t.op].first += t.bytes;
   return out;

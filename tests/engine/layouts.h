@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "apps/train/accelerator.h"
+#include "apps/train/placement.h"
 #include "core/device/cpu/features.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/comm/world_fixture.h"
@@ -62,7 +63,7 @@ class Trainee {
       exec_.threads = 1;
     }
     groups_ =
-        std::make_unique<parallel::Groups>(position_.grid, ranks, plan::needed_groups(config_, position_),
+        std::make_unique<parallel::Groups>(position_.grid, ranks, train::groups_of_run(result, position_),
                                            devices, plan::needed_channels(config_, position_));
     const DeviceType type = device == "cuda" ? DeviceType::cuda : DeviceType::cpu;
     engine_ = std::make_unique<engine::Engine>(

@@ -137,7 +137,7 @@ Trained one_rank(Setup setup, train::Placement& placement) {
   std::optional<parallel::DeviceGroups> device;
   if (device::Runtime* const runtime = placement.exec().device)
     device = parallel::DeviceGroups{comm::DeviceCommKind::staged, runtime};
-  const parallel::Groups groups(position.grid, *alone, plan::needed_groups(config.config, position), device);
+  const parallel::Groups groups(position.grid, *alone, train::groups_of_run(config, position), device);
   return Trainer(setup, placement, groups, position).run(*alone);
 }
 
@@ -300,7 +300,7 @@ TEST_CASE("a stage that is out of memory is an error on all ranks, which then tr
     const ConfigResult config = config_of(setup), too_large = config_of(large);
     const plan::GridPosition position = plan::grid_position(config.config, n, me);
     train::Placement placement(test_world(), config);
-    const parallel::Groups groups(position.grid, world, plan::needed_groups(config.config, position),
+    const parallel::Groups groups(position.grid, world, train::groups_of_run(config, position),
                                   std::nullopt, plan::needed_channels(config.config, position));
     for (int victim = 0; victim < n; ++victim) {
       std::unique_ptr<engine::Engine> engine;

@@ -54,10 +54,10 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
         d.overlap_param_gather = overlap;
         d.dp_replicate_size = replicas;
         constexpr int world = 48;  // four data-parallel ranks
-        const auto first = needed_groups(config, grid_position(config, world, 0));
+        const auto first = needed_groups(config, grid_position(config, world, 0), true);
         for (int rank = 0; rank < world; ++rank) {
           const GridPosition position = grid_position(config, world, rank);
-          REQUIRE(needed_groups(config, position) == first);
+          REQUIRE(needed_groups(config, position, true) == first);
           for (const parallel::GroupId& id : {model::microbatch_ranks(2, 2), model::batch_ranks(2)})
             REQUIRE(std::count(first.begin(), first.end(), id) == 1);
           for (const auto name : {model::group_name::dense, model::group_name::tensor_partial,

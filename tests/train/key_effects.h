@@ -146,6 +146,7 @@ inline const Effect effects[] = {
     {"cluster.gpus_per_node", Observed::exit, "1", "2"},
     {"cluster.segment_size", Observed::exit, "1", "2"},
     {"distributed.backend", Observed::exit, "mpi", "nccl"},
+    {"distributed.nccl_ub", Observed::exit, "false", "true"},
     {"distributed.data_parallel_size", Observed::exit, "1", "2"},
     {"distributed.tensor_parallel_size", Observed::plan, "1", "2"},
     {"distributed.sequence_parallel", Observed::plan, "true", "false",

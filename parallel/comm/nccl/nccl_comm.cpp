@@ -180,6 +180,17 @@ class NcclWork final : public Work {
   bool waited_ = false;
 };
 
+class NcclRegistration final : public Registration {
+ public:
+  NcclRegistration(std::shared_ptr<NcclGroup> group, void* data, size_t bytes)
+      : group_(std::move(group)), handle_(group_->register_memory(data, bytes)) {}
+  ~NcclRegistration() override { group_->unregister_memory(handle_); }
+
+ private:
+  std::shared_ptr<NcclGroup> group_;
+  void* handle_;
+};
+
 class NcclCommunicator final : public Communicator {
  public:
   NcclCommunicator(std::unique_ptr<Communicator> own, Communicator& host, std::shared_ptr<NcclGroup> group)
@@ -227,6 +238,9 @@ class NcclCommunicator final : public Communicator {
       send_async(byte, receiver).wait();
     else
       recv_async(byte, sender).wait();
+  }
+  std::unique_ptr<Registration> register_memory(void* data, size_t bytes) override {
+    return std::make_unique<NcclRegistration>(group_, data, bytes);
   }
   bool single_fifo() const override { return true; }
   void check() override { group_->check(); }
@@ -310,6 +324,16 @@ NcclSupport nccl_support() {
   const char* several = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
   out.multi_rank_gpu = several && std::strcmp(several, "1") == 0;
   return out;
+}
+
+device::Allocator nccl_allocator() {
+  return {[](size_t bytes) {
+            void* data = nullptr;
+            if (const ncclResult_t result = ncclMemAlloc(&data, bytes); result != ncclSuccess)
+              fail(Exit::out_of_memory, "ncclMemAlloc of {} bytes failed: {}", bytes, nccl_text(result));
+            return data;
+          },
+          [](void* data) noexcept { (void)ncclMemFree(data); }};
 }
 
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,

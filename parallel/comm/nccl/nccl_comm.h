@@ -15,4 +15,7 @@ namespace nrl::comm {
 std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& device,
                                         const DeviceCommOptions& options);
 
+/// ncclMemAlloc and ncclMemFree, on the device that is current.
+device::Allocator nccl_allocator();
+
 }  // namespace nrl::comm

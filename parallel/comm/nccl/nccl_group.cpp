@@ -265,6 +265,22 @@ void NcclGroup::watch() {
   }
 }
 
+void* NcclGroup::register_memory(void* data, size_t bytes) {
+  const std::lock_guard lock(issue_mutex_);
+  check();
+  void* handle = nullptr;
+  if (const ncclResult_t result = ncclCommRegister(comm_, data, bytes, &handle); result != ncclSuccess)
+    fail(Exit::unavailable,
+         "NCCL cannot register {} bytes of {} on rank {}: {}. Fix: distributed.nccl_ub: false", bytes, label_,
+         world_rank_, nccl_text(result));
+  return handle;
+}
+
+void NcclGroup::unregister_memory(void* handle) noexcept {
+  const std::lock_guard lock(issue_mutex_);
+  if (handle && !aborted_.load()) (void)ncclCommDeregister(comm_, handle);
+}
+
 void NcclGroup::finish() {
   // Wait for the operations in the stream while the watchdog still runs.
   try {

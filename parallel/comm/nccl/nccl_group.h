@@ -78,6 +78,10 @@ class NcclGroup {
   /// Blocks until the operation has completed or the group has failed.
   void wait_for(const NcclOperation& operation);
 
+  /// ncclCommRegister; returns its handle, which may be null, and the call that undoes it.
+  void* register_memory(void* data, size_t bytes);
+  void unregister_memory(void* handle) noexcept;
+
   /// ncclCommDestroy; collective.
   void finish();
   /// ncclCommAbort; not collective.

@@ -14,4 +14,8 @@ std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime&, co
        host.label());
 }
 
+device::Allocator nccl_allocator() {
+  return {};
+}
+
 }  // namespace nrl::comm

@@ -68,6 +68,9 @@ class RecordingCommunicator final : public Communicator {
   }
   void check() override { inner_->check(); }
   void connect(int sender, int receiver) override { inner_->connect(sender, receiver); }
+  std::unique_ptr<Registration> register_memory(void* data, size_t bytes) override {
+    return inner_->register_memory(data, bytes);
+  }
   bool single_fifo() const override { return inner_->single_fifo(); }
   std::shared_ptr<HostTransport> host_transport() override { return inner_->host_transport(); }
 

@@ -16,4 +16,8 @@ std::unique_ptr<Communicator> make_device_communicator(DeviceCommKind kind, Comm
   return kind == DeviceCommKind::nccl ? make_nccl(host, device, options) : make_staged(host, device, options);
 }
 
+device::Allocator device_allocator(DeviceCommKind kind) {
+  return kind == DeviceCommKind::nccl ? nccl_allocator() : device::Allocator();
+}
+
 }  // namespace nrl::comm

@@ -53,4 +53,8 @@ std::unique_ptr<Communicator> make_device_communicator(DeviceCommKind kind, Comm
                                                        device::Runtime& device,
                                                        const DeviceCommOptions& options = {});
 
+/// Allocates memory that register_memory() of such groups can use fully: NCCL's for nccl, which the links and
+/// switches between GPUs and the network adapters can address; else that of the runtime.
+device::Allocator device_allocator(DeviceCommKind kind);
+
 }  // namespace nrl::comm
