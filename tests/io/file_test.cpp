@@ -1,11 +1,15 @@
+#include <csignal>
 #include <cstring>
 #include <fstream>
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "core/io/atomic_file.h"
 #include "core/io/crc32c.h"
+#include "core/io/scratch_directory.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 
@@ -112,4 +116,30 @@ TEST_CASE("paths and trees") {
   remove_tree(dir / "x");
   remove_tree(dir / "x");
   CHECK(list_directory(dir.path()) == std::vector<std::string>{"keep"});
+}
+
+TEST_CASE("a scratch directory does not outlive its owner") {
+  const TemporaryDirectory dir;
+  {
+    const ScratchDirectory scratch(dir.path(), "scratch-");
+    CHECK(parent_path(scratch.path()) == dir.path());
+    CHECK(is_directory(scratch.path()));
+    make_directories(scratch.path() + "/x/y");
+    write_file_atomic(scratch.path() + "/x/f", "1");
+  }
+  CHECK(list_directory(dir.path()).empty());
+  CHECK(error_of([&] { const ScratchDirectory none(dir / "none", "scratch-"); }).code == 73);
+  // A process that is killed.
+  const pid_t child = ::fork();
+  REQUIRE(child >= 0);
+  if (child == 0) {
+    const ScratchDirectory scratch(dir.path(), "scratch-");
+    write_file_atomic(scratch.path() + "/f", "1");
+    ::kill(::getpid(), SIGKILL);
+  }
+  int status = 0;
+  REQUIRE(::waitpid(child, &status, 0) == child);
+  REQUIRE(WIFSIGNALED(status));
+  for (int i = 0; i < 1000 && !list_directory(dir.path()).empty(); ++i) ::usleep(10000);
+  CHECK(list_directory(dir.path()).empty());
 }
