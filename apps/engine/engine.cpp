@@ -307,10 +307,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   decoder.train(batches, hooks);
 }
 
-// The first steps run immediately: libraries select and load their kernels then, which capture does not
-// allow.
 void Engine::run_graph(Objective& objective) {
-  constexpr int64_t immediate_steps = 2;
   if (steps_ < immediate_steps) {
     run_schedule(objective);
     return;

@@ -50,6 +50,10 @@ struct StepInput {
 
 class Engine {
  public:
+  /// Steps of an engine before the first one that is captured (TrainingOptions::cuda_graph): libraries select
+  /// and load their kernels then, which capture does not allow.
+  static constexpr int64_t immediate_steps = 2;
+
   /// Allocates the planned memory, zeroed, on the device of `exec`, the engine's workspace included. `ranks`
   /// has the groups and channels that the plan uses (plan::needed_groups(), plan::needed_channels()), for
   /// that device's memory. The exec's device and libraries and `ranks` must outlive the engine. Fails with
