@@ -16,6 +16,7 @@ int run_verify(const VerifyArgs& args) {
     return verify::verify(world, {.config = args.config.path,
                                   .overrides = args.config.overrides,
                                   .steps = args.steps,
+                                  .undisturbed = args.undisturbed,
                                   .random_tokens = args.random_tokens,
                                   .layouts = layouts,
                                   .sample = args.sample});

@@ -32,6 +32,7 @@ struct PlanArgs {
 struct VerifyArgs {
   ConfigArgs config;
   int64_t steps = 2;
+  int64_t undisturbed = 0;  ///< 0: compare after every step
   bool random_tokens = false;
   std::string layouts = "configured";  ///< configured or auto
   int64_t sample = 0;                  ///< of layouts auto; 0: all

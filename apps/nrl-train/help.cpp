@@ -18,7 +18,8 @@ std::string_view examples_of(std::string_view command) {
        "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --search 5"},
       {"verify",
        "  mpirun -n 2 nrl-train verify configs/quickstart.yaml distributed.shard_strategy=optim\n"
-       "  mpirun -n 4 nrl-train verify configs/gpt2-124m.yaml --layouts auto --random-tokens"},
+       "  mpirun -n 4 nrl-train verify configs/gpt2-124m.yaml --layouts auto --random-tokens\n"
+       "  mpirun -n 4 nrl-train verify configs/gpt2-124m.yaml --layouts auto --sample 60 --undisturbed 4"},
       {"prepare",
        "  nrl-train prepare --input book.txt --tokenizer bytes --output data/book\n"
        "  nrl-train prepare --input docs/ --tokenizer train-sentencepiece:8192 --output data/docs\n"

@@ -137,7 +137,13 @@ int run(int argc, char** argv) {
   c = app.add_subcommand("verify",
                          "Compare a few steps of the launched ranks with the same steps on one rank");
   verify_config.add(c);
-  c->add_option("--steps", verify.steps, "Steps to compare (default 2)")->check(CLI::Range(1, 1000));
+  CLI::Option* const verify_steps =
+      c->add_option("--steps", verify.steps, "Steps to compare (default 2)")->check(CLI::Range(1, 1000));
+  c->add_option("--undisturbed", verify.undisturbed,
+                "Train N steps as in training (overlap, CUDA graph) and compare when they are done; then an "
+                "evaluation, a checkpoint to and from another layout, and N steps from it")
+      ->check(CLI::Range(1, 1000))
+      ->excludes(verify_steps);
   c->add_flag("--random-tokens", verify.random_tokens,
               "Train on random tokens; without it only if the configured data does not exist");
   c->add_option(

@@ -64,9 +64,8 @@ std::unique_ptr<plan::RunPlan> make_reference_plan(const ConfigResult& config, c
   return made;
 }
 
-Reference make_reference(comm::World& world, const train::Placement& placement,
-                         std::unique_ptr<plan::RunPlan> plan, const engine::TrainingOptions& options) {
-  Reference out;
+ReferenceGroups make_reference_groups(comm::World& world, const train::Placement& placement) {
+  ReferenceGroups out;
   const plan::GridPosition position = plan::grid_position(Config{}, 1, 0);
   const std::array self{0};
   out.self = world.comm().subgroup(self, "reference");
@@ -74,10 +73,13 @@ Reference make_reference(comm::World& world, const train::Placement& placement,
   if (placement.exec().device) devices = parallel::DeviceGroups{.runtime = placement.exec().device};
   out.groups = std::make_unique<parallel::Groups>(position.grid, *out.self,
                                                   plan::needed_groups(Config{}, position, false), devices);
+  return out;
+}
+
+engine::TrainingOptions reference_options(const engine::TrainingOptions& options) {
   engine::TrainingOptions alone = options;
   alone.overlap_grad_reduce = alone.overlap_param_gather = alone.cuda_graph = false;
-  out.engine = std::make_unique<engine::Engine>(std::move(plan), alone, *out.groups, placement.exec());
-  return out;
+  return alone;
 }
 
 }  // namespace nrl::verify

@@ -17,20 +17,20 @@ ConfigResult reference_config(const ConfigResult& config);
 /// data-parallel ranks at a time are one, as that loss counts them together.
 BatchPlan reference_batch(const BatchPlan& batch, bool global_aux_loss = false);
 
-/// The engine of the reference and its groups of one rank, on the device of a placement.
-struct Reference {
-  std::unique_ptr<comm::Communicator> self;
-  std::unique_ptr<parallel::Groups> groups;
-  std::unique_ptr<engine::Engine> engine;
-};
-
 /// Fails with Exit::out_of_memory, naming the key that needs most, if the machine or the GPU does not have
 /// room for the configured run (`plan` on each rank of the machine) and the reference.
 std::unique_ptr<plan::RunPlan> make_reference_plan(const ConfigResult& config, const plan::RunPlan& plan,
                                                    const train::Placement& placement, int local_ranks);
 
-/// Called by rank 0 alone. `world` and `placement` must outlive the reference.
-Reference make_reference(comm::World& world, const train::Placement& placement,
-                         std::unique_ptr<plan::RunPlan> plan, const engine::TrainingOptions& options);
+/// The groups of one rank, on the device of a placement.
+struct ReferenceGroups {
+  std::unique_ptr<comm::Communicator> self;
+  std::unique_ptr<parallel::Groups> groups;
+};
+/// Called by rank 0 alone. `world` and `placement` must outlive the groups.
+ReferenceGroups make_reference_groups(comm::World& world, const train::Placement& placement);
+
+/// Options of the reference's engine for those of the layout's.
+engine::TrainingOptions reference_options(const engine::TrainingOptions& options);
 
 }  // namespace nrl::verify

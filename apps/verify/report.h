@@ -1,7 +1,7 @@
 #pragma once
 // Output of `nrl-train verify`.
 
-#include "apps/verify/trial.h"
+#include "apps/verify/trial_result.h"
 
 namespace nrl::verify {
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <sstream>
 #include <utility>
 
@@ -12,6 +13,8 @@
 #include "apps/verify/layouts.h"
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/report.h"
+#include "apps/verify/trial.h"
+#include "apps/verify/undisturbed.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
@@ -28,6 +31,7 @@ bool data_exists(const Config& config) {
   return !prefixes.empty();
 }
 
+// The samples of `steps` steps.
 std::unique_ptr<data::TokenDataset> open_data(comm::World& world, const ConfigResult& config, int64_t steps,
                                               bool random) {
   std::unique_ptr<data::TokenDataset> dataset;
@@ -101,6 +105,38 @@ class Candidates {
   std::map<std::string, std::string> never_;  // the reason, by "key=value"
 };
 
+/// Runs trials as the options say.
+class Trials {
+ public:
+  Trials(comm::World& world, const Options& options, const data::TokenDataset& data)
+      : world_(world), options_(options), data_(data) {
+    if (options.undisturbed > 0 && options.layouts != Which::list) chain_.emplace(world);
+  }
+
+  TrialResult run(const ConfigResult& config) {
+    return chain_ ? run_undisturbed_trial(world_, config, data_, options_.undisturbed, *chain_)
+                  : run_trial(world_, config, data_, options_.steps);
+  }
+
+ private:
+  comm::World& world_;
+  const Options& options_;
+  const data::TokenDataset& data_;
+  std::optional<CheckpointChain> chain_;
+};
+
+// Graphs are captured after some steps; before, an undisturbed step would not be one.
+void require_captured_steps(comm::World& world, const Options& options, const Config& config) {
+  train::run_collectively(world, [&] {
+    if (options.undisturbed > 0 && config.policy.cuda_graph &&
+        options.undisturbed <= engine::Engine::immediate_steps)
+      fail(Exit::config,
+           "--undisturbed {}: policy.cuda_graph captures a step after the first {}, so that none would be a "
+           "graph. Fix: --undisturbed {}",
+           options.undisturbed, engine::Engine::immediate_steps, engine::Engine::immediate_steps + 2);
+  });
+}
+
 int verify_layouts(comm::World& world, const Options& options, const std::vector<std::string>& overrides,
                    const ConfigResult& config, const data::TokenDataset& data,
                    const train::RunSetting& setting) {
@@ -129,6 +165,7 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
   });
   world.comm().broadcast_text(chosen, 0);
   const bool list = options.layouts == Which::list;
+  Trials trials(world, options, data);
   if (!list) log::info("{}", layout_header());
   int64_t passed = 0, failed = 0, listed = 0;
   std::istringstream indices(chosen);
@@ -144,14 +181,15 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
     Diagnostics found;
     try {
       if (const auto result = train::try_config_collectively(world, options.config, own, setting, found)) {
-        const TrialResult trial = run_trial(world, *result, data, options.steps);
+        const TrialResult trial = trials.run(*result);
         log::info("{}", layout_row(all.name(i), trial));
         ++(trial.passed() ? passed : failed);
       } else {
         ++refused[found.empty() ? "" : first_error(found)->message];
       }
     } catch (const train::AgreedExit& agreed) {  // the device or its memory; the message is printed
-      if (agreed.code == Exit::internal) throw;
+      const bool storage = agreed.code == Exit::io || agreed.code == Exit::cannot_create;
+      if (agreed.code == Exit::internal || storage) throw;
       ++refused[fmt::format("exit {}", static_cast<int>(agreed.code))];
     }
   }
@@ -169,8 +207,12 @@ int verify_layouts(comm::World& world, const Options& options, const std::vector
   if (list)
     log::info("{} valid layouts, {} refused{}", listed, refusals, part);
   else
-    log::info("{}{} of {} valid layouts verified, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
-              passed + failed, refusals, part);
+    log::info("{}{} of {} valid layouts verified{}, {} refused{}", failed > 0 ? "MISMATCH: " : "", passed,
+              passed + failed,
+              options.undisturbed > 0 ? fmt::format(" ({} undisturbed, evaluation, checkpoints)",
+                                                    counted(2 * options.undisturbed, "step"))
+                                      : "",
+              refusals, part);
   return static_cast<int>(failed > 0 ? Exit::internal : Exit::ok);
 }
 
@@ -192,11 +234,13 @@ int verify(comm::World& world, const Options& options) {
   train::RunSetting first = setting;
   first.grid = options.layouts == Which::configured;
   const ConfigResult config = train::load_config_collectively(world, options.config, overrides, first);
-  const auto data = open_data(world, config, options.steps, !random.empty());
+  require_captured_steps(world, options, config.config);
+  const int64_t batches = options.undisturbed > 0 ? undisturbed_batches(options.undisturbed) : options.steps;
+  const auto data = open_data(world, config, batches, !random.empty());
   log::info("data        {}", data->describe());
   if (options.layouts != Which::configured)
     return verify_layouts(world, options, overrides, config, *data, setting);
-  const TrialResult result = run_trial(world, config, *data, options.steps);
+  const TrialResult result = Trials(world, options, *data).run(config);
   print_trial(result);
   log::info("{}", verdict(result));
   return static_cast<int>(result.passed() ? Exit::ok : Exit::internal);

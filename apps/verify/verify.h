@@ -16,6 +16,9 @@ struct Options {
   std::string config;                  ///< YAML file
   std::vector<std::string> overrides;  ///< "key=value"
   int64_t steps = 2;
+  /// > 0: so many steps as in training, compared when they are done, then a checkpoint and as many again
+  /// (run_undisturbed_trial()); `steps` is not used.
+  int64_t undisturbed = 0;
   bool random_tokens = false;  ///< also if the configured data exists
   Which layouts = Which::configured;
   int64_t sample = 0;  ///< of all layouts, so many valid ones, always the same; 0: all

@@ -98,15 +98,22 @@ RUN
     compare docs/parallel.md
     ;;
   transcript_verify)
-    awk '/^    data  / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/verify.md" >shown.txt
-    command=$(sed -nE 's/^    mpirun -n 4 nrl-train (verify tests.*)/\1/p' "$source_dir/docs/verify.md")
-    cd "$source_dir"
-    # shellcheck disable=SC2086  # its arguments
-    mpirun --oversubscribe --bind-to none -n 4 "$nrl_train" $command >"$work/out.txt" 2>"$work/err.txt" || fail "$(cat "$work/err.txt")"
-    cd "$work"
-    # Which tensors differ most depends on the processor.
-    sed -i -E 's/(model|lm_head)\.[a-z0-9_.]+/TENSOR/' shown.txt out.txt
-    compare docs/verify.md
+    mapfile -t commands < <(sed -nE 's/^    mpirun -n 4 nrl-train (verify tests.*)/\1/p' "$source_dir/docs/verify.md")
+    shown=0
+    for command in "${commands[@]}"; do
+      [[ $command != *--layouts* ]] || continue
+      ((++shown))
+      awk -v shown="$shown" '/^    data  / { on = ++block == shown } on && !/^    / { exit } on { print substr($0, 5) }' \
+        "$source_dir/docs/verify.md" >shown.txt
+      cd "$source_dir"
+      # shellcheck disable=SC2086  # its arguments
+      mpirun --oversubscribe --bind-to none -n 4 "$nrl_train" $command >"$work/out.txt" 2>"$work/err.txt" || fail "$(cat "$work/err.txt")"
+      cd "$work"
+      # Which tensors differ most depends on the processor.
+      sed -i -E 's/(model|lm_head)\.[a-z0-9_.]+/TENSOR/' shown.txt out.txt
+      compare docs/verify.md
+    done
+    ((shown == 2)) || fail "docs/verify.md has $shown commands"
     ;;
   transcript_stages)
     awk '/^    1  doctor / { on = 1 } on && !/^    / { exit } on { print substr($0, 5) }' "$source_dir/docs/gpu.md" >shown.txt

@@ -78,6 +78,63 @@ case $case_name in
     expect 64 run 1 verify "$tiny" --steps 0
     expect 66 run 1 verify none.yaml
     ;;
+  verify_undisturbed)
+    # Steps as in training, an evaluation, and checkpoints between the layout and one rank, in a directory that is removed.
+    tiny=$source_dir/tests/verify/tiny.yaml
+    mkdir temporary
+    export TMPDIR=$PWD/temporary
+    expect 0 run 2 verify "$tiny" --undisturbed 2 distributed.shard_strategy=optim distributed.overlap_param_gather=true
+    grep -qE '^verified: 2 ranks = .* trains as one rank does \(4 undisturbed steps, evaluation, checkpoints, 39 tensors' out.txt ||
+      fail "$(cat out.txt)"
+    (($(grep -cE '^step [1-4] .* gradient norm' out.txt) == 6)) || fail "not 2, 2 resumed and 2 on one rank: $(cat out.txt)"
+    (($(grep -cE '^step [34] .*  resumed$' out.txt) == 2)) || fail "not resumed: $(cat out.txt)"
+    (($(grep -cE '^step [34] .*  resumed on one rank$' out.txt) == 2)) || fail "not resumed: $(cat out.txt)"
+    (($(grep -c '^evaluation  loss' out.txt) == 3)) || fail "no evaluation: $(cat out.txt)"
+    grep -q '^checkpoint  saved after step 2; the layout resumed from that of one rank, one rank from the layout' out.txt ||
+      fail "no checkpoint: $(cat out.txt)"
+    for kind in loss "gradient norm" evaluation weight; do
+      grep -qE "^$kind .*[0-9]e[-+][0-9]+ +[12]e-0[56]  step [1-4]" out.txt || fail "no $kind in: $(cat out.txt)"
+    done
+    grep -qE '^skipped steps +0 of 6 compared steps +equal +equal$' out.txt || fail "no skipped steps: $(cat out.txt)"
+    ! grep -q '^gradient  ' out.txt || fail "looked at gradients: $(cat out.txt)"
+    # The loss scale of float16 is too large at first: skipped steps and scales are those of one rank.
+    expect 0 run 2 verify "$tiny" --undisturbed 3 policy.precision=float16 policy.model.initializer_range=0.5 \
+      distributed.shard_strategy=optim
+    grep -qE '^step 2 .*, skipped by the layout, skipped by the reference$' out.txt || fail "nothing skipped: $(cat out.txt)"
+    grep -qE '^loss scale +after each of 9 compared steps +equal +equal$' out.txt || fail "no loss scale: $(cat out.txt)"
+    # A chain of checkpoints: each layout resumes from the one before.
+    expect 0 run 2 verify "$tiny" --layouts auto --sample 7 --undisturbed 1
+    grep -qE '^7 of 7 valid layouts verified \(2 steps undisturbed, evaluation, checkpoints\), [0-9]+ refused' out.txt ||
+      fail "$(cat out.txt)"
+    expect 64 run 1 verify "$tiny" --undisturbed 2 --steps 2
+    expect 64 run 1 verify "$tiny" --undisturbed 0
+    [[ -z $(ls temporary) ]] || fail "left in TMPDIR: $(ls temporary)"
+    TMPDIR=$PWD/none expect 73 run 1 verify "$tiny" --undisturbed 1
+    # Nothing is left of a verification that is killed.
+    "$nrl_train" verify "$tiny" --undisturbed 1000 >out.txt 2>err.txt &
+    for ((tries = 0; tries < 600; ++tries)); do
+      [[ -z $(ls temporary) ]] || break
+      sleep 0.05
+    done
+    [[ -n $(ls temporary) ]] || fail "no directory for checkpoints: $(cat err.txt)"
+    kill -KILL $!
+    for ((tries = 0; tries < 600; ++tries)); do
+      [[ -n $(ls temporary) ]] || break
+      sleep 0.05
+    done
+    [[ -z $(ls temporary) ]] || fail "left in TMPDIR after SIGKILL: $(ls temporary)"
+    ;;
+  sim_verify)
+    # Undisturbed steps on the simulated device, whose streams are late and out of order: captured steps, and gathers during
+    # the next pass.
+    tiny=$source_dir/tests/verify/tiny.yaml
+    small=(device=cuda policy.train_global_batch_size=2 policy.max_total_sequence_length=16 policy.model.num_hidden_layers=2)
+    expect 0 run 1 verify "$tiny" "${small[@]}" --undisturbed 3 policy.cuda_graph=true
+    grep -q '^verified: 1 rank trains as one rank does (6 undisturbed steps, ' out.txt || fail "$(cat out.txt)"
+    expect 0 run 2 verify "$tiny" "${small[@]}" --undisturbed 2 distributed.shard_strategy=optim distributed.overlap_param_gather=true
+    expect 78 run 1 verify "$tiny" "${small[@]}" --undisturbed 2 policy.cuda_graph=true
+    grep -q 'Fix: --undisturbed 4' err.txt || fail "$(cat err.txt)"
+    ;;
   verify_layouts)
     expect 0 run 2 verify "$source_dir/tests/verify/tiny.yaml" --layouts auto
     verified=$(grep -cE '^(tp|cp|dp|pp) 2 .* [0-9.]+ s  (gradient|weight|loss|initial weight)' out.txt)

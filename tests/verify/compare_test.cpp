@@ -151,3 +151,14 @@ TEST_CASE("a tensor whose gradient is zero does not fail on rounding errors, oth
   all[1] = {.name = "bias", .numel = 100, .norm = learning_rate * 10 * 0.01, .reference_norm = 0};
   for (const double error : weight_errors(all)) REQUIRE(error > limits.weight);
 }
+
+TEST_CASE("tokens may choose other experts from the third step on if gradients are rounded, not before") {
+  const auto limits = [](ReduceDType wire, bool experts, int64_t updates) {
+    return limits_for(precision::float32, false, wire, experts, updates);
+  };
+  const Limits strict = limits(ReduceDType::bf16, false, 8);
+  REQUIRE(limits(ReduceDType::bf16, true, 1).loss == strict.loss);
+  REQUIRE(limits(ReduceDType::bf16, true, 2).loss > strict.loss);
+  REQUIRE(limits(ReduceDType::bf16, true, 2).gradient > strict.gradient);
+  REQUIRE(limits(ReduceDType::fp32, true, 8).loss == limits(ReduceDType::fp32, false, 1).loss);
+}

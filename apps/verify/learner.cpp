@@ -1,0 +1,130 @@
+#include "apps/verify/learner.h"
+
+#include <utility>
+
+#include "apps/train/evaluator.h"
+#include "apps/train/initial_state.h"
+#include "apps/train/launch.h"
+#include "apps/train/run_data.h"
+#include "apps/train/run_state.h"
+#include "apps/verify/limits.h"
+#include "core/base/error.h"
+
+namespace nrl::verify {
+
+Learner::Learner(comm::World& world, Setting setting, const data::TokenDataset& data,
+                 std::unique_ptr<plan::RunPlan> plan)
+    : world_(world), setting_(std::move(setting)), data_(data) {
+  engine_ =
+      std::make_unique<engine::Engine>(std::move(plan), setting_.options, *setting_.groups, setting_.exec);
+}
+
+namespace {
+
+void require_kernels(engine::Engine& engine, engine::Objective& objective) {
+  engine.require_kernels(objective, engine.exec().device ? "the GPU" : "the CPU");
+}
+
+}  // namespace
+
+void Learner::initialize(train::VerifyShare share) {
+  engine_->register_memory();
+  train::StartPhases phases;
+  train::load_initial_weights(setting_.config.config, *engine_, share, setting_.threads, phases,
+                              [&] { require_kernels(*engine_, objective_); });
+}
+
+void Learner::open(int64_t first, int64_t count) {
+  loader_.reset();
+  loading_ = train::make_loader_options(setting_.config.config, plan().batch, setting_.position);
+  loading_.consumed_samples = (first - 1) * plan().batch.global;
+  loading_.steps = count;
+  loader_ = std::make_unique<data::BatchLoader>(data_, loading_);
+  next_ = first;
+}
+
+engine::StepInput Learner::next_step() {
+  plan::BatchCounts counts;
+  for (int64_t m = 0; m < loading_.accumulation; ++m) {
+    const data::HostMicroBatch& batch = loader_->next();
+    engine_->fill(m, batch, data::first_sample(loading_, 0, m) - loading_.consumed_samples);
+    counts = counts + plan::count(batch, plan().spec.window);
+  }
+  engine::StepInput input{.number = next_++,
+                          .learning_rate = learning_rate,
+                          .loss_tokens = train::loss_tokens_of_all(data_, plan().batch.tokens_per_step,
+                                                                   counts, *setting_.groups, plan().layout)};
+  in_flight_.push_back(input.loss_tokens);
+  return input;
+}
+
+Outcome Learner::collect() {
+  const engine::StepResult result = train::collect_step(world_, *engine_);
+  setting_.groups->check();  // replayed graphs report no errors themselves
+  const auto tokens = static_cast<double>(in_flight_.front());
+  in_flight_.erase(in_flight_.begin());
+  const BatchPlan& batch = plan().batch;
+  ++position_.step;
+  position_.consumed_samples += batch.global;
+  position_.tokens += batch.tokens_per_step;
+  position_.updates = result.updates;
+  position_.skipped += result.skipped ? 1 : 0;
+  position_.skipped_in_a_row = result.skipped_in_a_row;
+  position_.loss_scale = result.loss_scale;
+  position_.clean_steps = result.clean_steps;
+  return {.loss = -result.metrics[0] / tokens,
+          .norm = result.grad_norm,
+          .loss_scale = result.loss_scale,
+          .skipped = result.skipped};
+}
+
+std::vector<Outcome> Learner::train(int64_t first, int64_t count) {
+  open(first, count);
+  std::vector<Outcome> out;
+  for (int64_t s = 0; s < count; ++s) {
+    engine_->step(next_step(), objective_);
+    const size_t leave = engine_->exec().device && s + 1 < count ? 1 : 0;
+    while (in_flight_.size() > leave) out.push_back(collect());
+  }
+  return out;
+}
+
+double Learner::evaluate(int64_t batch) {
+  data::LoaderOptions loading =
+      train::make_loader_options(setting_.config.config, plan().batch, setting_.position);
+  loading.consumed_samples = (batch - 1) * plan().batch.global;
+  loading.steps = 1;
+  return train::mean_loss(*engine_, data_, loading, *setting_.groups);
+}
+
+std::string Learner::save(const std::string& store, const RankGroup& group) {
+  std::unique_ptr<Staging> staging = engine_->staging();
+  position_.global_batch = plan().batch.global;
+  position_.dataset_samples = data_.samples();
+  const train::SaveOptions options{.store = store,
+                                   .resolved_config = dump_resolved(setting_.config),
+                                   .run = train::record_to_json({}),
+                                   .hf = {}};
+  return train::save_checkpoint(train::state_of(*engine_, staging.get()), position_, options, group);
+}
+
+void Learner::restart() {
+  loader_.reset();
+  engine_.reset();
+  engine_ = std::make_unique<engine::Engine>(setting_.make_plan(), setting_.options, *setting_.groups,
+                                             setting_.exec);
+  require_kernels(*engine_, objective_);
+}
+
+void Learner::load(const std::string& checkpoint) {
+  engine_->register_memory();
+  CheckpointReader reader(checkpoint);
+  position_ = train::read_position(reader);
+  train::with_state(*engine_, [&](const train::TrainState& state) { train::load_checkpoint(reader, state); });
+  engine_->restore({.updates = position_.updates,
+                    .skipped_in_a_row = position_.skipped_in_a_row,
+                    .loss_scale = position_.loss_scale,
+                    .clean_steps = position_.clean_steps});
+}
+
+}  // namespace nrl::verify
