@@ -15,11 +15,12 @@ A mutant is a block of lines in scripts/mutants/AREA.txt:
   old: source text     must occur exactly once in there; one line each for text of several lines
   new: mutated text
   verify: 2 key=value  optional, for --verify: number of ranks, and overrides of tests/verify/tiny.yaml, or of the
-                       file in that directory that is named first
+                       file in that directory that is named first; options of verify may be among them
   spoils: expression   optional, for --verify: the verdict must match it
 
 With --verify, which builds only nrl-train, `nrl-train verify` runs on the layout of each mutant that has one: it must
-pass without the mutant, and with it leave with 70 and name what is spoiled.
+pass without the mutant, and with it leave with 70 and name what is spoiled. Mutants that are verified with
+--undisturbed are also run without it: the output says whether the comparison after every step misses them.
 
 Exit 0 when every area reaches the target, 1 when one does not, 65 for a list that does not match the sources.
 """
@@ -322,6 +323,7 @@ def verify_mutants(mutants):
             print(out)
             die(70, f"without a mutant verify leaves with {code} on {layout}")
     missed = []
+    undisturbed = only_undisturbed = 0
     for m in mutants:
         code, out = run_verify(m.verify, {"NRL_MUTANT": str(m.id)})
         verdict = next((line for line in out.split("\n") if line.startswith("MISMATCH")), "")
@@ -330,7 +332,15 @@ def verify_mutants(mutants):
             missed.append(m.name)
         shown = verdict.partition(" as one rank does: ")[2] or f"exit {code}: " + " ".join(out.split())[-200:]
         print(f"{'detected' if found else 'MISSED  '}  {m.name:<40} {shown}", flush=True)
+        looked = re.sub(r"--undisturbed \d+ ?", "", m.verify)
+        if looked != m.verify:
+            undisturbed += 1
+            code, _ = run_verify(looked, {"NRL_MUTANT": str(m.id)})
+            only_undisturbed += code == 0
+            print(f"{'':<10}without --undisturbed: {'missed' if code == 0 else f'exit {code}'}", flush=True)
     print(f"\nverify detected {len(mutants) - len(missed)} of {len(mutants)} faults and named what they spoil")
+    if undisturbed:
+        print(f"{undisturbed} with --undisturbed, {only_undisturbed} of which verify misses without it")
     for name in missed:
         print(f"missed: {name}")
     return 1 if missed else 0
