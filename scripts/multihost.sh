@@ -7,10 +7,12 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--mpi "OPTIONS"] [--timeout SECONDS] PROGRAM ARGS...
+usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--mpi "OPTIONS"] [--sent FILE] [--timeout SECONDS]
+                            PROGRAM ARGS...
   --hosts N,N...     ranks of each host (2,2); the hosts are called node0, node1, ...
   --rate RATE        what each host may send to the others, as tc writes it: 100mbit, 1gbit (not limited)
   --mpi "OPTIONS"    further options of mpirun, e.g. "--map-by node" to deal consecutive ranks to different hosts
+  --sent FILE        the bytes that each host sent to the others: a line "node0 BYTES" for each
   --timeout SECONDS  ends the run, with exit code 124
 Needs root, iproute2, util-linux and Open MPI. Exits with 77 and the reason if hosts cannot be made here; otherwise with
 the exit code of mpirun.
@@ -20,6 +22,7 @@ TEXT
 hosts=2,2
 rate=
 mpi=
+sent=
 limit=
 while (($#)); do
   case $1 in
@@ -35,6 +38,11 @@ while (($#)); do
       ;;
     --mpi)
       mpi=${2:-}
+      shift
+      ;;
+    --sent)
+      [[ -n ${2:-} ]] || die 64 "--sent takes a file"
+      sent=$2
       shift
       ;;
     --timeout)
@@ -166,4 +174,11 @@ command=(nsenter -t "$head" -n -u mpirun --hostfile "$state/hostfile" --bind-to 
 [[ -z $limit ]] || command=(timeout --kill-after=10 "$limit" "${command[@]}")
 code=0
 "${command[@]}" || code=$?
+if [[ -n $sent ]]; then
+  # The tenth column of /proc/net/dev, whose first one is the interface.
+  while read -r host pid; do
+    # shellcheck disable=SC2016  # for awk
+    echo "$host $(in_host "$pid" awk '$1 == "eth0:" { print $10 }' /proc/net/dev)"
+  done <"$state/pids" >"$sent"
+fi
 exit "$code"
