@@ -48,7 +48,7 @@ struct CollectiveLog::State {
     int ranks;
   };
   struct Sum {
-    int64_t count = 0, bytes = 0, busy_ns = 0, exposed_ns = 0;
+    int64_t count = 0, bytes = 0, most_bytes = 0, busy_ns = 0, exposed_ns = 0;
     int ranks = 1;
     std::string_view algorithm;
   };
@@ -92,7 +92,10 @@ LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtyp
   ++sum.count;
   sum.bytes += bytes;
   sum.ranks = state_->groups[group].ranks;
-  sum.algorithm = algorithm;
+  if (bytes >= sum.most_bytes) {
+    sum.most_bytes = bytes;
+    sum.algorithm = algorithm;
+  }
   const uint64_t id = state_->next++;
   LogEntry& entry = state_->ring[id % capacity];
   entry = LogEntry{};

@@ -59,7 +59,7 @@ struct LogTotal {
   std::string group;
   Op op = Op::barrier;
   int ranks = 1;               ///< of a group
-  std::string_view algorithm;  ///< of the last operation: "shared memory"; empty: unknown
+  std::string_view algorithm;  ///< of the largest operation: "shared memory"; empty: unknown
   int64_t count = 0;
   int64_t bytes = 0;
   double busy_seconds = 0;     ///< from start to end, waiting for late peers included

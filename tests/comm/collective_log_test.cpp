@@ -45,8 +45,8 @@ TEST_CASE("bytes on the wire are those that a rank must send", "[comm]") {
     CHECK(wire_bytes(op, 100, 1) == 0);
   CollectiveLog log;
   const uint32_t group = log.add_group("dp", "dp[0,1,2,3]", 4);
-  for (uint64_t i = 0; i < 2; ++i)
-    log.enqueue(group, i, Op::all_reduce, DType::f32, 100, -1, i == 0 ? "messages" : "shared memory");
+  for (const int64_t bytes : {4, 192, 4})
+    log.enqueue(group, 0, Op::all_reduce, DType::f32, bytes, -1, bytes < 100 ? "messages" : "shared memory");
   const std::vector<LogTotal> totals = log.totals();
   REQUIRE(totals.size() == 1);
   CHECK(totals[0].ranks == 4);
