@@ -33,11 +33,11 @@ int64_t packing_bytes(const RunPlan& plan, int threads) {
 }
 
 // Pages of the shared windows of this rank's groups that its collectives touch; several groups with the same
-// members have one window.
+// members have one window, which holds the ranks of this host.
 struct Windows {
   int64_t bytes = 0;
   int count = 0;
-  bool messages = false;  // a group lies on several nodes and has a buffer for reductions instead
+  bool messages = false;  // a group lies on several nodes and has a buffer for reductions
 };
 
 Windows windows_of(const Config& config, const RunPlan& plan, const GridPosition& position) {
@@ -49,17 +49,18 @@ Windows windows_of(const Config& config, const RunPlan& plan, const GridPosition
   Windows out;
   for (const Traffic& t : step_traffic(plan, grid, ids)) {
     const std::vector<int> members = grid.members(t.group);
-    const auto other = [&](int r) {
-      return !node_of.empty() &&
-             node_of[static_cast<size_t>(r)] != node_of[static_cast<size_t>(members.front())];
+    const auto here = [&](int r) {
+      return node_of.empty() || node_of[static_cast<size_t>(r)] == node_of[static_cast<size_t>(grid.rank())];
     };
-    if (std::any_of(members.begin(), members.end(), other)) {
+    const auto local = static_cast<int>(std::count_if(members.begin(), members.end(), here));
+    const bool spans = static_cast<size_t>(local) < members.size();
+    if (spans)
       out.messages = out.messages || t.op == comm::Op::all_reduce || t.op == comm::Op::reduce_scatter;
-      continue;
-    }
+    if (spans && local == 1) continue;
+    const int64_t bytes = t.bytes / std::max<int64_t>(t.count, 1);
     int64_t& most = touched[members];
-    most = std::max(most, comm::shared_window_bytes(options, t.op, t.bytes / std::max<int64_t>(t.count, 1),
-                                                    static_cast<int>(members.size())));
+    most = std::max(most, spans ? comm::spanning_window_bytes(options, t.op, bytes, local)
+                                : comm::shared_window_bytes(options, t.op, bytes, local));
   }
   for (const auto& [members, bytes] : touched) {
     out.bytes += bytes;

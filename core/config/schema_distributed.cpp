@@ -234,9 +234,9 @@ void add_distributed_keys(Table& t) {
       .help(
           "Type in which gradients are communicated; they are accumulated over microbatches and updated from "
           "in fp32. bf16 halves the bytes and rounds every rank's gradient and, without "
-          "grad_reduce_fp32_accumulation, the sum: once with mpi and staged, at every addition with nccl. "
-          "Sums "
-          "across dp_replicate_size slices are fp32. fp8 (ddp, optim) sends e4m3 numbers with a scale per "
+          "grad_reduce_fp32_accumulation, the sum: once with mpi and staged (and once per host "
+          "if several hosts have several ranks), at every addition with nccl. Sums across dp_replicate_size "
+          "slices are fp32. fp8 (ddp, optim) sends e4m3 numbers with a scale per "
           "128, "
           "about a quarter of the bytes; the ranks add the decoded numbers in fp32, see "
           "grad_reduce_error_feedback.");

@@ -3,8 +3,9 @@
 // memory, world/make_device.h); recording wraps any of them.
 //
 // Ranks of a group must issue the same collectives with the same arguments in the same order; executor.h has
-// the order rule. Results do not depend on timing, backend or placement: sums add the ranks' values in rank
-// order. The exception is nccl, which chooses its own order (world/make_device.h).
+// the order rule. Results do not depend on timing or backend. Sums add the ranks' values in rank order; where
+// several hosts have several ranks of a group each, first those of each host, in rank order, then the hosts'
+// sums (mpi/mpi_group.h). The exception is nccl, which chooses its own order (world/make_device.h).
 
 #include <atomic>
 #include <cstdint>

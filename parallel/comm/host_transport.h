@@ -33,7 +33,8 @@ class HostTransport {
   /// Runs a checked collective on host memory. `call` must outlive the task. all_to_all_v is pairwise: ranks
   /// that exchange nothing need not call it equally often.
   virtual Task execute(const Call& call) = 0;
-  /// What carries a collective or message: "shared memory" or "messages". May be called from any thread.
+  /// What carries a collective or message: "shared memory", "messages" or "shared memory and
+  /// messages". May be called from any thread.
   virtual std::string_view algorithm(const Call& call) const = 0;
   /// Rung by peers when a blocked collective may proceed; null while it must be polled.
   virtual Doorbell* doorbell() = 0;

@@ -177,4 +177,23 @@ void reduce_into(void* out, std::span<const void* const> parts, int64_t count, D
   reducer(out, parts, count, dtype, op);
 }
 
+void reduce_by_group(void* out, std::span<const void* const> parts, std::span<const std::vector<int>> groups,
+                     int64_t count, DType dtype, Reduce op) {
+  const int64_t width = size_of(dtype);
+  std::vector<std::byte> memory(static_cast<size_t>(std::min(block, count) * width) * groups.size());
+  std::vector<const void*> members, sums(groups.size());
+  for (int64_t begin = 0; begin < count; begin += block) {
+    const int64_t n = std::min(block, count - begin);
+    for (size_t g = 0; g < groups.size(); ++g) {
+      members.clear();
+      for (const int part : groups[g])
+        members.push_back(static_cast<const std::byte*>(parts[static_cast<size_t>(part)]) + begin * width);
+      std::byte* sum = memory.data() + static_cast<int64_t>(g) * n * width;
+      reduce_into(sum, members, n, dtype, op);
+      sums[g] = sum;
+    }
+    reduce_into(static_cast<std::byte*>(out) + begin * width, sums, n, dtype, op);
+  }
+}
+
 }  // namespace nrl::comm

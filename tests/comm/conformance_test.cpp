@@ -11,6 +11,7 @@
 #include "parallel/comm/agreement.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
+#include "tests/comm/host_order.h"
 #include "tests/comm/world_fixture.h"
 
 using namespace nrl;
@@ -45,18 +46,11 @@ std::vector<T> input(int r, int64_t n) {
   return v;
 }
 
-/// The defined result: from rank 0 upwards, 16 bits in fp32 with one rounding.
+/// The defined result in the world.
 template <class T>
-T reduced(Reduce op, int ranks, int64_t i) {
-  using W = std::conditional_t<is_16_bit<T>, float, T>;
-  W acc = static_cast<W>(value<T>(0, i));
-  for (int r = 1; r < ranks; ++r) {
-    const W x = static_cast<W>(value<T>(r, i));
-    acc = op == Reduce::sum   ? static_cast<W>(acc + x)
-          : op == Reduce::max ? std::max(acc, x)
-                              : std::min(acc, x);
-  }
-  return T(acc);
+T reduced(Reduce op, int64_t i) {
+  static const HostOrder order(world().members());
+  return order.reduced<T>(op, [i](int r) { return value<T>(r, i); });
 }
 
 template <class T>
@@ -85,7 +79,7 @@ int64_t differences(const Backend& backend, const std::vector<T>& got, int64_t b
                     int ranks, int64_t from) {
   int64_t bad = 0;
   for (int64_t i = 0; i < n; ++i)
-    bad += !agrees(backend, got[static_cast<size_t>(begin + i)], reduced<T>(op, ranks, from + i), ranks);
+    bad += !agrees(backend, got[static_cast<size_t>(begin + i)], reduced<T>(op, from + i), ranks);
   return bad;
 }
 
@@ -106,8 +100,8 @@ std::vector<int64_t> sizes() {
 
 }  // namespace
 
-TEMPLATE_TEST_CASE("all_reduce gives the sum in rank order, bit for bit", "[comm]", float, bf16, f16, double,
-                   int32_t, int64_t, uint8_t) {
+TEMPLATE_TEST_CASE("all_reduce gives the sum in the order of ranks and hosts, bit for bit", "[comm]", float,
+                   bf16, f16, double, int32_t, int64_t, uint8_t) {
   on_all([](Backend& backend) {
     for (Reduce op : {Reduce::sum, Reduce::max, Reduce::min}) {
       for (int64_t n : sizes<TestType>()) {

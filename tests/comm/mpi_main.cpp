@@ -75,6 +75,11 @@ int main(int argc, char** argv) {
   if (const char* text = std::getenv("NRL_TEST_SHARED_SLOT"))
     options.mpi.shared_slot_bytes = std::stoll(text);
   if (const char* text = std::getenv("NRL_TEST_SCRATCH")) options.mpi.scratch_bytes = std::stoll(text);
+  // Hosts of the launched ranks, as in "0,1,0,1".
+  if (const char* text = std::getenv("NRL_TEST_HOSTS")) {
+    std::istringstream in(text);
+    for (std::string host; std::getline(in, host, ',');) options.mpi.hosts.push_back(std::stoi(host));
+  }
   g_slot_bytes = options.mpi.shared_slot_bytes;
   const auto world = nrl::comm::World::init(options);
   g_world = world.get();

@@ -76,6 +76,7 @@ TEST_CASE("ranks of a world can be renumbered", "[grid]") {
   backends().clear();  // they refer to the communicator that the world replaces
   const int size = world.size(), before = world.rank();
   const std::vector<std::string> hosts = world.hosts();
+  const std::vector<int> nodes = world.nodes(), start = world.launched();
   std::vector<int> reversed(static_cast<size_t>(size));
   std::iota(reversed.rbegin(), reversed.rend(), 0);
   for (int times = 1; times <= 2; ++times) {  // the second time restores the order
@@ -84,11 +85,15 @@ TEST_CASE("ranks of a world can be renumbered", "[grid]") {
     REQUIRE(world.rank() == rank);
     REQUIRE(world.comm().rank() == rank);
     std::vector<int> launched(static_cast<size_t>(size));
-    world.comm().all_gather(std::vector<int>{before}, launched);
+    world.comm().all_gather(std::vector<int>{start[static_cast<size_t>(before)]}, launched);
     REQUIRE(world.launched() == launched);
-    REQUIRE(launched == (times == 1 ? reversed : std::vector<int>(reversed.rbegin(), reversed.rend())));
-    REQUIRE(world.hosts() == hosts);  // one host
-    REQUIRE(world.nodes() == std::vector<int>(static_cast<size_t>(size), 0));
+    REQUIRE(launched == (times == 1 ? std::vector<int>(start.rbegin(), start.rend()) : start));
+    REQUIRE(world.hosts() == hosts);  // one machine
+    for (int r = 0; r < size; ++r) {
+      const int expected = times == 1 ? nodes.back() - nodes[static_cast<size_t>(size - 1 - r)]
+                                      : nodes[static_cast<size_t>(r)];
+      REQUIRE(world.nodes()[static_cast<size_t>(r)] == expected);
+    }
     // Groups made from it have the new numbers, and its collectives work.
     const auto half = world.comm().split(rank % 2, rank, "half");
     std::vector<int64_t> sum = {rank};

@@ -13,8 +13,6 @@ namespace nrl::comm {
 
 namespace {
 
-constexpr int setup_tag = collective_tag + 1;
-
 class MpiCollective final : public Work {
  public:
   MpiCollective(std::shared_ptr<MpiGroup> group, const LogTicket& ticket,

@@ -94,16 +94,19 @@ Task MpiGroup::create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::share
   mpi_check(MPI_Comm_size(comm, &group->size_), "MPI_Comm_size");
   group->members_ = ranks_in(group->state_->ordered, comm, group->size_);
   out = group;
-  const auto host = [&](int r) { return group->state_->host_of[static_cast<size_t>(r)]; };
-  const std::vector<int>& members = group->members_;
-  const bool one_host =
-      std::all_of(members.begin(), members.end(), [&](int r) { return host(r) == host(members[0]); });
-  if (one_host && group->size_ > 1)
-    co_await SharedWindow::create(comm, group->state_->options.shared_slot_bytes, group->window_);
+  std::vector<int> host_of;
+  for (const int r : group->members_) host_of.push_back(group->state_->host_of[static_cast<size_t>(r)]);
+  group->layout_ = HostLayout(host_of);
+  const MpiOptions& options = group->state_->options;
+  if (group->layout_.spans())
+    co_await HostExchange::create(options, comm, group->layout_, group->host_exchange_);
+  else if (group->layout_.hosts.size() == 1 && group->size_ > 1)
+    co_await SharedWindow::create(comm, options.shared_slot_bytes, group->window_);
 }
 
 Task MpiGroup::free() {
   if (window_) co_await window_->free();
+  if (host_exchange_) co_await host_exchange_->free();
   mpi_check(MPI_Comm_free(&comm_), "MPI_Comm_free");
   --mpi_counts().communicators;
 }
@@ -111,6 +114,14 @@ Task MpiGroup::free() {
 std::byte* MpiGroup::scratch(int64_t bytes) {
   if (static_cast<int64_t>(scratch_.size()) < bytes) scratch_.resize(static_cast<size_t>(bytes));
   return scratch_.data();
+}
+
+void MpiGroup::reduce(void* out, std::span<const void* const> parts, int64_t count, DType dtype,
+                      Reduce op) const {
+  if (layout_.spans())
+    reduce_by_group(out, parts, layout_.hosts, count, dtype, op);
+  else
+    reduce_into(out, parts, count, dtype, op);
 }
 
 Task MpiGroup::exchange(const std::vector<Part>& sends, const std::vector<Part>& recvs) {
@@ -146,10 +157,10 @@ Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
     std::byte* all = scratch(size_ * count * width);
     co_await gather(data, all, count * width);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = all + r * count * width;
-    reduce_into(data, parts, count, dtype, op);
+    reduce(data, parts, count, dtype, op);
     co_return;
   }
-  // Per chunk: each rank receives its slice from all peers, reduces it in rank order and sends the result.
+  // Per chunk: each rank receives its slice from all peers, reduces it and sends the result.
   const int64_t slice = std::max<int64_t>(state_->options.scratch_bytes / size_ / width, 1);
   std::byte* buffer = scratch(size_ * slice * width);
   for (int64_t begin = 0; begin < count; begin += slice * size_) {
@@ -168,7 +179,7 @@ Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
     co_await exchange(out, in);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = buffer + r * slice * width;
     parts[static_cast<size_t>(rank_)] = at(rank_);
-    reduce_into(at(rank_), parts, bytes(rank_) / width, dtype, op);
+    reduce(at(rank_), parts, bytes(rank_) / width, dtype, op);
     co_await exchange(own, rest);
   }
 }
@@ -188,7 +199,7 @@ Task MpiGroup::reduce_scatter(const std::byte* in, std::byte* out, int64_t count
     co_await exchange(sends, recvs);
     for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = buffer + r * n * width;
     parts[static_cast<size_t>(rank_)] = in + (rank_ * count + begin) * width;
-    reduce_into(out + begin * width, parts, n, dtype, op);
+    reduce(out + begin * width, parts, n, dtype, op);
   }
 }
 
@@ -234,13 +245,33 @@ SharedWindow* MpiGroup::window_for(const Call& call) const {
     case Op::all_gather:
     case Op::broadcast:
     case Op::barrier:
-      return call.count * size_of(call.dtype) >= state_->options.shared_min_bytes ? window_.get() : nullptr;
+      return in_shared_memory(call) ? window_.get() : nullptr;
     default:
       return nullptr;
   }
 }
 
+HostExchange* MpiGroup::exchange_for(const Call& call) const {
+  const int64_t bytes = call.count * size_of(call.dtype);
+  switch (call.op) {
+    case Op::all_reduce:
+    case Op::reduce_scatter:
+    case Op::all_gather:
+      // Few bytes arrive sooner without the steps inside a host.
+      return in_shared_memory(call) && size_ * bytes > small_bytes ? host_exchange_.get() : nullptr;
+    case Op::broadcast:
+      return in_shared_memory(call) && bytes > small_bytes ? host_exchange_.get() : nullptr;
+    default:
+      return nullptr;
+  }
+}
+
+bool MpiGroup::in_shared_memory(const Call& call) const {
+  return call.count * size_of(call.dtype) >= state_->options.shared_min_bytes;
+}
+
 std::string_view MpiGroup::algorithm(const Call& call) const {
+  if (exchange_for(call)) return "shared memory and messages";
   return window_for(call) ? "shared memory" : "messages";
 }
 
@@ -250,16 +281,21 @@ Task MpiGroup::execute(const Call& call) {
   const int64_t bytes = call.count * size_of(call.dtype);
   if (bytes == 0 && call.op != Op::barrier && call.op != Op::all_to_all_v) return no_operation();
   SharedWindow* window = window_for(call);
+  HostExchange* hosts = exchange_for(call);
   switch (call.op) {
     case Op::all_reduce:
+      if (hosts) return hosts->all_reduce(out, call.count, call.dtype, call.reduce);
       return window ? window->all_reduce(out, call.count, call.dtype, call.reduce)
                     : all_reduce(out, call.count, call.dtype, call.reduce);
     case Op::reduce_scatter:
+      if (hosts) return hosts->reduce_scatter(in, out, call.count, call.dtype, call.reduce);
       return window ? window->reduce_scatter(in, out, call.count, call.dtype, call.reduce)
                     : reduce_scatter(in, out, call.count, call.dtype, call.reduce);
     case Op::all_gather:
+      if (hosts) return hosts->all_gather(in, out, bytes);
       return window ? window->all_gather(in, out, bytes) : gather(in, out, bytes);
     case Op::broadcast:
+      if (hosts) return hosts->broadcast(out, bytes, call.peer);
       return window ? window->broadcast(out, bytes, call.peer) : broadcast(out, bytes, call.peer);
     case Op::all_to_all:
     case Op::all_to_all_v:

@@ -1,11 +1,20 @@
 #pragma once
-// Private to the MPI backend: the operations of one group, through MPI messages or the host's shared memory.
+// Private to the MPI backend: the operations of one group, through the host's shared memory on one host, MPI
+// messages on hosts of one rank each, and both otherwise (host_exchange.h).
+//
+// Sums add in rank order on one host, and on hosts of one rank each. Otherwise the values of each host's
+// ranks are added in rank order, and the hosts' sums in the order of the hosts' first ranks; bf16 and f16 are
+// rounded once per host and once more. The order depends on nothing else: all paths, operations and sizes
+// give the same bits.
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/host_transport.h"
+#include "parallel/comm/mpi/host_exchange.h"
+#include "parallel/comm/mpi/host_layout.h"
 #include "parallel/comm/mpi/mpi_internal.h"
 #include "parallel/comm/mpi/shared_window.h"
 
@@ -14,7 +23,7 @@ namespace nrl::comm {
 /// All but doorbell(), executor() and lane() must be called from the executor.
 class MpiGroup final : public HostTransport {
  public:
-  /// Takes ownership of `comm` and maps shared memory if all ranks are on one host. Collective.
+  /// Takes ownership of `comm` and maps shared memory where ranks share a host. Collective.
   static Task create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::shared_ptr<MpiGroup>& out);
   /// Frees everything. Collective.
   Task free();
@@ -43,7 +52,11 @@ class MpiGroup final : public HostTransport {
   void for_each_peer(F f) const {
     for (int i = 1; i < size_; ++i) f((rank_ + i) % size_);
   }
-  SharedWindow* window_for(const Call& call) const;  // null: through messages
+  // Null: through messages.
+  SharedWindow* window_for(const Call& call) const;
+  HostExchange* exchange_for(const Call& call) const;
+  bool in_shared_memory(const Call& call) const;
+  void reduce(void* out, std::span<const void* const> parts, int64_t count, DType dtype, Reduce op) const;
   Task gather(const std::byte* in, std::byte* out, int64_t bytes);
   Task all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op);
   Task reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype, Reduce op);
@@ -55,7 +68,10 @@ class MpiGroup final : public HostTransport {
   int rank_ = 0, size_ = 1;
   std::vector<int> members_;
   Lane lane_;
-  std::unique_ptr<SharedWindow> window_;  // null on several hosts, or when the allocation failed
+  HostLayout layout_;
+  // Null where the ranks lie otherwise, or when the allocation failed.
+  std::unique_ptr<SharedWindow> window_;         // one host
+  std::unique_ptr<HostExchange> host_exchange_;  // several hosts with several ranks
   std::vector<std::byte> scratch_;
 };
 

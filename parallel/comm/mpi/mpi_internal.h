@@ -66,5 +66,9 @@ void post_recv(const Part& part, int tag, MPI_Comm comm, std::vector<MPI_Request
 
 /// Tag of messages within collectives, above those of users and of device memory.
 inline constexpr int collective_tag = 20000;
+/// Tag of the steps that create groups.
+inline constexpr int setup_tag = collective_tag + 1;
+/// Tag of results that hosts send each other (host_exchange.h).
+inline constexpr int result_tag = collective_tag + 2;
 
 }  // namespace nrl::comm

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <numeric>
 #include <string_view>
+#include <utility>
 
 #include <sched.h>
 
@@ -63,6 +64,14 @@ MpiSession::MpiSession(const MpiOptions& options, CollectiveLog* log) : state_(s
   MPI_Comm local = MPI_COMM_NULL;
   mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, s.rank, MPI_INFO_NULL, &local),
             "MPI_Comm_split_type");
+  if (!options.hosts.empty()) {
+    NRL_CHECK(options.hosts.size() == static_cast<size_t>(s.size), "{} ranks, but hosts of {}", s.size,
+              options.hosts.size());
+    MPI_Comm machine = std::exchange(local, MPI_COMM_NULL);
+    mpi_check(MPI_Comm_split(machine, options.hosts[static_cast<size_t>(s.rank)], s.rank, &local),
+              "MPI_Comm_split");
+    mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
+  }
   mpi_check(MPI_Comm_rank(local, &s.local_rank), "MPI_Comm_rank");
   mpi_check(MPI_Comm_size(local, &s.local_size), "MPI_Comm_size");
   int first = s.rank;

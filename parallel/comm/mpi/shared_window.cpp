@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -20,22 +21,55 @@ void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes > 0) std::memcpy(to, from, static_cast<size_t>(bytes));
 }
 
-struct Span {
-  int64_t begin, size;
-};
-
 /// Chunk k of `total` in chunks of `each`.
-Span chunk_of(int64_t k, int64_t each, int64_t total) {
+Range chunk_of(int64_t k, int64_t each, int64_t total) {
   const int64_t begin = k * each;
   return {begin, std::min(each, total - begin)};
 }
 
 /// Rank r's slice of a chunk of n elements.
-Span slice_of(int r, int size, int64_t n) {
+Range slice_of(int r, int size, int64_t n) {
   const int64_t each = ((n + size - 1) / size + align - 1) / align * align;
   const int64_t begin = std::min(r * each, n);
   return {begin, std::min(each, n - begin)};
 }
+
+/// Calls f(range, offset) for the parts of elements [begin, begin + size) of `ranges`; `offset` counts from
+/// `begin`.
+template <class F>
+void for_parts(const Ranges& ranges, int64_t begin, int64_t size, F f) {
+  int64_t before = 0;
+  for (const Range& r : ranges) {
+    const int64_t first = std::max(begin, before), last = std::min(begin + size, before + r.size);
+    if (first < last) f(Range{r.begin + first - before, last - first}, first - begin);
+    before += r.size;
+  }
+}
+
+// Elements that a rank gets of a reduction: their number, and where a chunk of them lies in the vector.
+
+/// Block r of a vector in equal blocks.
+struct EqualBlocks {
+  int64_t count;
+  int64_t size(int) const { return count; }
+  template <class F>
+  void for_chunk(int r, const Range& chunk, F f) const {
+    f(Range{r * count + chunk.begin, chunk.size}, int64_t{0});
+  }
+};
+
+struct RangesOfRanks {
+  std::vector<Ranges> of_rank;
+  int64_t size(int r) const {
+    int64_t sum = 0;
+    for (const Range& range : of_rank[static_cast<size_t>(r)]) sum += range.size;
+    return sum;
+  }
+  template <class F>
+  void for_chunk(int r, const Range& chunk, F f) const {
+    for_parts(of_rank[static_cast<size_t>(r)], chunk.begin, chunk.size, f);
+  }
+};
 
 }  // namespace
 
@@ -138,7 +172,14 @@ bool SharedWindow::all_entered() {
   while (seen_ < size_ - 1) {
     const Arrivals& other = *arrivals_[static_cast<size_t>((rank_ + seen_ + 1) % size_)];
     const uint32_t count = other.count.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(count - entered_) < 0) return false;
+    if (static_cast<int32_t>(count - entered_) < 0) {
+      if (served_ != MPI_COMM_NULL) {
+        int unused = 0;
+        mpi_check(MPI_Iprobe(MPI_ANY_SOURCE, collective_tag, served_, &unused, MPI_STATUS_IGNORE),
+                  "MPI_Iprobe");
+      }
+      return false;
+    }
     ++seen_;
   }
   waiting_ = false;
@@ -172,14 +213,14 @@ Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
   const int64_t chunks = (count + each - 1) / each;
   std::vector<const void*> parts(static_cast<size_t>(size_));
   const auto copy_in = [&](int64_t k, int64_t parity) {
-    const Span c = chunk_of(k, each, count);
+    const Range c = chunk_of(k, each, count);
     copy_bytes(slot(rank_, parity), data + c.begin * width, c.size * width);
   };
   if (size_ <= direct_ranks) {
     co_await pipeline(
         chunks, 1, copy_in,
         [&](int64_t k, int64_t parity, int64_t) {
-          const Span c = chunk_of(k, each, count);
+          const Range c = chunk_of(k, each, count);
           for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = slot(r, parity);
           parts[static_cast<size_t>(rank_)] = data + c.begin * width;
           reduce_into(data + c.begin * width, parts, c.size, dtype, op);
@@ -190,42 +231,82 @@ Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
   co_await pipeline(
       chunks, 2, copy_in,
       [&](int64_t k, int64_t parity, int64_t to) {
-        const Span s = slice_of(rank_, size_, chunk_of(k, each, count).size);
+        const Range s = slice_of(rank_, size_, chunk_of(k, each, count).size);
         for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = slot(r, parity) + s.begin * width;
         reduce_into(result(rank_, to), parts, s.size, dtype, op);
       },
       [&](int64_t k, int64_t parity) {
-        const Span c = chunk_of(k, each, count);
+        const Range c = chunk_of(k, each, count);
         for (int r = 0; r < size_; ++r) {
-          const Span s = slice_of(r, size_, c.size);
+          const Range s = slice_of(r, size_, c.size);
           copy_bytes(data + (c.begin + s.begin) * width, result(r, parity), s.size * width);
         }
       });
 }
 
-Task SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype,
-                                  Reduce op) {
+template <class Blocks>
+Task SharedWindow::reduce_blocks(const std::byte* in, std::byte* out, DType dtype, Reduce op, Blocks blocks) {
   const int64_t width = size_of(dtype);
   // A chunk is the same range of every rank's block.
   const int64_t each = std::max<int64_t>(1, slot_bytes_ / width / size_);
-  const int64_t chunks = (count + each - 1) / each;
+  int64_t longest = 0;
+  for (int r = 0; r < size_; ++r) longest = std::max(longest, blocks.size(r));
+  const auto chunk = [&](int r, int64_t k) {
+    const Range c = chunk_of(k, each, blocks.size(r));
+    return Range{c.begin, std::max<int64_t>(c.size, 0)};
+  };
   std::vector<const void*> parts(static_cast<size_t>(size_));
+  co_await pipeline((longest + each - 1) / each, 1,
+                    [&](int64_t k, int64_t parity) {
+                      for (int r = 0; r < size_; ++r) {
+                        if (r == rank_) continue;
+                        blocks.for_chunk(r, chunk(r, k), [&](const Range& part, int64_t offset) {
+                          copy_bytes(slot(rank_, parity) + (r * each + offset) * width,
+                                     in + part.begin * width, part.size * width);
+                        });
+                      }
+                    },
+                    [&](int64_t k, int64_t parity, int64_t) {
+                      const Range c = chunk(rank_, k);
+                      blocks.for_chunk(rank_, c, [&](const Range& part, int64_t offset) {
+                        for (int r = 0; r < size_; ++r)
+                          parts[static_cast<size_t>(r)] = slot(r, parity) + (rank_ * each + offset) * width;
+                        parts[static_cast<size_t>(rank_)] = in + part.begin * width;
+                        reduce_into(out + (c.begin + offset) * width, parts, part.size, dtype, op);
+                      });
+                    },
+                    [](int64_t, int64_t) {});
+}
+
+Task SharedWindow::reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype,
+                                  Reduce op) {
+  return reduce_blocks(in, out, dtype, op, EqualBlocks{count});
+}
+
+Task SharedWindow::reduce_ranges(const std::byte* in, std::vector<Ranges> of_rank, std::byte* out,
+                                 DType dtype, Reduce op) {
+  return reduce_blocks(in, out, dtype, op, RangesOfRanks{std::move(of_rank)});
+}
+
+Task SharedWindow::share_ranges(std::byte* data, std::vector<Ranges> of_rank, int64_t width) {
+  const RangesOfRanks blocks{std::move(of_rank)};
+  const int64_t each = slot_bytes_ / width;
+  int64_t longest = 0;
+  for (int r = 0; r < size_; ++r) longest = std::max(longest, blocks.size(r));
   co_await pipeline(
-      chunks, 1,
+      (longest + each - 1) / each, 1,
       [&](int64_t k, int64_t parity) {
-        const Span c = chunk_of(k, each, count);
-        for (int r = 0; r < size_; ++r) {
-          if (r == rank_) continue;
-          copy_bytes(slot(rank_, parity) + r * each * width, in + (r * count + c.begin) * width,
-                     c.size * width);
-        }
+        blocks.for_chunk(rank_, {k * each, each}, [&](const Range& part, int64_t offset) {
+          copy_bytes(slot(rank_, parity) + offset * width, data + part.begin * width, part.size * width);
+        });
       },
       [&](int64_t k, int64_t parity, int64_t) {
-        const Span c = chunk_of(k, each, count);
-        for (int r = 0; r < size_; ++r)
-          parts[static_cast<size_t>(r)] = slot(r, parity) + rank_ * each * width;
-        parts[static_cast<size_t>(rank_)] = in + (rank_ * count + c.begin) * width;
-        reduce_into(out + c.begin * width, parts, c.size, dtype, op);
+        for (int i = 1; i < size_; ++i) {
+          const int r = (rank_ + i) % size_;
+          blocks.for_chunk(r, {k * each, each}, [&](const Range& part, int64_t offset) {
+            copy_bytes(data + part.begin * width, slot(r, parity) + offset * width, part.size * width);
+          });
+        }
       },
       [](int64_t, int64_t) {});
 }
@@ -234,11 +315,11 @@ Task SharedWindow::all_gather(const std::byte* in, std::byte* out, int64_t bytes
   const int64_t each = slot_bytes_;
   co_await pipeline((bytes + each - 1) / each, 1,
                     [&](int64_t k, int64_t parity) {
-                      const Span c = chunk_of(k, each, bytes);
+                      const Range c = chunk_of(k, each, bytes);
                       copy_bytes(slot(rank_, parity), in + c.begin, c.size);
                     },
                     [&](int64_t k, int64_t parity, int64_t) {
-                      const Span c = chunk_of(k, each, bytes);
+                      const Range c = chunk_of(k, each, bytes);
                       for (int i = 0; i < size_; ++i) {
                         const int r = (rank_ + i) % size_;
                         const std::byte* from = i == 0 ? in + c.begin : slot(r, parity);
@@ -253,11 +334,11 @@ Task SharedWindow::broadcast(std::byte* data, int64_t bytes, int root) {
   const int64_t each = slot_bytes_;
   co_await pipeline((bytes + each - 1) / each, 1,
                     [&](int64_t k, int64_t parity) {
-                      const Span c = chunk_of(k, each, bytes);
+                      const Range c = chunk_of(k, each, bytes);
                       if (rank_ == root) copy_bytes(slot(root, parity), data + c.begin, c.size);
                     },
                     [&](int64_t k, int64_t parity, int64_t) {
-                      const Span c = chunk_of(k, each, bytes);
+                      const Range c = chunk_of(k, each, bytes);
                       if (rank_ != root) copy_bytes(data + c.begin, slot(root, parity), c.size);
                     },
                     [](int64_t, int64_t) {});

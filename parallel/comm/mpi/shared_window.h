@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/mpi/mpi_internal.h"
@@ -20,6 +22,13 @@ struct Arrivals {
   std::atomic<uint32_t> count;  ///< barriers entered, modulo 2^32
   Doorbell doorbell;            ///< rung by ranks that enter one while this rank sleeps
 };
+
+/// Elements [begin, begin + size) of a vector.
+struct Range {
+  int64_t begin, size;
+};
+/// Taken one after the other, without the gaps.
+using Ranges = std::vector<Range>;
 
 /// All tasks run in the executor, one at a time.
 class SharedWindow {
@@ -35,7 +44,15 @@ class SharedWindow {
   Task reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype, Reduce op);
   Task broadcast(std::byte* data, int64_t bytes, int root);
   Task barrier();
+  /// Rank r gets in `out` the sums of the ranges `of_rank[r]` of `in`.
+  Task reduce_ranges(const std::byte* in, std::vector<Ranges> of_rank, std::byte* out, DType dtype,
+                     Reduce op);
+  /// Every rank gets the ranges `of_rank[r]` of `data` from rank r. `width`: bytes of an element.
+  Task share_ranges(std::byte* data, std::vector<Ranges> of_rank, int64_t width);
 
+  /// From now on tasks that wait make progress on the messages of `comm`, for windows whose ranks wait for
+  /// other hosts too. They must be polled: there is no doorbell.
+  void serve_messages(MPI_Comm comm) { served_ = comm; }
   /// Rung when another rank enters the barrier that a task waits in; null when no task waits.
   Doorbell* doorbell() { return waiting_ ? &arrivals_[static_cast<size_t>(rank_)]->doorbell : nullptr; }
 
@@ -44,6 +61,8 @@ class SharedWindow {
 
   template <class CopyIn, class Reduction, class CopyOut>
   Task pipeline(int64_t chunks, int depth, CopyIn copy_in, Reduction reduction, CopyOut copy_out);
+  template <class Blocks>
+  Task reduce_blocks(const std::byte* in, std::byte* out, DType dtype, Reduce op, Blocks blocks);
   void enter();
   bool all_entered();
   int64_t result_bytes() const;
@@ -54,6 +73,7 @@ class SharedWindow {
   int rank_, size_;
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Win window_ = MPI_WIN_NULL;
+  MPI_Comm served_ = MPI_COMM_NULL;
   std::vector<std::byte*> segments_;  ///< of every rank, mapped here
   std::vector<Arrivals*> arrivals_;
   uint32_t entered_ = 0;  ///< barriers

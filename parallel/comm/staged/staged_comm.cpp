@@ -61,7 +61,9 @@ class StagedCommunicator final : public Communicator {
   }
 
   std::string_view algorithm(const Call& call) const override {
-    return group_->transport->algorithm(call) == "messages" ? "staged, messages" : "staged, shared memory";
+    const std::string_view host = group_->transport->algorithm(call);
+    if (host == "messages") return "staged, messages";
+    return host == "shared memory" ? "staged, shared memory" : "staged, shared memory and messages";
   }
   std::shared_ptr<Work> submit(Call call, bool blocking) override {
     if (call.stream.native && group_->runtime.capturing(call.stream.native))
