@@ -24,7 +24,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
     : spec_(m),
       p_(p),
       layer_(layer),
-      norm_(m, recipe, add, in, p.norm1, p.norm1_bias, stores_norm(layout, recipe, layer, Gemm::qkv)),
+      norm_(m, recipe, add, in, p.norm1, p.norm1_bias, stores_norm(m, layout, recipe, layer, Gemm::qkv)),
       d_out_(d_out),
       d_x_(d_x),
       qkv_proj_(recipe, add,
@@ -35,6 +35,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
                  .in = m.hidden,
                  .out = m.qkv_width(),
                  .column = true,
+                 .gathers = gathers_fp8(m, layout, recipe, layer, Gemm::qkv),
                  .rules = layout.sequence_parallel ? gather_rule : "norm"}),
       o_proj_(recipe, add,
               {.layer = layer,
@@ -43,6 +44,7 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
                .bias = p.o_bias,
                .in = m.q_width(),
                .out = m.hidden,
+               .gathers = gathers_fp8(m, layout, recipe, layer, Gemm::o_proj),
                .rules = "core_attn"}),
       context_(std::move(context)) {
   const DType dtype = recipe.activations();
@@ -90,8 +92,10 @@ Attention::Attention(const ModelSpec& m, const ModelLayout& layout, const precis
   d_attn_ = add({.name = "d_attention", .width = m.q_width(), .dtype = gradients});
   d_qkv_ = add({.name = "d_qkv", .width = m.qkv_width(), .dtype = gradients});
   d_norm_ = add({.name = "d_norm1", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
-  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
-  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
+  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients,
+                 qkv_proj_.gathers());
+  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients,
+                  o_proj_.gathers());
   if (measures_rotated()) d_qkv_amax_ = add({.name = "d_qkv amax", .width = 1, .rows = one_row});
   d_out_amax_ = largest_gradient(add, o_proj_, *output_, d_out_, false);
 }

@@ -12,7 +12,7 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
       layer_(layer),
       fuse_gelu_(fuse_gelu && !recipe.quantizes(layer, Gemm::mlp_in) &&
                  !recipe.quantizes(layer, Gemm::mlp_out)),
-      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, stores_norm(layout, recipe, layer, Gemm::mlp_in)),
+      norm_(m, recipe, add, in, p.norm2, p.norm2_bias, stores_norm(m, layout, recipe, layer, Gemm::mlp_in)),
       d_out_(d_out),
       d_x_(d_x),
       in_proj_(recipe, add,
@@ -23,6 +23,7 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                 .in = m.hidden,
                 .out = m.mlp_in_width(),
                 .column = true,
+                .gathers = gathers_fp8(m, layout, recipe, layer, Gemm::mlp_in),
                 .rules = layout.sequence_parallel ? gather_rule : "norm"}),
       out_proj_(recipe, add,
                 {.layer = layer,
@@ -31,6 +32,7 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                  .bias = p.mlp_out_bias,
                  .in = m.ffn,
                  .out = m.hidden,
+                 .gathers = gathers_fp8(m, layout, recipe, layer, Gemm::mlp_out),
                  .rules = "activation mlp"}) {
   const DType dtype = recipe.activations(), gradients = recipe.gradients();
   in_ = add({.name = "mlp_in", .width = m.mlp_in_width(), .dtype = dtype, .rules = "mlp"});
@@ -43,8 +45,10 @@ Mlp::Mlp(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   if (!in_proj_.computes_gradient(m.gated))
     d_in_ = add({.name = "d_mlp_in", .width = m.mlp_in_width(), .dtype = gradients});
   d_norm_ = add({.name = "d_norm2", .width = m.hidden, .dtype = gradients, .rows = sequence_rows});
-  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients);
-  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients);
+  input_.emplace(layout, layout.overlap, add, norm_.out, d_norm_, m.hidden, dtype, gradients,
+                 in_proj_.gathers());
+  output_.emplace(layout, layout.overlap, add, out_, d_proj_ ? d_proj_ : d_out_, m.hidden, dtype, gradients,
+                  out_proj_.gathers());
   d_out_amax_ = largest_gradient(add, out_proj_, *output_, d_out_, true);
 }
 

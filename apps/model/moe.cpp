@@ -97,9 +97,6 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
     s.act = tokens("shared activation", moe.shared_ffn, activations, "activation moe");
   s.out = own("shared_out", m.hidden, activations);
   s.d_act = tokens("d_shared_activation", moe.shared_ffn, gradients);
-  s.input.emplace(layout, CommOverlap{}, add, norm_.out, d_norm_, m.hidden, activations, gradients);
-  s.output.emplace(layout, CommOverlap{}, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations,
-                   gradients);
   s.in_proj = Projection(recipe, add,
                          {.layer = layer,
                           .gemm = Gemm::shared_in,
@@ -107,6 +104,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                           .in = m.hidden,
                           .out = 2 * moe.shared_ffn,
                           .column = true,
+                          .gathers = gathers_fp8(m, layout, recipe, layer, Gemm::shared_in),
                           .rules = layout.sequence_parallel ? gather_rule : "norm"});
   if (!s.in_proj.computes_gradient(true)) s.d_in = tokens("d_shared_in", 2 * moe.shared_ffn, gradients);
   s.out_proj = Projection(recipe, add,
@@ -115,8 +113,13 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                            .weight = p.shared_out,
                            .in = moe.shared_ffn,
                            .out = m.hidden,
+                           .gathers = gathers_fp8(m, layout, recipe, layer, Gemm::shared_out),
                            .rules = moe.shared_gate ? "" : "activation moe",
                            .weighted = moe.shared_gate});
+  s.input.emplace(layout, CommOverlap{}, add, norm_.out, d_norm_, m.hidden, activations, gradients,
+                  s.in_proj.gathers());
+  s.output.emplace(layout, CommOverlap{}, add, s.out, d_proj_ ? d_proj_ : d_out_, m.hidden, activations,
+                   gradients, s.out_proj.gathers());
   d_out_amax_ = largest_gradient(add, s.out_proj, *s.output, d_out_, true);
   if (!moe.shared_gate) return;
   s.logit = tokens("shared gate", 1, DType::f32);

@@ -13,9 +13,10 @@ Tensor zero_amax(Run& r, Slot amax) {
   return number;
 }
 
-bool stores_norm(const ModelLayout& layout, const precision::Recipe& recipe, int layer,
+bool stores_norm(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
                  precision::Gemm gemm) {
-  return layout.sequence_parallel || !recipe.quantizes(layer, gemm);
+  return !recipe.quantizes(layer, gemm) ||
+         (layout.sequence_parallel && !gathers_fp8(m, layout, recipe, layer, gemm));
 }
 
 PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,

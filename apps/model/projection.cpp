@@ -28,11 +28,11 @@ Tensor number(const Tensor& slot) {
 
 }  // namespace
 
-std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool divided,
+std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool parts,
                                                                bool experts) {
   const int of_microbatch = layout.tensor * layout.context, of_experts = layout.expert_ranks();
   std::array<std::optional<parallel::GroupId>, 2> out;
-  if (experts ? of_microbatch > 1 : layout.context > 1 || (layout.tensor > 1 && divided))
+  if (experts ? of_microbatch > 1 : layout.context > 1 || (layout.tensor > 1 && parts))
     out[0] = microbatch_ranks(layout.tensor, layout.context);
   // Neighbors exchange tokens, so that they are among those ranks where they divide them.
   if (experts && of_experts > 1 && of_microbatch % of_experts != 0) out[1] = expert_exchange_group;
@@ -75,14 +75,18 @@ QuantizedOperand::QuantizedOperand(const precision::Recipe& recipe, const AddSlo
     return trace::intern(fmt::format("{} {}{} {}", name_of(operand.gemm), operand.row ? "" : "weighted ",
                                      name_of(operand.role), what));
   };
-  step_ = name("to FP8");
+  step_ = operand.gathers ? "gather" : name("to FP8");
+  column_step_ = operand.gathers ? name("FP8 transposed") : step_;
   const int64_t bytes = slot_width(format_.scaling, operand.width);
   const RowDomain rows = !operand.experts                  ? token_rows
                          : row_unit(format_.scaling) == 16 ? dispatched_rows_by_16
                                                            : dispatched_rows_by_128;
   if (operand.row)
-    row_ = add(
-        {.name = name("FP8"), .width = bytes, .dtype = DType::u8, .rows = rows, .rules = operand.row_rules});
+    row_ = add({.name = name("FP8"),
+                .width = bytes,
+                .dtype = DType::u8,
+                .rows = rows,
+                .rules = operand.gathers ? operand.rules : operand.row_rules});
   if (operand.column)
     column_ = add({.name = name("FP8 transposed"),
                    .width = bytes,
@@ -149,7 +153,8 @@ void QuantizedOperand::measure(Run& r, const Source& source) const {
   else if (!source.norm)
     ops::largest_magnitude(
         r.exec(), {.source = values_of(r, source), .amax = zero_amax(r, amax_), .offsets = offsets_of(r)});
-  for (const auto& ranks : ranks_of_scale(r.layout(), spec_.divided, spec_.experts != nullptr))
+  const bool parts = spec_.divided || spec_.gathers;
+  for (const auto& ranks : ranks_of_scale(r.layout(), parts, spec_.experts != nullptr))
     if (ranks) r.all_reduce(amax, *ranks, comm::Reduce::max);
   ops::update_scales(r.exec(), {.amax = make_tensor(amax.data, DType::f32, {1, 1}, amax.device),
                                 .scale = scale,
@@ -158,10 +163,23 @@ void QuantizedOperand::measure(Run& r, const Source& source) const {
 }
 
 void QuantizedOperand::quantize(Run& r, const Source& source, bool with_row, bool with_column) const {
+  if (spec_.gathers) {
+    if (with_row) gather(r, source);
+    if (with_column && column_) ops::transpose(r.exec(), {.x = row(r), .out = column(r)});
+    return;
+  }
   ops::quantize(r.exec(), {.source = values_of(r, source),
                            .row = with_row && row_ ? row(r) : Tensor{},
                            .column = with_column && column_ ? column(r) : Tensor{},
                            .offsets = offsets_of(r)});
+}
+
+void QuantizedOperand::gather(Run& r, const Source& source) const {
+  const ModelLayout& layout = r.layout();
+  const Tensor codes = r[row_];
+  const int64_t n = codes.dim(0) / layout.tensor, first = n * layout.tensor_rank;
+  ops::quantize(r.exec(), {.source = values_of(r, source), .row = row(r).rows(first, n)});
+  r.all_gather_async(codes.rows(first, n), codes).wait();
 }
 
 void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
@@ -179,8 +197,8 @@ void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
   r.step(memory::recompute, step_, from | reads(scale_), writes(row_),
          [&] { quantize(r, source, true, false); });
   if (column_)
-    r.step(memory::recompute, step_, from | reads(scale_), writes(column_),
-           [&] { quantize(r, source, false, true); });
+    r.step(memory::recompute, column_step_, spec_.gathers ? row_reads() : from | reads(scale_),
+           writes(column_), [&] { quantize(r, source, false, true); });
 }
 
 void QuantizedOperand::backward_step(Run& r, const Source& source) const {
@@ -194,11 +212,13 @@ Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, cons
     : spec_(spec),
       format_(recipe.of(spec.layer, spec.gemm, Role::weight)),
       margin_(recipe.quantized().margin) {
+  NRL_CHECK(!spec.gathers || spec.column || spec.bias < 0, "the gradient of a bias is a sum of all rows");
   const OperandSpec x{.layer = spec.layer,
                       .gemm = spec.gemm,
                       .role = Role::input,
                       .width = spec.in,
                       .divided = !spec.column,
+                      .gathers = spec.column && spec.gathers,
                       .rules = spec.rules,
                       .column = !spec.weighted,
                       .experts = spec.experts};
@@ -216,6 +236,7 @@ Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, cons
                                 .role = Role::gradient,
                                 .width = spec.out,
                                 .divided = spec.column,
+                                .gathers = !spec.column && spec.gathers,
                                 .experts = spec.experts});
   if (!recipe.keeps_fp8(spec.layer, spec.gemm)) return;
   transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(spec.gemm)));

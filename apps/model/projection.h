@@ -9,6 +9,9 @@
 //
 // A weight that is kept in FP8 is its row copy; a dgrad step transposes it for dgrad.
 //
+// With sequence parallelism the ranks have parts of the rows of x, or of dy. Where each rounds its own
+// (gathers_fp8()) the rounding step gathers the codes, and the column copy is their transpose.
+//
 // Scales of whole tensors are found here: from the values (the ranks that share a tensor agree on them), or
 // from earlier steps (DelayedScales). Recomputation rounds with the scales of the forward pass.
 //
@@ -50,6 +53,7 @@ struct OperandSpec {
   precision::Role role{};
   int64_t width = 0;
   bool divided = false;         ///< tensor-parallel ranks have different columns
+  bool gathers = false;         ///< they have different rows, round them and gather the codes
   std::string_view rules = "";  ///< recompute rules of the column copy
   std::string_view row_rules = "";
   bool row = true, column = true;
@@ -87,12 +91,14 @@ class QuantizedOperand {
   /// Finds the scale of `source`, in a step that writes it.
   void measure(Run& r, const Source& source) const;
   void quantize(Run& r, const Source& source, bool row, bool column) const;
+  /// Rounds this rank's rows, and gathers those of all.
+  void gather(Run& r, const Source& source) const;
 
   OperandSpec spec_;
   precision::Format format_;
   int margin_ = 0;
   bool delayed_ = false;
-  const char* step_ = "";
+  const char *step_ = "", *column_step_ = "";  ///< names; the second of the column copy's recomputation
   Slot row_, column_;  ///< (N, width and its share of scales): codes, then scales of blocks
   Slot scale_, amax_;  ///< (1, 1) f32: of a tensor, if found from its own values
 };
@@ -104,6 +110,7 @@ struct ProjectionSpec {
   int weight = -1, bias = -1;   ///< parameters
   int64_t in = 0, out = 0;      ///< columns of x and y on this rank
   bool column = false;          ///< split by rows (ColumnInput), else by columns (RowOutput)
+  bool gathers = false;         ///< gathers_fp8(): FP8 codes of x of a column input, of dy of a row output
   std::string_view rules = "";  ///< recompute rules of x
   /// The weight of experts, whose rows these are; must outlive the projection.
   const ExpertDispatch* experts = nullptr;
@@ -120,6 +127,7 @@ class Projection {
   void quantize_input(Run& r, const Source& x) const;
   /// Whether x itself is read by these steps only.
   bool quantizes_input() const { return static_cast<bool>(input_); }
+  bool gathers() const { return spec_.gathers; }
   /// QuantizedOperand::amax() of x.
   Slot input_amax() const { return input_.amax(); }
   /// What fprop reads of x.
@@ -174,9 +182,9 @@ Slot largest_gradient(const AddSlot& add, const Projection& projection, const Ro
                       bool port);
 
 /// The groups of ranks that agree, one after the other, on the scale of x or dy found from its values: those
-/// that have parts of a microbatch, and of experts' rows those that exchange tokens. `divided`: as in
-/// OperandSpec.
-std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool divided,
+/// that have parts of a microbatch, and of experts' rows those that exchange tokens. `parts`: tensor-parallel
+/// ranks have different columns or rows.
+std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool parts,
                                                                bool experts);
 /// The same for a weight, of which they have parts.
 std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout, bool experts);

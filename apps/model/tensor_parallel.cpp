@@ -16,11 +16,35 @@ parallel::GroupId microbatch_ranks(int tensor, int context) {
   return tensor > 1 && context == 1 ? parallel::group::tp : parallel::group::tp_cp.on_lane(2);
 }
 
+bool gathers_fp8(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
+                 precision::Gemm gemm) {
+  using precision::Gemm, precision::Role;
+  // With overlap a GEMM reads rows as they arrive.
+  if (!layout.sequence_parallel || layout.overlap.method != TpCommOverlap::none) return false;
+  // The transposed copy has other blocks, so that both copies would be gathered: no fewer bytes than bf16.
+  const auto whole = [&](Role role) { return recipe.of(layer, gemm, role).scaling == Scaling::tensor; };
+  switch (gemm) {
+    case Gemm::qkv:
+    case Gemm::mlp_in:
+      return whole(Role::input);
+    case Gemm::shared_in:  // the gate reads the rows themselves
+      return whole(Role::input) && !m.moe.shared_gate;
+    case Gemm::o_proj:  // as does the gradient of a bias
+      return whole(Role::gradient) && !m.o_bias;
+    case Gemm::mlp_out:
+      return whole(Role::gradient) && !m.mlp_bias;
+    case Gemm::shared_out:
+      return whole(Role::gradient);
+    default:
+      return false;
+  }
+}
+
 ColumnInput::ColumnInput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot in,
-                         Slot d_in, int64_t hidden, DType in_type, DType d_in_type)
+                         Slot d_in, int64_t hidden, DType in_type, DType d_in_type, bool codes)
     : x(in), d_x(d_in), overlap_(overlap), in_(in), d_in_(d_in) {
   if (!layout.sequence_parallel) return;
-  x = add({.name = "gathered", .width = hidden, .dtype = in_type, .rules = gather_rule});
+  if (!codes) x = add({.name = "gathered", .width = hidden, .dtype = in_type, .rules = gather_rule});
   d_x = add({.name = "d_gathered", .width = hidden, .dtype = d_in_type});
 }
 
@@ -53,11 +77,11 @@ void ColumnInput::finish_reduce(Run& r) const {
 }
 
 RowOutput::RowOutput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot out,
-                     Slot d_out, int64_t hidden, DType out_type, DType d_out_type)
+                     Slot d_out, int64_t hidden, DType out_type, DType d_out_type, bool codes)
     : partial(out), d_full(d_out), overlap_(overlap), out_(out), d_out_(d_out) {
   if (!layout.sequence_parallel) return;
   partial = add({.name = "partial output", .width = hidden, .dtype = out_type});
-  d_full = add({.name = "gathered d_out", .width = hidden, .dtype = d_out_type});
+  if (!codes) d_full = add({.name = "gathered d_out", .width = hidden, .dtype = d_out_type});
 }
 
 void RowOutput::multiply(const Run& r, const GemmOfRows& gemm) const {

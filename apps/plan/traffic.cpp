@@ -136,13 +136,17 @@ void add_layers(const RunPlan& plan, const Add& add_one) {
   if (layout.first_stage()) row_output(alone, gradients);
   for (int l = 0; l < static_cast<int>(plan.spec.layers); ++l) {
     if (!model::holds_block(layout, plan.spec.layers, l)) continue;
-    column_input(layout.overlap, activations);
-    row_output(layout.overlap, gradients);
+    // Gathered as FP8 codes or as they are.
+    const auto type = [&](Gemm gemm, DType values) {
+      return model::gathers_fp8(plan.spec, layout, recipe, l, gemm) ? DType::u8 : values;
+    };
+    column_input(layout.overlap, type(Gemm::qkv, activations));
+    row_output(layout.overlap, type(Gemm::o_proj, gradients));
     const bool experts = plan.spec.has_experts(l);
     if (experts && plan.spec.moe.shared_ffn == 0) continue;
     const model::CommOverlap& overlap = experts ? alone : layout.overlap;  // a shared expert's is alone
-    column_input(overlap, activations);
-    row_output(overlap, gradients);
+    column_input(overlap, type(experts ? Gemm::shared_in : Gemm::mlp_in, activations));
+    row_output(overlap, type(experts ? Gemm::shared_out : Gemm::mlp_out, gradients));
   }
   if (!layout.last_stage()) return;
   column_input(alone, recipe.of(0, Gemm::lm_head, Role::input).dtype);
@@ -167,8 +171,10 @@ void add_scales(const RunPlan& plan, const Add& add) {
   const auto of_weight = [&](int layer, Gemm gemm, int64_t times_input, int64_t times_gradient) {
     const bool column = gemm == Gemm::qkv || gemm == Gemm::mlp_in || gemm == Gemm::shared_in,
                experts = gemm == Gemm::experts_in || gemm == Gemm::experts_out;
-    for (const auto& [divided, times] : {std::pair(!column, times_input), {column, times_gradient}})
-      for (const auto& ranks : model::ranks_of_scale(layout, divided, experts))
+    const bool gathers = model::gathers_fp8(plan.spec, layout, recipe, layer, gemm);
+    for (const auto& [parts, times] :
+         {std::pair(!column || gathers, times_input), {column || gathers, times_gradient}})
+      for (const auto& ranks : model::ranks_of_scale(layout, parts, experts))
         if (ranks) amax(*ranks, times * plan.batch.accumulation);
     if (recipe.keeps_fp8(layer, gemm)) return;
     if (const auto ranks = model::ranks_of_weight_scale(layout, experts)) amax(*ranks, 1);

@@ -261,6 +261,16 @@ case $case_name in
         traffic_of "fp8-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe $keys
       done
     done
+    traffic_of fp8-again 2 "${fp8[@]}" distributed.tensor_parallel_size=2 'policy.recompute.modules=[norm,gather]'
+    # One byte less than bf16 for each number of the gathered inputs and gradients: four of 32 tokens in 2 layers and 12
+    # microbatches.
+    for enabled in false true; do
+      traffic_of fp8-gather-$enabled 2 "${fp8[@]}" distributed.tensor_parallel_size=2 policy.precision=bfloat16 \
+        policy.fp8_cfg.enabled=$enabled
+      awk -F'|' '$2 == "all_gather" { sum += $4 } END { print sum }' planned.txt >gathered-$enabled.txt
+    done
+    (($(cat gathered-false.txt) - $(cat gathered-true.txt) == 12 * 2 * 4 * 32 * 64)) ||
+      fail "gathered $(cat gathered-false.txt) bytes in bf16, $(cat gathered-true.txt) in FP8"
     traffic_of fp8-tensorwise4 4 "${fp8[@]}" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
       policy.fp8_cfg.num_first_layers_in_bf16=1
     for recipe in tensorwise delayed; do
