@@ -166,18 +166,23 @@ TEST_CASE("ranks that gather FP8 codes make the numbers of ranks with all rows",
   struct Case {
     Recipe recipe;
     bool input, gradient;  // that codes are gathered
+    std::string device = "cpu";
   };
-  std::vector<Case> cases{{{"tensorwise", wide, "64"}, true, true},
+  const std::string small =
+      "{model_type: llama, vocab_size: 61, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+      "num_attention_heads: 4, head_dim: 16, max_position_embeddings: 64, initializer_range: 0.2}";
+  std::vector<Case> cases{{{"tensorwise", small, "16"}, true, true, "cuda"},
+                          {{"tensorwise", wide, "64"}, true, true},
                           {{"delayed", wide, "64"}, true, true},
                           {{"tensorwise", gpt2, "64"}, true, false},
                           {{"delayed", llama, "64"}, true, false}};
   if (world.size() == 2) cases.push_back({{"blockwise", wide, "64"}, false, false});
-  for (const auto& [r, input, gradient] : cases)
+  for (const auto& [r, input, gradient, device] : cases)
     for (const std::string precision : {"float32", "bfloat16"}) {
-      CAPTURE(r.name, r.model, precision);
+      CAPTURE(r.name, r.model, device, precision);
       const Keys keys = fp8(r.name, r.length) + Keys{"policy.precision=" + precision};
-      Trainee whole(world, "cpu", tiny_config("cpu", keys + tensor("false"), r.model)),
-          parts(world, "cpu", tiny_config("cpu", keys + tensor("true"), r.model));
+      Trainee whole(world, device, tiny_config(device, keys + tensor("false"), r.model)),
+          parts(world, device, tiny_config(device, keys + tensor("true"), r.model));
       CHECK(has_slot(parts, "gathered") != input);
       CHECK(has_slot(parts, "gathered d_out") != gradient);
       const Learned want = whole.learn(1), got = parts.learn(1);
