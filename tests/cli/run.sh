@@ -279,12 +279,15 @@ case $case_name in
     done
     fp8=('policy.model={model_type: qwen2_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32, shared_expert_intermediate_size: 32, mlp_only_layers: [0]}'
       policy.fp8_cfg.enabled=true)
+    one_round=policy.model.moe_row_slack=0 # the router decides how many more there are
     for recipe in tensorwise delayed; do
-      traffic_of "fp8-experts-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe distributed.expert_parallel_size=2
+      traffic_of "fp8-experts-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe \
+        distributed.expert_parallel_size=2 "$one_round"
       traffic_of "fp8-experts-$recipe-tensor" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe \
-        distributed.expert_tensor_parallel_size=2 distributed.tensor_parallel_size=2
+        distributed.expert_tensor_parallel_size=2 distributed.tensor_parallel_size=2 "$one_round"
     done
-    traffic_of fp8-experts4 4 "${fp8[@]}" distributed.expert_parallel_size=4 distributed.tensor_parallel_size=2 policy.checkpoint_every=2
+    traffic_of fp8-experts4 4 "${fp8[@]}" distributed.expert_parallel_size=4 distributed.tensor_parallel_size=2 \
+      policy.checkpoint_every=2 "$one_round"
     # Messages between the stages of a pipeline, beside what stages communicate otherwise.
     # Rank 0, whose communication is logged, must be the one that plan shows: it gets most layers.
     pipeline=(policy.model.num_hidden_layers=4 distributed.num_layers_in_first_pipeline_stage=3)
@@ -306,7 +309,7 @@ case $case_name in
           policy.model.moe_token_dispatcher_type=allgather
         traffic_of "padded-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" \
           policy.model.moe_expert_capacity_factor=1.5 policy.model.moe_pad_expert_input_to_capacity=true
-        traffic_of "routed-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]"
+        traffic_of "routed-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" "$one_round"
       done
     done
     traffic_of layers-allgather 2 "$experts" distributed.expert_parallel_size=2 policy.checkpoint_every=2 \

@@ -646,19 +646,23 @@ TEST_CASE("FP8 layouts make the step of one rank", "[engine][fp8]") {
 }
 
 // Experts that exchange the tokens of a microbatch, in the order of one rank. Scales that follow from earlier
-// steps do not depend on which tokens experts get together.
+// steps do not depend on which tokens experts get together; those of whole tensors do, so that there is
+// memory for all rows in one round.
 TEST_CASE("FP8 layouts of experts make the step of one rank", "[engine][fp8][experts]") {
   const int ranks = test_world().size();
   if (ranks == 1) return;
   const std::string n = std::to_string(ranks);
   const Keys tensor{"distributed.tensor_parallel_size=" + n}, context{"distributed.context_parallel_size=2"},
-      split{"distributed.expert_parallel_size=" + n}, parts{"distributed.expert_tensor_parallel_size=" + n},
-      two{"distributed.expert_parallel_size=2"}, gather{"policy.model.moe_token_dispatcher_type=allgather"};
+      one_round{"policy.model.moe_row_slack=0"}, gather{"policy.model.moe_token_dispatcher_type=allgather"},
+      gathered = Keys{"distributed.expert_parallel_size=" + n} + gather,
+      split = Keys{"distributed.expert_parallel_size=" + n} + one_round,
+      parts = Keys{"distributed.expert_tensor_parallel_size=" + n} + one_round,
+      two = Keys{"distributed.expert_parallel_size=2"} + one_round;
   for (const std::string recipe : {"tensorwise", "delayed"})
-    for (const Keys& layout : {tensor, tensor + split, tensor + parts, tensor + split + gather, context + two,
+    for (const Keys& layout : {tensor, tensor + split, tensor + parts, tensor + gathered, context + two,
                                tensor + two + Keys{"distributed.shard_strategy=optim"}})
       require_same_step(experts, fp8(recipe, "32") + Keys{"policy.train_micro_batch_size=1"}, layout);
-  for (const Keys& layout : {split, parts, split + gather})
+  for (const Keys& layout : {split, parts, gathered})
     require_same_step(experts, fp8("delayed", "32"), layout);
   if (ranks > 2) return;
   for (const std::string recipe : {"blockwise", "mxfp8"})
