@@ -21,7 +21,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   p.groups = make_param_groups(
       p.parameters,
       [&](const std::string&) {
-        return GroupOptions{.strategy = parallel::sharding::ddp, .recipe = p.recipe};
+        return GroupOptions{.strategy = parallel::sharding::ddp, .bucket_elements = 0, .recipe = p.recipe};
       },
       p.memory);
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);

@@ -276,11 +276,16 @@ std::vector<ParamGroup> make_param_groups(
     g.weights_sharded = g.weights_gathered || (g.fp8 && o.strategy.optimizer_state && o.shards > 1);
     g.gradients_sharded = g.trainable && o.strategy.gradients && o.shards > 1;
     std::vector<parallel::ParamSpec> specs;
-    for (const int p : g.parameters)
+    int64_t total = 0;
+    for (const int p : g.parameters) {
+      total += at(parameters, p).numel();
       specs.push_back({.name = at(parameters, p).name,
                        .numel = at(parameters, p).numel(),
                        .unit = g.gradients_sharded ? units[static_cast<size_t>(p)] : 0});
-    g.layout = parallel::FlatBuckets(std::move(specs), o.bucket_elements, o.shards, shard_align(g, o.recipe));
+    }
+    g.bucket_elements =
+        o.bucket_elements.value_or(parallel::auto_bucket_elements(total, o.shards * o.replicas));
+    g.layout = parallel::FlatBuckets(std::move(specs), g.bucket_elements, o.shards, shard_align(g, o.recipe));
     g.strategy = o.strategy;
     g.replicas = o.replicas;
     g.wire = o.wire;

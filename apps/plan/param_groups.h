@@ -51,6 +51,7 @@ struct ParamGroup {
   bool trainable = true;        ///< false: weights only
   /// The ranks that sum the gradients; the layout has one shard for each of them, or for each of a slice.
   parallel::GroupId reduce = parallel::group::dp_cp;
+  int64_t bucket_elements = 0;  ///< at which a bucket of `layout` is closed
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
   /// Whether weights and gradients are kept in shards: the strategy's wish, if there are several shards to a
@@ -127,7 +128,8 @@ struct GroupOptions {
   DType wire = DType::f32;         ///< see ParamGroup
   bool fp32_sums = false, error_feedback = false;
   bool overlap_gather = false;
-  int64_t bucket_elements = 0;  ///< see FlatBuckets
+  /// See FlatBuckets; unset: auto_bucket_elements().
+  std::optional<int64_t> bucket_elements = {};
   precision::Recipe recipe;
   float lr_scale = 1;
   bool first_tp = true;  ///< whether this rank counts the elements of model::Copies::tp

@@ -179,6 +179,9 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
          "accumulate in fp32. Fix: leave it out, or use several data-parallel ranks per copy",
          group);
   const int shards = static_cast<int>(ranks.size()) / replicas, rank = static_cast<int>(own - ranks.begin());
+  std::optional<int64_t> bucket_elements;
+  if (!d.bucket_size_mb.is_auto())
+    bucket_elements = static_cast<int64_t>(d.bucket_size_mb.value() * (1 << 20) / 4);
   return {.reduce = reduce,
           .strategy = group_sharding(*sharding, group),
           .shards = shards,
@@ -189,7 +192,7 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
           .fp32_sums = d.grad_reduce_fp32_accumulation,
           .error_feedback = d.grad_reduce_error_feedback,
           .overlap_gather = d.overlap_param_gather,
-          .bucket_elements = static_cast<int64_t>(d.bucket_size_mb * (1 << 20) / 4),
+          .bucket_elements = bucket_elements,
           .recipe = recipe,
           .first_tp = position.at.tp == 0,
           .offloaded = config.policy.offload_optimizer.value};

@@ -267,13 +267,15 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
         "         a run takes a smaller microbatch if this does not fit into its memory, unknown here ({})",
         chosen ? "policy.train_micro_batch_size: auto" : "memory.on_oom: reduce_batch");
   size_t buckets = 0;
-  int64_t elements = 0;
+  int64_t elements = 0, bound = 0;
   for (const plan::ParamGroup& group : plan.groups) {
     buckets += group.layout.buckets().size();
     elements += group.layout.total();
+    bound = std::max(bound, group.bucket_elements);
   }
-  log::info("buckets  {} of up to {} MiB, {} elements with padding", buckets, c.distributed.bucket_size_mb,
-            grouped(elements));
+  const double mib = static_cast<double>(bound) * size_of(DType::f32) / (1 << 20);
+  log::info("buckets  {} of up to {:.6g} MiB{}, {} elements with padding", buckets, mib,
+            c.distributed.bucket_size_mb.is_auto() ? " (auto)" : "", grouped(elements));
   print_layers(ranks);
   print_recompute_advice(c, world, ranks.front(), choice);
   print_offloaded(plan);

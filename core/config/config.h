@@ -68,8 +68,8 @@ struct DistributedConfig {
   ReduceDType grad_reduce_dtype = ReduceDType::fp32;
   bool grad_reduce_error_feedback = true;
   bool grad_reduce_fp32_accumulation = false;
-  double bucket_size_mb = 40;  ///< MiB of gradients per bucket
-  bool nccl_ub = false;        ///< user buffers
+  AutoOr<double> bucket_size_mb;  ///< MiB of gradients per bucket; auto: parallel::auto_bucket_elements()
+  bool nccl_ub = false;           ///< user buffers
   bool splits_sequence() const { return tensor_parallel_size > 1 && sequence_parallel.value_or(true); }
   bool operator==(const DistributedConfig&) const = default;
 };

@@ -256,8 +256,8 @@ void add_distributed_keys(Table& t) {
       .at_most(65536)
       .help(
           "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp a bucket also "
-          "ends at "
-          "every layer.");
+          "ends at every layer. auto: 4 for each rank that sums them, up to an eighth of the gradients of "
+          "these ranks, and never below 40 (docs/sharding.md).");
   NRL_KEY(t, distributed.nccl_ub)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.nccl_ub")
       .help(

@@ -20,13 +20,18 @@ int64_t round_up(int64_t n, int64_t unit) {
 
 }  // namespace
 
+int64_t auto_bucket_elements(int64_t total, int ranks) {
+  constexpr int64_t per_rank = int64_t{1} << 20, least = 10 * per_rank;
+  return std::max(least, std::min(ranks * per_rank, total / 8));
+}
+
 FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards,
                          int64_t shard_align)
     : params_(std::move(params)), places_(params_.size()), by_name_(params_.size()), shards_(shards) {
   NRL_CHECK(shards >= 1 && bucket_elements >= 0 && shard_align >= 1, "{} shards, {} elements, {} aligned",
             shards, bucket_elements, shard_align);
   const int64_t target = bucket_elements == 0 ? std::numeric_limits<int64_t>::max() : bucket_elements;
-  const int64_t unit = std::lcm(shard_unit, shards * shard_align);
+  const int64_t unit = std::lcm(shard_unit, shards * std::lcm(shard_align, min_shard_align));
 
   const auto close = [&] {
     if (buckets_.empty() || buckets_.back().size != 0) return;  // closed already

@@ -7,10 +7,10 @@
 // end of a unit, and padded so that the data-parallel ranks get equal shards; shard boundaries ignore
 // parameter boundaries.
 //
-// The layout does not depend on the data-parallel size if that divides shard_unit = 61440 = 2^12 * 3 * 5 (all
-// 2^a 3^b 5^c with b, c <= 1 up to 4096: 1, 2, 3, 4, 5, 6, 8, 10, 12, ..., 768, 1024); shards then start at
-// multiples of 60 elements or more. Other sizes lengthen the padding at the end of buckets. A parameter's
-// bucket and its offset there never depend on it.
+// Shards start at multiples of 8 elements, which are 16 bytes of bf16. With equal bucket sizes the layout
+// does not depend on the data-parallel size if that divides shard_unit / 8 = 7680 = 2^9 * 3 * 5 (1, 2, 3, 4,
+// 5, 6, 8, 10, 12, ..., 512, 768); other sizes lengthen the padding at the end of buckets, and leave
+// parameters in their buckets and at their offsets there.
 
 #include <cstdint>
 #include <span>
@@ -56,17 +56,26 @@ struct ShardPiece {
   int64_t in_shard = 0;  ///< where it starts in the rank's shards, concatenated over buckets
 };
 
+/// The bucket size for `total` gradients that `ranks` ranks sum (distributed.bucket_size_mb: auto). A ring
+/// takes a step of latency per rank, so that the bytes per rank must not fall as ranks are added: 4 MiB of
+/// fp32 take several times the latency of a step on current networks. Never less than 40 MiB; above that at
+/// most an eighth of `total`, so that most of the reduction overlaps with the backward pass, and staging
+/// buffers remain small. The size depends on nothing but these numbers, so that plans do not depend on the
+/// machine.
+int64_t auto_bucket_elements(int64_t total, int ranks);
+
 /// A pure description: no memory, the same on all ranks that hold the same parameters.
 class FlatBuckets {
  public:
   static constexpr int64_t param_align = 64;
-  static constexpr int64_t shard_unit = 61440;
+  static constexpr int64_t shard_unit = 61440;  // 2^12 * 3 * 5
+  static constexpr int64_t min_shard_align = 8;  // 16 bytes of bf16
 
   FlatBuckets() = default;
   /// `bucket_elements`: a bucket is closed when it has at least this many (0: one bucket). `shards`: the
-  /// data-parallel size. `shard_align`: shards start at multiples of it; with more than 1 the layout is the
-  /// same for sizes that divide shard_unit / shard_align. Fails with Exit::config when the total overflows,
-  /// and with Exit::internal for an empty parameter or a duplicate name.
+  /// data-parallel size. `shard_align`: shards start at multiples of it and of min_shard_align; the layout is
+  /// the same for sizes that divide shard_unit by both. Fails with Exit::config when the total overflows, and
+  /// with Exit::internal for an empty parameter or a duplicate name.
   FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements, int shards, int64_t shard_align = 1);
 
   const std::vector<ParamSpec>& params() const { return params_; }

@@ -20,7 +20,10 @@ TEST_CASE("buckets hold every parameter once, aligned, in reverse order", "[buck
         REQUIRE(b.start == end);
         REQUIRE(b.size % shards == 0);
         REQUIRE(b.size >= b.used);
-        REQUIRE(b.size - b.used < parallel::FlatBuckets::shard_unit * (shards == 7 ? 7 : 1));
+        REQUIRE(b.size - b.used < parallel::FlatBuckets::shard_unit * (shards == 7      ? 7
+                                                                       : shards == 1024 ? 2
+                                                                                        : 1));
+        REQUIRE(layout.shard(static_cast<int>(&b - layout.buckets().data()), shards - 1).begin % 8 == 0);
         int64_t at = 0;
         for (int p : b.params) {
           REQUIRE(layout.place(p).offset % parallel::FlatBuckets::param_align == 0);
@@ -76,16 +79,28 @@ TEST_CASE("shards cover the buffer and pieces cover the parameters", "[buckets]"
 TEST_CASE("the layout does not depend on sensible data-parallel sizes", "[buckets]") {
   const auto params = random_params(4, 30, 90000);
   const parallel::FlatBuckets one(params, 150000, 1);
-  for (int shards : {2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 48, 96, 128, 320, 768, 1024}) {
+  for (int shards : {2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 48, 96, 128, 320, 512, 768}) {
     const parallel::FlatBuckets other(params, 150000, shards);
     REQUIRE(other.total() == one.total());
     for (int p = 0; p < 30; ++p) REQUIRE(other.place(p).start == one.place(p).start);
   }
-  const parallel::FlatBuckets odd(params, 150000, 7);
-  for (int p = 0; p < 30; ++p) {
-    REQUIRE(odd.place(p).bucket == one.place(p).bucket);
-    REQUIRE(odd.place(p).offset == one.place(p).offset);
+  for (int shards : {7, 1024}) {
+    const parallel::FlatBuckets odd(params, 150000, shards);
+    for (int p = 0; p < 30; ++p) {
+      REQUIRE(odd.place(p).bucket == one.place(p).bucket);
+      REQUIRE(odd.place(p).offset == one.place(p).offset);
+    }
   }
+}
+
+TEST_CASE("automatic buckets grow with the ranks up to an eighth of the gradients", "[buckets]") {
+  constexpr int64_t mib = (int64_t{1} << 20) / 4, large = int64_t{8} << 30;
+  for (const int ranks : {1, 2, 8, 10}) REQUIRE(parallel::auto_bucket_elements(large, ranks) == 40 * mib);
+  REQUIRE(parallel::auto_bucket_elements(large, 11) == 44 * mib);
+  REQUIRE(parallel::auto_bucket_elements(large, 64) == 256 * mib);
+  REQUIRE(parallel::auto_bucket_elements(large, 1024) == large / 8);
+  REQUIRE(parallel::auto_bucket_elements(2 * large, 1024) == 4096 * mib);
+  REQUIRE(parallel::auto_bucket_elements(1000, 1024) == 40 * mib);
 }
 
 TEST_CASE("a bucket holds parameters of one unit only, and is full or at the end of its unit", "[buckets]") {

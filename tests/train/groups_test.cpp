@@ -67,7 +67,7 @@ class Toy {
           o.strategy = name == "embedding" ? parallel::sharding::ddp : parallel::sharding::optim;
           o.shards = layout.dp;
           o.shard_rank = layout.dp_rank(rank);
-          o.bucket_elements = 700;
+          o.bucket_elements = 700 * layout.dp;  // resumed with others
           o.recipe = precision::recipe_for_weights(weight);
           o.first_tp = layout.tp_rank(rank) == 0;
           if (name == "embedding" && layout.pp > 1) {  // on the stages at both ends

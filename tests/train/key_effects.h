@@ -178,7 +178,7 @@ inline const Effect effects[] = {
     {"distributed.microbatch_group_size_per_vp_stage", Observed::exit, "null", "2", "llama"},
     {"distributed.overlap_p2p_comm", Observed::exit, "false", "true", "llama"},
     {"distributed.shard_strategy", Observed::plan, "ddp", "optim"},
-    {"distributed.bucket_size_mb", Observed::plan, "40", "0.001"},
+    {"distributed.bucket_size_mb", Observed::plan, "auto", "0.001"},
     {"distributed.overlap_grad_reduce", Observed::nothing, "speed only", ""},
     {"distributed.overlap_param_gather", Observed::nothing, "speed only", ""},
     {"distributed.dp_replicate_size", Observed::exit, "1", "2", "llama distributed.shard_strategy=optim"},
