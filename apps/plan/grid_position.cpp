@@ -77,23 +77,24 @@ parallel::GroupId reduction_group(std::string_view group) {
 
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy,
                                           std::string_view group) {
-  if (group == model::group_name::tied && (strategy.gradients || strategy.parameters))
-    return parallel::sharding::optim;
-  return strategy;
+  const bool whole = group == model::group_name::tied || group == model::group_name::tensor_partial;
+  return whole && (strategy.gradients || strategy.parameters) ? parallel::sharding::optim : strategy;
 }
 
 std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position, bool tied) {
   namespace group = parallel::group;
   const parallel::GridSizes sizes = grid_sizes(config);
   // Groups of the same ranks share a communicator.
-  std::vector<parallel::GroupId> groups{group::dp_cp, group::edp}, out{group::all};
-  if (sizes.tp > 1) groups.push_back(group::tp_dp_cp);
-  if (sizes.pp > 1 && tied) groups.push_back(group::tied);
+  std::vector<parallel::GroupId> out{group::all};
+  std::vector<std::string_view> names{model::group_name::dense, model::group_name::expert};
+  if (sizes.tp > 1) names.push_back(model::group_name::tensor_partial);
+  if (sizes.pp > 1 && tied) names.push_back(model::group_name::tied);
   // Gradients are summed over these, or in slices of them and across the slices.
   const DistributedConfig& d = config.distributed;
   const auto replicas = static_cast<int>(d.dp_replicate_size);
-  const bool lane = d.overlap_param_gather && parallel::find_sharding(name_of(d.shard_strategy))->parameters;
-  for (const parallel::GroupId& reduce : groups) {
+  const parallel::ShardingStrategy& strategy = *parallel::find_sharding(name_of(d.shard_strategy));
+  for (const std::string_view name : names) {
+    const parallel::GroupId reduce = reduction_group(name);
     parallel::GroupId shards = reduce;
     if (replicas > 1) {
       const int slice = position.grid.group_size(reduce) / replicas;
@@ -101,7 +102,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
       out.push_back(reduce.across_slices(slice));
     }
     out.push_back(shards);
-    if (lane) out.push_back(shards.on_lane(1));
+    if (d.overlap_param_gather && group_sharding(strategy, name).parameters) out.push_back(shards.on_lane(1));
   }
   if (replicas > 1) out.push_back(model::batch_ranks(sizes.tp));  // of routers; else among the above
   if (sizes.tp > 1) out.push_back(group::tp);

@@ -33,9 +33,11 @@ model::ModelLayout model_layout(const Config& config, const model::ModelSpec& sp
 
 /// The ranks that sum the gradients of a parameter group (model::group_name) and share its optimizer state.
 parallel::GroupId reduction_group(std::string_view group);
-/// The strategy of a parameter group. Tied embeddings are needed, and their gradients complete, at different
-/// times on the first and the last pipeline stage, which must not wait for each other there: they keep whole
-/// weights and gradients.
+/// The strategy of a parameter group. Two keep whole weights and gradients where others shard them. Tied
+/// embeddings are needed, and their gradients complete, at different times on the first and the last pipeline
+/// stage, which must not wait for each other there. Norms and routers, of whose gradients each
+/// tensor-parallel rank has a part, are small: a collective over all ranks per layer and microbatch would
+/// mostly be latency, so that they are reduced once per step.
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy, std::string_view group);
 /// All groups of ranks that a run of this configuration communicates in. `tied`: the model's embedding and
 /// output projection share a weight.

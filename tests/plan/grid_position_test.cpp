@@ -83,11 +83,14 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
               REQUIRE(static_cast<int>(copies.size()) == replicas);
               REQUIRE(copies[static_cast<size_t>(o.replica)] == rank);
             }
-            // Tied embeddings are on two stages that must not wait for each other within a step.
+            // Tied embeddings are on two stages that must not wait for each other within a step, and what
+            // tensor-parallel ranks sum is small.
             REQUIRE((o.strategy.parameters || o.strategy.gradients) ==
                     (strategy != ShardStrategy::ddp && strategy != ShardStrategy::optim &&
-                     name != model::group_name::tied));
+                     name != model::group_name::tied && name != model::group_name::tensor_partial));
             if (o.strategy.parameters) REQUIRE(has(g.gather_group()));
+            if (name == model::group_name::tied || name == model::group_name::tensor_partial)
+              REQUIRE(!has(g.shard_group().on_lane(1)));
           }
         }
       }
