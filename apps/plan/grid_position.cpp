@@ -46,14 +46,19 @@ std::vector<parallel::ContextExchange> context_exchanges(const DistributedConfig
 
 }  // namespace
 
+TpCommOverlap tp_comm_overlap(const Config& config, DeviceType device) {
+  const bool overlaps = device == DeviceType::cuda && !config.policy.fp8_cfg.enabled;
+  return config.distributed.tp_comm_overlap.value_or(overlaps ? TpCommOverlap::bulk : TpCommOverlap::none);
+}
+
 model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,
-                                const GridPosition& position) {
+                                const GridPosition& position, DeviceType device) {
   const model::ModelLayout stages = stages_of(config.distributed);
   const parallel::GridPoint expert = position.grid.expert().coordinates(position.grid.rank());
   return {.tensor = position.sizes.tp,
           .tensor_rank = position.at.tp,
           .sequence_parallel = config.distributed.splits_sequence(),
-          .overlap = {.method = config.distributed.tp_comm_overlap,
+          .overlap = {.method = tp_comm_overlap(config, device),
                       .splits = config.distributed.tp_comm_overlap_splits.value_or(4)},
           .context = position.sizes.cp,
           .context_rank = position.at.cp,

@@ -7,6 +7,7 @@
 
 #include "apps/model/layout.h"
 #include "core/config/config.h"
+#include "core/tensor/tensor.h"
 #include "parallel/data/flat_buckets.h"
 #include "parallel/grid/grid.h"
 #include "parallel/grid/groups.h"
@@ -27,9 +28,13 @@ parallel::GridSizes grid_sizes(const Config& config);
 /// The position of `rank` in a world of `world` ranks. `config` must have passed validate_for_world().
 GridPosition grid_position(const Config& config, int world, int rank);
 
+/// distributed.tp_comm_overlap. auto: bulk on a GPU, where communication has processors of its own: it
+/// changes no bits. none on a CPU, whose cores compute meanwhile, and with FP8, which supports no other
+/// (validate_fp8.cpp).
+TpCommOverlap tp_comm_overlap(const Config& config, DeviceType device);
 /// This rank's part of the model.
 model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,
-                                const GridPosition& position);
+                                const GridPosition& position, DeviceType device);
 
 /// The ranks that sum the gradients of a parameter group (model::group_name) and share its optimizer state.
 parallel::GroupId reduction_group(std::string_view group);

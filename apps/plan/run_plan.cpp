@@ -239,7 +239,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
-  p.layout = model_layout(config, p.spec, position);
+  p.layout = model_layout(config, p.spec, position, device);
   // Rounds of experts keep nothing for weight gradients that are computed later.
   if (schedule_options(config, p.layout, 1).kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
   p.parameters = model::make_parameters(p.spec, p.layout);
@@ -364,7 +364,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const double budget = config.memory.max_memory * static_cast<double>(memory);
   const GridPosition decides = first_of_stage(config, position);
   // Norms and activations cost a CPU next to nothing, and its memory is not the run's alone.
-  Rules rules = configured_recompute(config.policy, model_layout(config, spec, decides), spec.layers,
+  Rules rules = configured_recompute(config.policy, model_layout(config, spec, decides, device), spec.layers,
                                      /*with_open=*/!gpu);
   auto first = make(decides, rules);
   const int64_t need = first->memory.total_bytes();

@@ -112,11 +112,13 @@ void check_offloaded_share(const ConfigResult& result, const model::ModelSpec& s
   const Config& c = result.config;
   const double share = c.policy.offload_optimizer.value;
   if (share == 0) return;
-  const precision::Recipe recipe = plan::recipe_for(c, choose_device(c.device).type, spec.layers);
+  const DeviceType device = choose_device(c.device).type;
+  const precision::Recipe recipe = plan::recipe_for(c, device, spec.layers);
   int64_t most = 0;
   for (const int rank : typical_ranks(c, world)) {
     const plan::GridPosition position = plan::grid_position(c, world, rank);
-    model::ParameterList parameters = model::make_parameters(spec, plan::model_layout(c, spec, position));
+    model::ParameterList parameters =
+        model::make_parameters(spec, plan::model_layout(c, spec, position, device));
     // Groups take long to make where there are many parameters, of which any share is enough.
     constexpr double most_groups = 16;
     double held = 0;

@@ -49,9 +49,10 @@ struct Need {
 };
 
 Need need_of(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
-             const precision::Recipe& recipe, int threads) {
+             const precision::Recipe& recipe, DeviceType device, int threads) {
   memory::MemoryPlan memory;
-  model::ParameterList parameters = model::make_parameters(spec, plan::model_layout(config, spec, position));
+  model::ParameterList parameters =
+      model::make_parameters(spec, plan::model_layout(config, spec, position, device));
   model::keep_in_fp8(recipe, parameters);
   plan::make_param_groups(
       parameters,
@@ -93,7 +94,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (i == 0 || (shards && i < most_shards)) {
         const plan::GridPosition position = plan::grid_position(c, world, ranks[i]);
-        equal = &by_need[need_of(c, spec, position, recipe, threads)];
+        equal = &by_need[need_of(c, spec, position, recipe, device.type, threads)];
       }
       equal->push_back(ranks[i]);
     }
@@ -259,6 +260,9 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));
   if (const std::string line = plan::pipeline_line(c, plan.spec.layers, batch.accumulation); !line.empty())
     log::info("pipeline {}", line);
+  if (plan.layout.tensor > 1)
+    log::info("overlap  of tensor-parallel communication: {}{}", name_of(plan.layout.overlap.method),
+              c.distributed.tp_comm_overlap.is_auto() ? " (auto)" : "");
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
   if (const bool chosen = chooses_microbatch(c);

@@ -42,8 +42,8 @@ struct ClusterConfig {
 struct DistributedConfig {
   CommBackend backend = CommBackend::automatic;
   int64_t tensor_parallel_size = 1;
-  AutoOr<bool> sequence_parallel;  ///< auto: with tensor parallelism
-  TpCommOverlap tp_comm_overlap = TpCommOverlap::none;
+  AutoOr<bool> sequence_parallel;                 ///< auto: with tensor parallelism
+  AutoOr<TpCommOverlap> tp_comm_overlap;          ///< auto: plan::tp_comm_overlap()
   std::optional<int64_t> tp_comm_overlap_splits;  ///< pieces of a rank's rows; unset: 4
   int64_t pipeline_parallel_size = 1;
   std::optional<int64_t> virtual_pipeline_size;  ///< chunks of layers per stage; unset: 1

@@ -60,10 +60,11 @@ void check_fp8(Checker c) {
         "",
         {fmt::format("set it to 0 and use nrl-train generate with a checkpoint, or set {} to false", param)});
   if (constexpr const char* key = "distributed.tp_comm_overlap";
-      config.distributed.tp_comm_overlap != TpCommOverlap::none && c.sound({key}))
+      config.distributed.tp_comm_overlap.value_or(TpCommOverlap::none) != TpCommOverlap::none &&
+      c.sound({key}))
     c.error(key,
             fmt::format("{}: {} is not supported with FP8: operands are rounded when all rows have arrived",
-                        key, name_of(config.distributed.tp_comm_overlap)),
+                        key, name_of(config.distributed.tp_comm_overlap.value())),
             "", {fmt::format("{} is at {}; set {} to none", enabled, c.where(enabled), key)});
 }
 
