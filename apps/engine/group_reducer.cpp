@@ -112,7 +112,9 @@ void GroupReducer::begin_layer() {
   const plan::LayerTraffic* const t = current();
   if (!t) return;
   for (const auto* list : {&t->gather, &t->prefetch})
-    for (const plan::BucketRef& b : *list) of(b).gather->start(b.bucket);
+    for_each_group(*list, [&](int group, const std::vector<int>& buckets) {
+      groups_[static_cast<size_t>(group)].gather->start(buckets);
+    });
   for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
   for (const plan::OpenBucket& b : t->open) open(b);
 }
@@ -132,6 +134,9 @@ void GroupReducer::open(const plan::OpenBucket& b) {
 
 void GroupReducer::end_layer() {
   if (const plan::LayerTraffic* const t = current()) {
+    for_each_group(t->reduce, [&](int group, const std::vector<int>&) {
+      groups_[static_cast<size_t>(group)].reducer->issue();
+    });
     for (const plan::BucketRef& b : t->release) of(b).gather->release(b.bucket);
     for (const plan::BucketRef& b : t->settle) of(b).reducer->settle(b.bucket);
   }

@@ -104,6 +104,7 @@ std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visit
                        [&](const auto& pass) { return pass.second == microbatches; }))
         continue;
       out[now.visit].open[now.entry].microbatches = microbatches;
+      out[i].reduce.push_back(b);
       open.erase(b);
       (options.overlap_reduce ? reducing : done).insert(b);
     }

@@ -16,6 +16,18 @@ struct BucketRef {
   auto operator<=>(const BucketRef&) const = default;
 };
 
+/// The buckets of each group in a list, which is sorted by groups.
+template <class Visit>
+void for_each_group(const std::vector<BucketRef>& list, const Visit& visit) {
+  std::vector<int> buckets;
+  for (size_t i = 0; i < list.size(); ++i) {
+    buckets.push_back(list[i].bucket);
+    if (i + 1 < list.size() && list[i + 1].group == list[i].group) continue;
+    visit(list[i].group, buckets);
+    buckets.clear();
+  }
+}
+
 /// A bucket whose gradients are written from a visit on: the sum over the microbatches that contribute until
 /// none of them has a part of its passes still to come.
 struct OpenBucket : BucketRef {
@@ -23,13 +35,15 @@ struct OpenBucket : BucketRef {
   bool last = false;  ///< no more of the optimizer step follow
 };
 
-/// Around one visit (model::LayerVisit), in this order.
+/// Around one visit (model::LayerVisit), in this order. The gathers of a group in one list are one operation,
+/// and so are its reductions.
 struct LayerTraffic {
   std::vector<BucketRef> gather;    ///< gathers to start, unless started by a prefetch, and to wait for
   std::vector<BucketRef> prefetch;  ///< gathers to start, for the next visit
   std::vector<OpenBucket> open;     ///< buckets whose gradients the visit is the first to contribute to
-  std::vector<BucketRef> release;   ///< after the layer: weights that the next visit does not read
-  std::vector<BucketRef> settle;    ///< after that: reductions whose gradient buffers are needed no more
+  std::vector<BucketRef> reduce;    ///< after the layer: buckets whose gradients are complete
+  std::vector<BucketRef> release;   ///< weights that the next visit does not read
+  std::vector<BucketRef> settle;    ///< reductions whose gradient buffers are needed no more
 };
 
 struct TrafficOptions {

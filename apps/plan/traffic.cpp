@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 #include <functional>
+#include <numeric>
 
 #include "apps/model/context_parallel.h"
 #include "apps/model/expert_dispatch.h"
@@ -16,9 +17,10 @@
 namespace nrl::plan {
 namespace {
 
-/// How often each bucket of a group is summed and gathered in a step.
+/// How often each bucket of a group is summed and gathered in a step, and in how many operations.
 struct ReductionVisits {
   std::vector<int64_t> sums, gathers;
+  int64_t sum_calls = 0, gather_calls = 0;
 };
 
 ReductionVisits visits_of(const RunPlan& plan, int group) {
@@ -28,18 +30,29 @@ ReductionVisits visits_of(const RunPlan& plan, int group) {
                       std::vector<int64_t>(buckets)};
   std::vector<bool> gathered(buckets);
   for (const LayerTraffic& visit : plan.traffic.training) {
-    for (const auto* list : {&visit.gather, &visit.prefetch})
+    for (const auto* list : {&visit.gather, &visit.prefetch}) {
+      bool starts = false;
       for (const BucketRef& ref : *list) {
         const auto b = static_cast<size_t>(ref.bucket);
         if (ref.group != group || gathered[b]) continue;
-        gathered[b] = true;
+        starts = gathered[b] = true;
         ++out.gathers[b];
       }
-    for (const OpenBucket& ref : visit.open)
-      if (ref.group == group) ++out.sums[static_cast<size_t>(ref.bucket)];
+      out.gather_calls += starts ? 1 : 0;
+    }
+    bool reduces = false;
+    for (const BucketRef& ref : visit.reduce) {
+      if (ref.group != group) continue;
+      reduces = true;
+      ++out.sums[static_cast<size_t>(ref.bucket)];
+    }
+    out.sum_calls += reduces ? 1 : 0;
     for (const BucketRef& ref : visit.release)
       if (ref.group == group) gathered[static_cast<size_t>(ref.bucket)] = false;
   }
+  // Others are issued bucket by bucket.
+  const bool together = g.gradients_sharded && g.reduce_options(true).staging_elements(g.layout) == 0;
+  if (!together) out.sum_calls = std::accumulate(out.sums.begin(), out.sums.end(), int64_t{0});
   return out;
 }
 
@@ -313,27 +326,28 @@ std::vector<TrafficPart> traffic_parts(const RunPlan& plan, const parallel::Proc
     if (!g.trainable) continue;
     const ReductionVisits visits = visits_of(plan, static_cast<int>(i));
     const parallel::ReduceOptions options = g.reduce_options(true);
+    const auto buckets = static_cast<int64_t>(g.layout.buckets().size());
+    int64_t summed = 0, gathered = 0;  // bytes
     for (size_t b = 0; b < g.layout.buckets().size(); ++b) {
-      const int64_t elements = g.layout.buckets()[b].size, weights = elements * size_of(g.read_type());
-      const int64_t sums = visits.sums[b],
-                    summed = sums * options.wire_elements(g.layout, static_cast<int>(b)) * size_of(g.wire);
-      purpose = Purpose::gradients;
-      if (options.sums_parts()) {
-        add(g.shard_group(), Op::all_to_all, sums, summed, false);
-        if (!g.strategy.optimizer_state) add(g.shard_group(), Op::all_gather, sums, summed, false);
-      } else {
-        add(g.shard_group(), g.strategy.optimizer_state ? Op::reduce_scatter : Op::all_reduce, sums, summed,
-            false);
-      }
-      if (g.replicas > 1)
-        add(g.replica_group(), Op::all_reduce, 1, elements / g.layout.shards() * size_of(g.main_gradient),
-            false);
-      purpose = Purpose::weights;
-      if (g.weights_gathered)
-        add(g.gather_group(), Op::all_gather, visits.gathers[b], visits.gathers[b] * weights, false);
-      else if (g.strategy.optimizer_state)
-        add(g.shard_group(), Op::all_gather, 1, weights, false);
+      summed += visits.sums[b] * options.wire_elements(g.layout, static_cast<int>(b)) * size_of(g.wire);
+      gathered += visits.gathers[b] * g.layout.buckets()[b].size * size_of(g.read_type());
     }
+    purpose = Purpose::gradients;
+    if (options.sums_parts()) {
+      add(g.shard_group(), Op::all_to_all, visits.sum_calls, summed, false);
+      if (!g.strategy.optimizer_state) add(g.shard_group(), Op::all_gather, visits.sum_calls, summed, false);
+    } else {
+      add(g.shard_group(), g.strategy.optimizer_state ? Op::reduce_scatter : Op::all_reduce, visits.sum_calls,
+          summed, false);
+    }
+    if (g.replicas > 1)
+      add(g.replica_group(), Op::all_reduce, buckets, g.layout.shard_total() * size_of(g.main_gradient),
+          false);
+    purpose = Purpose::weights;
+    if (g.weights_gathered)
+      add(g.gather_group(), Op::all_gather, visits.gather_calls, gathered, false);
+    else if (g.strategy.optimizer_state)
+      add(g.shard_group(), Op::all_gather, buckets, g.layout.total() * size_of(g.read_type()), false);
   }
   purpose = Purpose::scalars;
   add(parallel::group::all, Op::all_reduce, 1, ops::StepScalar::sums * size_of(DType::f64), false);

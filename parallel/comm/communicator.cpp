@@ -53,6 +53,7 @@ int64_t Call::bytes(int size) const {
     case Op::reduce_scatter:
     case Op::all_to_all:
       elements = count * size;
+      for (const Buffers& b : more) elements += b.count * size;
       break;
     case Op::all_to_all_v:
       for (int64_t n : send_counts) elements += n;
@@ -70,6 +71,21 @@ int64_t Call::bytes(int size) const {
       elements = count;
   }
   return elements * size_of(dtype);
+}
+
+std::vector<Call> Call::parts() const {
+  Call one = *this;
+  one.more.clear();
+  one.stream = {};
+  one.previous = nullptr;
+  std::vector<Call> out{one};
+  for (const Buffers& b : more) {
+    one.in = b.in;
+    one.out = b.out;
+    one.count = b.count;
+    out.push_back(one);
+  }
+  return out;
 }
 
 Communicator::Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log)
@@ -184,17 +200,48 @@ Handle Communicator::all_reduce_async(View data, Reduce op, const After& after) 
   return issue(std::move(call), after);
 }
 
-Handle Communicator::all_gather_async(ConstView in, View out, const After& after) {
+Call Communicator::gather_call(ConstView in, View out) const {
   check_blocks(*this, Op::all_gather, out, in);
-  return issue(make(Op::all_gather, in.dtype, in.data, out.data, in.count), after);
+  return make(Op::all_gather, in.dtype, in.data, out.data, in.count);
 }
 
-Handle Communicator::reduce_scatter_async(ConstView in, View out, Reduce op, const After& after) {
+Call Communicator::scatter_call(ConstView in, View out, Reduce op) const {
   check_reduce(*this, Op::reduce_scatter, in.dtype);
   check_blocks(*this, Op::reduce_scatter, in, out);
   Call call = make(Op::reduce_scatter, in.dtype, in.data, out.data, out.count);
   call.reduce = op;
-  return issue(std::move(call), after);
+  return call;
+}
+
+Call Communicator::joined(std::vector<Call> calls) const {
+  NRL_CHECK(!calls.empty(), "an operation on {} without buffers", label());
+  Call call = std::move(calls.front());
+  for (size_t i = 1; i < calls.size(); ++i) {
+    NRL_CHECK(calls[i].dtype == call.dtype, "{} on {}: {} and {} in one operation", name_of(call.op), label(),
+              name_of(call.dtype), name_of(calls[i].dtype));
+    call.more.push_back({calls[i].in, calls[i].out, calls[i].count});
+  }
+  return call;
+}
+
+Handle Communicator::all_gather_async(ConstView in, View out, const After& after) {
+  return issue(gather_call(in, out), after);
+}
+
+Handle Communicator::all_gather_async(std::span<const Operands> each, const After& after) {
+  std::vector<Call> calls;
+  for (const Operands& o : each) calls.push_back(gather_call(o.in, o.out));
+  return issue(joined(std::move(calls)), after);
+}
+
+Handle Communicator::reduce_scatter_async(ConstView in, View out, Reduce op, const After& after) {
+  return issue(scatter_call(in, out, op), after);
+}
+
+Handle Communicator::reduce_scatter_async(std::span<const Operands> each, Reduce op, const After& after) {
+  std::vector<Call> calls;
+  for (const Operands& o : each) calls.push_back(scatter_call(o.in, o.out, op));
+  return issue(joined(std::move(calls)), after);
 }
 
 Handle Communicator::all_to_all_async(ConstView in, View out, const After& after) {

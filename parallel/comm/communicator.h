@@ -89,6 +89,12 @@ struct Message {
   static Message recv(View v, int from, int tag = 0) { return {Kind::recv, v, from, tag}; }
 };
 
+/// The buffers of one of several gathers or reductions in one operation.
+struct Operands {
+  ConstView in;
+  View out;
+};
+
 /// An operation in flight. Each must be waited for exactly once before its communicator is destroyed; a copy
 /// refers to the same operation.
 class [[nodiscard]] Handle {
@@ -136,6 +142,13 @@ struct Call {
   void* out = nullptr;
   /// Elements of `out` (all_reduce, reduce_scatter, broadcast), of `in` (all_gather), or per pair.
   int64_t count = 0;
+  /// all_gather, reduce_scatter: further buffers of the same operation. Ranks must have as many.
+  struct Buffers {
+    const void* in = nullptr;
+    void* out = nullptr;
+    int64_t count = 0;
+  };
+  std::vector<Buffers> more;
   int peer = -1;                                  ///< root of a broadcast; other rank of a single message
   std::vector<int64_t> send_counts, recv_counts;  ///< all_to_all_v
   std::vector<Message> messages;                  ///< send, recv, exchange
@@ -144,6 +157,9 @@ struct Call {
 
   /// Bytes as the collective log counts them, in a group of `size` ranks.
   int64_t bytes(int size) const;
+  /// A call for each of its buffers: this one without `more`, and one for each of those. Without `stream` and
+  /// `previous`.
+  std::vector<Call> parts() const;
 };
 
 /// Memory that a group has registered; unregistered by the destructor, which must run before the memory is
@@ -179,6 +195,11 @@ class Communicator {
   /// `in` holds size() blocks of out.count elements; `out` may be this rank's block of `in`. The other blocks
   /// of `in` keep their contents.
   Handle reduce_scatter_async(ConstView in, View out, Reduce op = Reduce::sum, const After& after = {});
+  /// Several of these as one operation: with nccl one kernel, which pays its latency once; elsewhere one
+  /// after another. All of one element type; at least one. The collective log counts one call.
+  Handle all_gather_async(std::span<const Operands> each, const After& after = {});
+  Handle reduce_scatter_async(std::span<const Operands> each, Reduce op = Reduce::sum,
+                              const After& after = {});
   /// Block r of `in` goes to rank r; block r of `out` comes from it. Not in place.
   Handle all_to_all_async(ConstView in, View out, const After& after = {});
   /// The same with blocks of send_counts[r] and recv_counts[r] elements one after the other.
@@ -306,6 +327,10 @@ class Communicator {
     handle.wait();
   }
   Handle issue(Call call, const After& after);
+  Call gather_call(ConstView in, View out) const;
+  Call scatter_call(ConstView in, View out, Reduce op) const;
+  /// One call of all of these.
+  Call joined(std::vector<Call> calls) const;
   Handle message(Op op, std::vector<Message> messages, const After& after);
   Call make(Op op, DType dtype, const void* in, void* out, int64_t count) const;
 

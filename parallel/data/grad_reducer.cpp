@@ -1,6 +1,7 @@
 #include "parallel/data/grad_reducer.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/ops/fp8.h"
@@ -190,12 +191,28 @@ void GradReducer::launch(int bucket) {
     s.sum = group.all_reduce_async(view(whole(bucket)), comm::Reduce::sum, stream);
     return;
   }
-  // Sums are rounded to bf16 shards by settle().
-  const bool in_place = !s.accumulate && shard(bucket).dtype == whole(bucket).dtype;
-  const Tensor out = in_place ? shard(bucket) : own_part(bucket);
-  s.sum = group.reduce_scatter_async(view(whole(bucket)), view(out), comm::Reduce::sum, stream);
-  // Without an addition in between, the host need not wait for the first sum.
-  if (in_place && s.last) sum_replicas(bucket, {stream, s.sum});
+  complete_.push_back(bucket);
+  if (!options_.strategy.gradients) issue();
+}
+
+// Sums are rounded to bf16 shards by settle().
+bool GradReducer::sums_in_place(int bucket) const {
+  return !of_bucket(bucket).accumulate && shard(bucket).dtype == whole(bucket).dtype;
+}
+
+void GradReducer::issue() {
+  if (complete_.empty()) return;
+  const comm::StreamRef stream{exec_.stream};
+  std::vector<comm::Operands> operands;
+  for (const int b : complete_)
+    operands.push_back({view(whole(b)), view(sums_in_place(b) ? shard(b) : own_part(b))});
+  const auto sum =
+      std::make_shared<comm::Handle>(group_.shard->reduce_scatter_async(operands, comm::Reduce::sum, stream));
+  for (const int b : std::exchange(complete_, {})) {
+    of_bucket(b).joint_sum = sum;
+    // Without an addition in between, the host need not wait for the first sum.
+    if (sums_in_place(b) && of_bucket(b).last) sum_replicas(b, {stream, *sum});
+  }
 }
 
 void GradReducer::send_encoded(int bucket) {
@@ -233,12 +250,14 @@ void GradReducer::sum_replicas(int bucket, const comm::After& after) {
 }
 
 void GradReducer::settle(int bucket) {
+  issue();
   State& s = of_bucket(bucket);
   if (!s.in_flight) return;
   s.in_flight = false;
   const comm::StreamRef stream{exec_.stream};
   const bool scatter = options_.strategy.optimizer_state;
   s.sum.wait();
+  if (const auto sum = std::exchange(s.joint_sum, nullptr)) sum->wait();
   bool changed = true;  // the shard, by work in the stream
   if (alone()) {
     if (options_.strategy.gradients)

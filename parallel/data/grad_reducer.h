@@ -2,6 +2,7 @@
 // Sums gradients over the data-parallel ranks bucket by bucket, overlapped with the backward pass, and
 // gathers updated parameters.
 
+#include <memory>
 #include <vector>
 
 #include "core/ops/exec.h"
@@ -72,9 +73,9 @@ struct GradMemory {
 /// stale).
 ///
 /// Gradients in shards (strategy.gradients). A step: start(), then for every bucket and one or several
-/// microbatches at a time open(), a ready() for each of its parameters and microbatches, the last of which
-/// issues the sum, and settle(); then finish(). These sums are added up in GradMemory::gradients. All ranks
-/// must complete buckets in the same order.
+/// microbatches at a time open(), a ready() for each of its parameters and microbatches, issue() and
+/// settle(); then finish(). These sums are added up in GradMemory::gradients. All ranks must complete and
+/// issue buckets in the same order.
 class GradReducer {
  public:
   GradReducer(const FlatBuckets& layout, const GradMemory& memory, const ReduceGroup& group,
@@ -95,6 +96,10 @@ class GradReducer {
   /// The first of this many microbatches begins to write the bucket's gradients, which are those of all of
   /// them together. `last`: they are the last ones of the step.
   void open(int bucket, bool last, int microbatches = 1);
+  /// Starts the sums of the buckets completed since the last call, in one operation; settle() and finish() do
+  /// so for those that remain. Buckets that travel through the staging buffer are started one by one, as they
+  /// are completed.
+  void issue();
   /// Waits for the bucket's sum and adds it to this rank's shard; the buffer may then be reused. A no-op if
   /// it was settled.
   void settle(int bucket);
@@ -122,6 +127,7 @@ class GradReducer {
     bool in_flight = false;   // summed within the shard group, and not settled
     int slot = -1;            // of the staging buffer
     comm::Handle sum, replicas, whole, gather;
+    std::shared_ptr<comm::Handle> joint_sum;  // of buckets that are summed in one operation
   };
   State& of_bucket(int b) { return states_.at(static_cast<size_t>(b)); }
   const State& of_bucket(int b) const { return states_.at(static_cast<size_t>(b)); }
@@ -129,6 +135,8 @@ class GradReducer {
   bool alone() const { return group_.shard->size() == 1 && group_.replicas == nullptr; }
   void launch_complete();
   void launch(int bucket);
+  /// Whether the sum is left in the shard, with nothing to add or round in settle().
+  bool sums_in_place(int bucket) const;
   /// The bucket's whole gradients of this microbatch, and this rank's part of them.
   Tensor whole(int bucket) const;
   Tensor own_part(int bucket) const;
@@ -156,10 +164,11 @@ class GradReducer {
   bool started_ = false;
   int next_ = 0;  // whole gradients: first bucket not issued yet
   int slots_used_ = 0;
-  int slots_[2] = {-1, -1};  // the bucket in each half of the staging buffer
-  comm::View gathered_;      // of start_gather()
-  int to_gather_ = 0;        // buckets below are not issued yet
-  std::vector<int> seen_;    // reports by parameter, since start() or open()
+  int slots_[2] = {-1, -1};    // the bucket in each half of the staging buffer
+  comm::View gathered_;        // of start_gather()
+  int to_gather_ = 0;          // buckets below are not issued yet
+  std::vector<int> complete_;  // sharded gradients: buckets for issue()
+  std::vector<int> seen_;      // reports by parameter, since start() or open()
   std::vector<State> states_;
 };
 

@@ -1,5 +1,7 @@
 #include "parallel/data/weight_gather.h"
 
+#include <utility>
+
 #include "core/base/error.h"
 
 namespace nrl::parallel {
@@ -21,27 +23,37 @@ WeightGather::WeightGather(const FlatBuckets& layout, comm::ConstView shards, st
               name_of(buckets_[b].dtype));
 }
 
-void WeightGather::start(int bucket) {
-  State& s = of_bucket(bucket);
-  if (s.version == version_) return;
-  NRL_CHECK(s.version < 0, "bucket {} was not released before the weights changed", bucket);
-  const ElementRange own = layout_.in_shards(bucket);
-  const comm::ConstView shard(
-      static_cast<const std::byte*>(shards_.data) + own.begin * size_of(shards_.dtype), own.size(),
-      shards_.dtype);
-  s.gather = group_.all_gather_async(shard, buckets_[static_cast<size_t>(bucket)], stream_);
-  s.version = version_;
+void WeightGather::start(std::span<const int> buckets) {
+  std::vector<comm::Operands> operands;
+  const auto gather = std::make_shared<comm::Handle>();
+  for (const int bucket : buckets) {
+    State& s = of_bucket(bucket);
+    if (s.version == version_) continue;
+    NRL_CHECK(s.version < 0, "bucket {} was not released before the weights changed", bucket);
+    const ElementRange own = layout_.in_shards(bucket);
+    const comm::ConstView shard(
+        static_cast<const std::byte*>(shards_.data) + own.begin * size_of(shards_.dtype), own.size(),
+        shards_.dtype);
+    operands.push_back({shard, buckets_[static_cast<size_t>(bucket)]});
+    s.gather = gather;
+    s.version = version_;
+  }
+  if (!operands.empty()) *gather = group_.all_gather_async(operands, stream_);
+}
+
+void WeightGather::finish(State& s) {
+  if (const auto gather = std::exchange(s.gather, nullptr)) gather->wait();
 }
 
 void WeightGather::wait(int bucket) {
   State& s = of_bucket(bucket);
   NRL_CHECK(s.version >= 0, "bucket {} is waited for, but not gathered", bucket);
-  s.gather.wait();
+  finish(s);
 }
 
 void WeightGather::release(int bucket) {
   State& s = of_bucket(bucket);
-  s.gather.wait();
+  finish(s);
   s.version = -1;
 }
 
@@ -51,7 +63,7 @@ void WeightGather::require(int param) const {
   NRL_CHECK(s.version >= 0, "{} is read, but released", name);
   NRL_CHECK(s.version == version_, "{} is read, but stale: gathered as version {}, now {}", name, s.version,
             version_);
-  NRL_CHECK(s.gather.empty(), "{} is read while it is gathered", name);
+  NRL_CHECK(!s.gather, "{} is read while it is gathered", name);
 }
 
 }  // namespace nrl::parallel

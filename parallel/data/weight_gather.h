@@ -2,6 +2,8 @@
 // Weights that are kept in shards and gathered bucket by bucket for as long as layers read them (ZeRO-3).
 
 #include <cstdint>
+#include <memory>
+#include <span>
 #include <vector>
 
 #include "parallel/comm/communicator.h"
@@ -21,9 +23,9 @@ class WeightGather {
   WeightGather(const FlatBuckets& layout, comm::ConstView shards, std::vector<comm::View> buckets,
                comm::Communicator& group, comm::StreamRef stream = {});
 
-  /// Starts to gather a bucket. A no-op if it is gathered or in flight.
-  void start(int bucket);
-  /// Waits until the bucket, which must be started, can be read.
+  /// Starts to gather buckets, in one operation, without those that are gathered or in flight.
+  void start(std::span<const int> buckets);
+  /// Waits until the bucket, which must be started, can be read, and those that were started with it.
   void wait(int bucket);
   /// The bucket is not read any more. A no-op if it is not gathered.
   void release(int bucket);
@@ -35,9 +37,11 @@ class WeightGather {
 
  private:
   struct State {
-    comm::Handle gather;
-    int64_t version = -1;  // of the weights in the buffer; -1: released
+    std::shared_ptr<comm::Handle> gather;  // of all buckets that were started together; null: none
+    int64_t version = -1;                  // of the weights in the buffer; -1: released
   };
+  /// Waits for the bucket's gather, if it is in flight.
+  static void finish(State& s);
   State& of_bucket(int b) { return states_.at(static_cast<size_t>(b)); }
   const State& of_bucket(int b) const { return states_.at(static_cast<size_t>(b)); }
 

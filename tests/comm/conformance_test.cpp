@@ -178,6 +178,53 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
   });
 }
 
+TEST_CASE("several gathers and several reductions are one operation each", "[comm]") {
+  on_all([](Backend& backend) {
+    const int n = world().size(), me = world().rank();
+    // One of them is in place, one is empty, and the largest takes several chunks.
+    const std::vector<int64_t> all = sizes<float>();
+    std::vector<std::unique_ptr<Data<float>>> in, out;
+    std::vector<Operands> gathers, sums;
+    for (const int64_t each : all) {
+      in.push_back(std::make_unique<Data<float>>(backend, input<float>(me, each * n)));
+      out.push_back(std::make_unique<Data<float>>(backend, static_cast<size_t>(each * n)));
+      const View part = each == 7 ? in.back()->part(me * each, each) : out.back()->part(0, each);
+      sums.push_back({*in.back(), part});
+      gathers.push_back({part, each == 7 ? in.back()->view() : out.back()->view()});
+    }
+    CollectiveLog* const log = backend.comm().collective_log();
+    if (log) log->reset_totals();
+    Handle sum = backend.comm().reduce_scatter_async(sums, Reduce::sum, backend.stream());
+    sum.wait();
+    int64_t bad = 0;
+    for (size_t i = 0; i < all.size(); ++i)
+      bad += all[i] == 7 ? differences(backend, in[i]->read(), me * 7, 7, Reduce::sum, n, me * 7)
+                         : differences(backend, out[i]->read(), 0, all[i], Reduce::sum, n, me * all[i]);
+    REQUIRE(bad == 0);
+    for (size_t i = 0; i < all.size(); ++i)  // the shard of rank 0 is in its place; others move it there
+      if (all[i] != 7 && me != 0) gathers[i].in = in[i]->part(0, all[i]);
+    Handle gather = backend.comm().all_gather_async(gathers, backend.stream());
+    gather.wait();
+    for (size_t i = 0; i < all.size(); ++i) {
+      const std::vector<float>& got = all[i] == 7 ? in[i]->read() : out[i]->read();
+      for (int r = 0; r < n; ++r)
+        for (int64_t k = 0; k < all[i]; ++k) {
+          const float whole = reduced<float>(Reduce::sum, n, r * all[i] + k), own = value<float>(r, k);
+          const bool summed = all[i] == 7 || r == 0;
+          bad += !(summed ? agrees(backend, got[static_cast<size_t>(r * all[i] + k)], whole, n)
+                          : same(got[static_cast<size_t>(r * all[i] + k)], own));
+        }
+    }
+    REQUIRE(bad == 0);
+    int64_t elements = 0;
+    for (const int64_t each : all) elements += each * n;
+    for (const LogTotal& t : log ? log->totals() : std::vector<LogTotal>{})
+      if (t.group == backend.comm().name() && (t.op == Op::all_gather || t.op == Op::reduce_scatter))
+        REQUIRE((t.count == 1 && t.bytes == elements * 4));
+    REQUIRE_THROWS_AS(backend.comm().all_gather_async(std::vector<Operands>{}), Error);
+  });
+}
+
 TEST_CASE("all_to_all_v moves blocks of different sizes, also empty ones", "[comm]") {
   on_all([](Backend& backend) {
     const int n = world().size(), me = world().rank();

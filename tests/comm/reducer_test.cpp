@@ -299,6 +299,7 @@ TEST_CASE("gathered weights are there until they are released, and stale after a
   for (auto& buffer : buffers)
     views.emplace_back(buffer.data(), static_cast<int64_t>(buffer.size()), DType::bf16);
   parallel::WeightGather gather(layout, {shards.data(), layout.shard_total(), DType::bf16}, views, dp);
+  const auto start = [&](std::vector<int> buckets) { gather.start(buckets); };
   const auto value = [](int step, int64_t i) { return static_cast<uint16_t>(i * 3 + step); };
   const auto param_in = [&](int b) { return layout.buckets()[static_cast<size_t>(b)].params.front(); };
   const auto why_not = [&](int b) {
@@ -321,9 +322,11 @@ TEST_CASE("gathered weights are there until they are released, and stale after a
         REQUIRE(why_not(b).find("is read, but released") != std::string::npos);
         REQUIRE_THROWS_AS(gather.wait(b), Error);
       }
-      gather.start(b);
-      gather.start(b);  // once
-      if (b + 1 < buckets) gather.start(b + 1);
+      start({b});
+      start({b});  // once
+      // With those in flight, two buckets in one operation.
+      if (b == 0) start({0, 1, 2});
+      if (b == 2) start({2, 3});
       REQUIRE(dp.outstanding() <= 2);
       REQUIRE(why_not(b).find("while it is gathered") != std::string::npos);
       gather.wait(b);
@@ -336,7 +339,7 @@ TEST_CASE("gathered weights are there until they are released, and stale after a
       if (b + 1 == buckets) {
         gather.updated();
         REQUIRE(why_not(b).find("stale: gathered as version") != std::string::npos);
-        REQUIRE_THROWS_AS(gather.start(b), Error);
+        REQUIRE_THROWS_AS(start({b}), Error);
       }
       gather.release(b);
       REQUIRE(why_not(b).find("is read, but released") != std::string::npos);

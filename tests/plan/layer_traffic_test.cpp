@@ -6,6 +6,7 @@
 
 #include "apps/model/hf_config.h"
 #include "apps/plan/run_plan.h"
+#include "apps/plan/traffic.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -217,6 +218,33 @@ TEST_CASE("buffers that live at once in the whole schedule share no memory", "[p
         CAPTURE(conflicts);
         REQUIRE(conflicts.empty());
       }
+}
+
+TEST_CASE("the buckets of a layer are gathered in one operation, and reduced in another", "[plan]") {
+  for (const auto& [size, buckets] : {std::pair("auto", false), {"0.3", true}})
+    for (const auto& [wire, joint] : {std::pair("fp32", true), {"bf16", false}}) {
+      CAPTURE(size, wire);
+      const Case c{.strategy = "optim_grads_params",
+                   .extra = {fmt::format("distributed.bucket_size_mb={}", size),
+                             fmt::format("distributed.grad_reduce_dtype={}", wire)}};
+      const auto p = plan_of(c);
+      const ParamGroup& g = p->groups[0];
+      REQUIRE((std::ssize(g.layout.buckets()) > 10) == buckets);  // 8 blocks, embedding and head
+      const parallel::ProcessGrid grid({}, c.world, 0);
+      int64_t gathers = 0, sums = 0, gathered = 0, summed = 0;
+      for (const TrafficPart& part : traffic_parts(*p, grid)) {
+        if (part.purpose == Purpose::weights) gathers += part.traffic.count, gathered += part.traffic.bytes;
+        if (part.purpose == Purpose::gradients) sums += part.traffic.count, summed += part.traffic.bytes;
+      }
+      // The backward pass begins with the layer that the forward pass ends with, and that of the embedding
+      // reads no weights.
+      CHECK(gathers == c.microbatches * (2 * 10 - 2));
+      // The head's gradient is complete after the forward pass, that of the norm before it is not.
+      CHECK(sums == c.microbatches * (joint ? 10 + buckets : std::ssize(g.layout.buckets())));
+      CHECK(summed == c.microbatches * g.layout.total() * (joint ? 4 : 2));
+      CHECK(gathered > 0);
+      CHECK(gathered < 2 * c.microbatches * g.layout.total() * 4);
+    }
 }
 
 TEST_CASE("one rank has no shards, whatever the strategy", "[plan]") {

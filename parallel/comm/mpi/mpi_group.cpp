@@ -275,7 +275,12 @@ std::string_view MpiGroup::algorithm(const Call& call) const {
   return window_for(call) ? "shared memory" : "messages";
 }
 
+Task MpiGroup::execute_parts(std::vector<Call> parts) {
+  for (const Call& part : parts) co_await execute(part);
+}
+
 Task MpiGroup::execute(const Call& call) {
+  if (!call.more.empty()) return execute_parts(call.parts());
   const auto* in = static_cast<const std::byte*>(call.in);
   auto* out = static_cast<std::byte*>(call.out);
   const int64_t bytes = call.count * size_of(call.dtype);

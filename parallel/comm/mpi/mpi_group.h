@@ -61,6 +61,7 @@ class MpiGroup final : public HostTransport {
   Task all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op);
   Task reduce_scatter(const std::byte* in, std::byte* out, int64_t count, DType dtype, Reduce op);
   Task all_to_all(const Call& call);
+  Task execute_parts(std::vector<Call> parts);
   Task broadcast(std::byte* data, int64_t bytes, int root);
 
   std::shared_ptr<MpiState> state_;

@@ -95,7 +95,8 @@ ncclConfig_t config_of(const DeviceCommOptions& options) {
   return config;
 }
 
-ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t launch_one(const Call& call, int size, void* barrier_byte, ncclComm_t comm,
+                        cudaStream_t stream) {
   const auto count = static_cast<size_t>(call.count);
   const size_t bytes = count * static_cast<size_t>(size_of(call.dtype));
   switch (call.op) {
@@ -127,6 +128,15 @@ ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t c
   }
   NRL_CHECK(false, "{} is not an operation of a group", name_of(call.op));
   return ncclInternalError;
+}
+
+/// Several collectives in one group are one kernel. All ranks have the same, so that a group that NCCL
+/// divides is divided alike.
+ncclResult_t launch(const Call& call, int size, void* barrier_byte, ncclComm_t comm, cudaStream_t stream) {
+  if (call.more.empty()) return launch_one(call, size, barrier_byte, comm, stream);
+  return grouped([&](const auto& note) {
+    for (const Call& part : call.parts()) note(launch_one(part, size, barrier_byte, comm, stream));
+  });
 }
 
 class NcclWork final : public Work {

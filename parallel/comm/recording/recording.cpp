@@ -21,7 +21,9 @@ std::string describe(const Call& call) {
   if (call.op == Op::all_to_all_v || is_message(call)) {  // sizes differ among ranks
     out += fmt::format("{}", name_of(call.dtype));
   } else {
-    out += fmt::format("{} {}", call.count, name_of(call.dtype));
+    out += fmt::format("{}", call.count);
+    for (const Call::Buffers& b : call.more) out += fmt::format(" + {}", b.count);
+    out += fmt::format(" {}", name_of(call.dtype));
   }
   if (call.op == Op::all_reduce || call.op == Op::reduce_scatter) {
     constexpr const char* names[] = {"sum", "max", "min"};
@@ -34,6 +36,8 @@ std::string describe(const Call& call) {
 /// Whether NCCL launches a kernel for it.
 bool moves_data(const Call& call, int ranks) {
   return ranks > 1 && (call.op == Op::barrier || call.op == Op::all_to_all_v || call.count > 0 ||
+                       std::any_of(call.more.begin(), call.more.end(),
+                                   [](const Call::Buffers& b) { return b.count > 0; }) ||
                        std::any_of(call.messages.begin(), call.messages.end(),
                                    [](const Message& m) { return m.data.count > 0; }));
 }

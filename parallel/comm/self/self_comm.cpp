@@ -38,6 +38,7 @@ void execute(const Call& call, const Copy& copy_some) {
   const auto copy = [&](const void* in, void* out, int64_t bytes) {
     if (bytes > 0 && in != out) copy_some(in, out, bytes);
   };
+  for (const Call::Buffers& b : call.more) copy(b.in, b.out, b.count * size_of(call.dtype));
   switch (call.op) {
     case Op::all_gather:
     case Op::reduce_scatter:

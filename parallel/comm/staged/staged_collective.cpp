@@ -17,7 +17,7 @@ class StagedCollective final : public StagedWork {
 
   Advance start() override {
     begin(staging().copies());
-    task_ = run_call();
+    task_ = call().more.empty() ? run_call(call()) : run_parts();
     return advance_task();
   }
   Advance poll() override {
@@ -61,8 +61,12 @@ class StagedCollective final : public StagedWork {
     co_await transport().execute(c);
   }
 
-  Task run_call() {
-    const Call& c = call();
+  Task run_parts() {
+    const std::vector<Call> parts = call().parts();
+    for (const Call& part : parts) co_await run_call(part);
+  }
+
+  Task run_call(const Call& c) {
     const int n = group().size, me = group().rank;
     const int64_t width = size_of(c.dtype), slot = staging().slot_bytes() / width, count = c.count;
     const auto* in = static_cast<const std::byte*>(c.in);
