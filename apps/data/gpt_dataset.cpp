@@ -109,6 +109,17 @@ class GptDataset final : public TokenDataset {
   GptIndex index_;
 };
 
+// Stores what other processes of the node are not storing already, so that they share the work.
+void prepare_orders(const DatasetOptions& options, const Blend& blend) {
+  OrderFiles* const orders = options.orders.get();
+  if (!orders) return;
+  BlendIndex::prepare(blend.shares, blend.requests, options.samples, *orders);
+  for (size_t d = 0; d < options.sources.size(); ++d) {
+    const OpenFile file = file_of(options.sources[d]);
+    GptIndex::prepare(plan_for(options, *file, blend.requests[d]), file->lengths(), options.seed, *orders);
+  }
+}
+
 class BlendedDataset final : public TokenDataset {
  public:
   BlendedDataset(const DatasetOptions& options, const Blend& blend)
@@ -165,9 +176,10 @@ int64_t samples_of_one_epoch(const DatasetOptions& options) {
 DatasetMemory plan_dataset_memory(std::span<const DatasetOptions> datasets) {
   DatasetMemory memory;
   std::set<OpenFile> files;
-  const auto add = [&](const OrderFiles* files, int64_t bytes, int64_t peak) {
-    memory.peak = std::max(memory.peak, memory.order + peak);
-    (files && bytes >= files->smallest() ? memory.shared : memory.order) += bytes;
+  const auto add = [&](const OrderFiles* orders, const OrderBytes& bytes, int64_t build_memory) {
+    const bool shared = orders && bytes.arrays >= orders->smallest();
+    memory.peak = std::max(memory.peak, memory.order + (shared ? build_memory : bytes.built));
+    (shared ? memory.shared : memory.order) += bytes.arrays;
   };
   for (DatasetOptions options : datasets) {
     check(options);
@@ -177,12 +189,12 @@ DatasetMemory plan_dataset_memory(std::span<const DatasetOptions> datasets) {
     if (count > 1) {
       requests = plan_blend(options).requests;
       const int64_t bytes = BlendIndex::bytes(count, options.samples);
-      add(options.orders.get(), bytes, bytes);
+      add(options.orders.get(), {.arrays = bytes, .built = bytes}, 0);
     }
     for (size_t d = 0; d < count; ++d) {
       const OpenFile& file = options.sources[d].file;
       const GptPlan plan = plan_for(options, *file, requests[d]);
-      add(options.orders.get(), plan.bytes(), plan.peak_bytes());
+      add(options.orders.get(), plan.bytes(), plan.build_memory());
       if (files.insert(file).second) memory.files += file->memory_bytes();
     }
   }
@@ -195,7 +207,9 @@ std::unique_ptr<TokenDataset> open_token_dataset(const DatasetOptions& given) {
   open_sources(options);
   if (options.sources.size() == 1)
     return std::make_unique<GptDataset>(options, options.sources[0].file, options.samples);
-  return std::make_unique<BlendedDataset>(options, plan_blend(options));
+  const Blend blend = plan_blend(options);
+  prepare_orders(options, blend);
+  return std::make_unique<BlendedDataset>(options, blend);
 }
 
 }  // namespace nrl::data

@@ -62,7 +62,7 @@ int64_t samples_of_one_epoch(const DatasetOptions& options);
 struct DatasetMemory {
   int64_t order = 0;   ///< for `options.samples` samples, without `shared`
   int64_t shared = 0;  ///< orders in files, which the processes of a node share in the page cache
-  int64_t peak = 0;    ///< of the order while it is built
+  int64_t peak = 0;    ///< of `order` while orders are built, with the memory of the process that builds them
   int64_t files = 0;   ///< lengths and offsets of the documents
 };
 

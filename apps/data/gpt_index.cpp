@@ -1,50 +1,125 @@
 #include "apps/data/gpt_index.h"
 
 #include <cmath>
+#include <functional>
 #include <numeric>
-#include <optional>
 
 #include "core/base/error.h"
 #include "core/io/crc32c.h"
+#include "core/io/indexed_dataset.h"
 
 namespace nrl::data {
 namespace {
 
 constexpr int64_t max_entries = int64_t{UINT32_MAX} - 1;  // beyond this Megatron uses 64-bit indices
 constexpr int64_t index_stride = 32;                      // documents per stored token count
+constexpr int64_t counted_at_once = 1 << 18;              // documents
 
+// The next array of an order.
 template <class T>
-std::span<T> reserve(cpu::HostMemory& memory, int64_t count) {
-  memory = cpu::HostMemory(static_cast<size_t>(count) * sizeof(T));
-  return {reinterpret_cast<T*>(memory.data()), static_cast<size_t>(count)};
-}
-
-// The next array of a mapped order. The mapping cannot be written to, and is not.
-template <class T>
-std::span<T> take(std::span<const std::byte>& arrays, int64_t count) {
+std::span<const T> take(std::span<const std::byte>& arrays, int64_t count) {
   const auto bytes = arrays.first(static_cast<size_t>(count) * sizeof(T));
   arrays = arrays.subspan(bytes.size());
-  return {reinterpret_cast<T*>(const_cast<std::byte*>(bytes.data())), static_cast<size_t>(count)};
+  return {reinterpret_cast<const T*>(bytes.data()), static_cast<size_t>(count)};
 }
 
-// The file of an order; unset, and `index` is built in memory, if it is too small for `files` or cannot be
-// stored. `make` builds an index, at most once; `arrays` returns what of it is stored.
-template <class Index, class Key, class Make, class ArraysOf>
-std::optional<MappedOrder> map_or_build(Index& index, OrderFiles* files, int64_t bytes, const Key& key,
-                                        const Make& make, const ArraysOf& arrays) {
-  std::optional<Index> built;
-  std::optional<MappedOrder> mapped;
-  if (files && bytes >= files->smallest())
-    mapped = files->open(key(), bytes, [&] {
-      if (!built) built.emplace(make());
-      return arrays(*built);
-    });
-  if (!mapped) index = built ? std::move(*built) : make();
-  return mapped;
-}
+// An order that can be built.
+struct OrderSource {
+  OrderBytes bytes;
+  std::function<std::string()> key;
+  OrderFiles::Build build;
+
+  bool belongs_in(const OrderFiles& files) const { return bytes.arrays >= files.smallest(); }
+  void prepare(OrderFiles& files) const {
+    if (belongs_in(files)) files.prepare(key(), bytes, build);
+  }
+  // The arrays: from `files`, unless it is too small for them or cannot be stored; else built in `memory`.
+  std::span<const std::byte> arrays(OrderFiles* files, MappedOrder& file, cpu::HostMemory& memory) const {
+    if (files && belongs_in(*files))
+      if (auto mapped = files->open(key(), bytes, build)) {
+        file = std::move(*mapped);
+        return file.arrays();
+      }
+    memory = cpu::HostMemory(static_cast<size_t>(bytes.built));
+    build(OrderSpace({memory.data(), memory.size()}));
+    memory.shrink(static_cast<size_t>(bytes.arrays));
+    return {memory.data(), memory.size()};
+  }
+};
 
 int64_t counts_for(int64_t documents) {
   return (documents + index_stride - 1) / index_stride;
+}
+
+// Shuffles the documents of all epochs together, except a separate last epoch.
+void shuffle_documents(const GptPlan& plan, NumpyRandomState& random, const ShuffleOptions& options,
+                       const OrderSpace& space) {
+  const int64_t count = plan.part.last - plan.part.first, at = counts_for(plan.documents()) * 8;
+  const int64_t together = plan.documents() - (plan.separate_last ? count : 0);
+  const auto epochs_in_order = [&](int64_t first, std::span<uint32_t> values) {
+    int64_t document = first % count;
+    for (uint32_t& value : values) {
+      value = static_cast<uint32_t>(plan.part.first + document);
+      if (++document == count) document = 0;
+    }
+  };
+  shuffle_into(space, at, together, random, epochs_in_order, options);
+  shuffle_into(space, at + together * 4, plan.documents() - together, random, epochs_in_order, options);
+}
+
+// Stores the number of tokens before every index_stride-th document.
+void count_tokens(const GptPlan& plan, std::span<const int32_t> lengths, const OrderSpace& space) {
+  constexpr size_t ahead = 16;
+  std::vector<int32_t> documents(counted_at_once);
+  std::vector<int64_t> before(counted_at_once / index_stride);
+  const int64_t documents_at = counts_for(plan.documents()) * 8;
+  int64_t tokens = 0;
+  for (int64_t first = 0; first < plan.documents(); first += counted_at_once) {
+    const auto part =
+        std::span(documents).first(static_cast<size_t>(std::min(counted_at_once, plan.documents() - first)));
+    space.read(documents_at + first * 4, part);
+    for (size_t k = 0; k < part.size(); ++k) {
+      if (k + ahead < part.size()) __builtin_prefetch(&lengths[static_cast<size_t>(part[k + ahead])]);
+      if (k % index_stride == 0) before[k / index_stride] = tokens;
+      tokens += plan.part.length(lengths, part[k]);
+    }
+    space.write(first / index_stride * 8,
+                std::span(before).first(static_cast<size_t>(counts_for(static_cast<int64_t>(part.size())))));
+  }
+}
+
+void shuffle_samples(const GptPlan& plan, NumpyRandomState& random, const ShuffleOptions& options,
+                     const OrderSpace& space) {
+  const int64_t at = counts_for(plan.documents()) * 8 + plan.documents() * 4;
+  const auto shuffle_range = [&](int64_t begin, int64_t end) {
+    const auto in_order = [begin](int64_t first, std::span<uint32_t> values) {
+      std::iota(values.begin(), values.end(), static_cast<uint32_t>(begin + first));
+    };
+    shuffle_into(space, at + begin * 4, end - begin, random, in_order, options);
+  };
+  // All samples must be shuffled to reproduce Megatron's order; unused ones are dropped afterwards.
+  shuffle_range(0, plan.first_samples);
+  shuffle_range(plan.first_samples, plan.total);
+}
+
+OrderSource gpt_order(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed,
+                      const ShuffleOptions& options) {
+  // The order of a version is fixed for ever: a change of it needs another name here.
+  const auto key = [plan, lengths, seed] {
+    const SplitPart& p = plan.part;
+    return fmt::format(
+        "GPT order 1: seed {}; sequence length {}; {} of {} samples in {} epochs, {} first; part {} to {} "
+        "without {} and {} tokens; {} lengths, CRC-32C {:08x}, {} tokens",
+        seed, plan.sequence_length, plan.kept, plan.total, plan.epochs, plan.first_samples, p.first, p.last,
+        p.skip, p.drop, lengths.size(), crc32c(lengths.data(), lengths.size_bytes()), plan.tokens);
+  };
+  const auto build = [plan, lengths, seed, options](const OrderSpace& space) {
+    NumpyRandomState random(seed);
+    shuffle_documents(plan, random, options, space);
+    count_tokens(plan, lengths, space);
+    shuffle_samples(plan, random, options, space);
+  };
+  return {plan.bytes(options), key, build};
 }
 
 }  // namespace
@@ -99,28 +174,42 @@ SplitPart split_part(const SplitShares& shares, Split split, std::span<const int
   return part;
 }
 
-int64_t GptPlan::bytes() const {
-  return documents() * 4 + counts_for(documents()) * 8 + kept * 4;
+// Elements that are shuffled together at most.
+int64_t GptPlan::longest_shuffle() const {
+  return std::max({first_samples, total - first_samples, documents()});
 }
 
-int64_t GptPlan::peak_bytes() const {
-  return bytes() + (total - kept) * 4;
+OrderBytes GptPlan::bytes(const ShuffleOptions& shuffle) const {
+  const int64_t samples_at = counts_for(documents()) * 8 + documents() * 4;
+  return {.arrays = samples_at + kept * 4,
+          .built = samples_at + total * 4,
+          .scratch = shuffle.scratch(longest_shuffle())};
+}
+
+int64_t GptPlan::build_memory(const ShuffleOptions& shuffle) const {
+  return shuffle.memory(longest_shuffle());
 }
 
 GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, int64_t sequence_length,
                        int64_t samples, const std::string& name) {
-  NRL_CHECK(sequence_length > 0 && sequence_length < INT32_MAX && samples >= 0 && part.first >= 0 &&
-            part.first <= part.last && part.last <= static_cast<int64_t>(lengths.size()));
+  NRL_CHECK(part.first >= 0 && part.first <= part.last && part.last <= static_cast<int64_t>(lengths.size()));
+  return plan_gpt_index(part.tokens(lengths), part, sequence_length, samples, name);
+}
+
+GptPlan plan_gpt_index(int64_t tokens, const SplitPart& part, int64_t sequence_length, int64_t samples,
+                       const std::string& name) {
+  NRL_CHECK(sequence_length > 0 && sequence_length < INT32_MAX && samples >= 0 && tokens >= 0);
   const int64_t count = part.last - part.first;
-  if (part.last > INT32_MAX) fail(Exit::data, "{}: more than 2^31 sequences are not supported", name);
+  if (part.last > max_sequences)
+    fail(Exit::data, "{}: {} sequences; expected at most {}. Fix: divide the data into several sources", name,
+         part.last, max_sequences);
   GptPlan plan;
   plan.part = part;
   plan.sequence_length = sequence_length;
-  plan.tokens = part.tokens(lengths);
+  plan.tokens = tokens;
   if (plan.tokens == 0)
-    fail(Exit::data,
-         "{}: the split has no tokens ({} of {} sequences). Fix: give it a larger share, or add data", name,
-         count, lengths.size());
+    fail(Exit::data, "{}: the split has no tokens ({} sequences). Fix: give it a larger share, or add data",
+         name, count);
 
   int64_t needed = 0;
   if (__builtin_mul_overflow(samples, sequence_length, &needed) || samples > max_entries)
@@ -145,72 +234,30 @@ GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, 
 }
 
 GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed)
+    : GptIndex(plan, lengths, seed, nullptr) {}
+
+GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files,
+                   const ShuffleOptions& shuffle)
     : plan_(plan), lengths_(lengths) {
-  NumpyRandomState random(seed);
-  shuffle_documents(random);
-  count_tokens();
-  // All samples must be shuffled to reproduce Megatron's order; unused ones are dropped afterwards.
-  shuffle_ = reserve<uint32_t>(shuffle_memory_, plan_.total);
-  std::iota(shuffle_.begin(), shuffle_.end(), 0u);
-  const auto first = static_cast<size_t>(plan_.first_samples);
-  random.shuffle(shuffle_.first(first));
-  random.shuffle(shuffle_.subspan(first));
-  shuffle_ = shuffle_.first(static_cast<size_t>(plan_.kept));
-  shuffle_memory_.shrink(shuffle_.size_bytes());
+  set_arrays(gpt_order(plan, lengths, seed, shuffle).arrays(files, file_, memory_));
+  if (!tokens_before_.empty() && tokens_before_[0] != 0) fail_damaged();
 }
 
-GptIndex::GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files)
-    : plan_(plan), lengths_(lengths) {
-  // The order of a version is fixed for ever: a change of it needs another name here.
-  const auto key = [&] {
-    const SplitPart& p = plan.part;
-    return fmt::format(
-        "GPT order 1: seed {}; sequence length {}; {} of {} samples in {} epochs, {} first; part {} to {} "
-        "without {} and {} tokens; {} lengths, CRC-32C {:08x}, {} tokens",
-        seed, plan.sequence_length, plan.kept, plan.total, plan.epochs, plan.first_samples, p.first, p.last,
-        p.skip, p.drop, lengths.size(), crc32c(lengths.data(), lengths.size_bytes()), plan.tokens);
-  };
-  auto mapped = map_or_build(
-      *this, files, plan.bytes(), key, [&] { return GptIndex(plan, lengths, seed); },
-      [](const GptIndex& built) {
-        return std::vector{std::as_bytes(built.tokens_before_), std::as_bytes(built.documents_),
-                           std::as_bytes(built.shuffle_)};
-      });
-  if (!mapped) return;
-  file_ = std::move(*mapped);
-  std::span<const std::byte> arrays = file_.arrays();
-  tokens_before_ = take<int64_t>(arrays, counts_for(plan.documents()));
-  documents_ = take<int32_t>(arrays, plan.documents());
-  shuffle_ = take<uint32_t>(arrays, plan.kept);
-  if (!tokens_before_.empty() && tokens_before_[0] != 0) fail_damaged();
+void GptIndex::prepare(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed,
+                       OrderFiles& files) {
+  gpt_order(plan, lengths, seed, {}).prepare(files);
+}
+
+void GptIndex::set_arrays(std::span<const std::byte> arrays) {
+  tokens_before_ = take<int64_t>(arrays, counts_for(plan_.documents()));
+  documents_ = take<int32_t>(arrays, plan_.documents());
+  shuffle_ = take<uint32_t>(arrays, plan_.kept);
 }
 
 void GptIndex::fail_damaged() const {
   fail(Exit::data,
        "the stored sample order is damaged. Fix: remove the directory nrl-train-orders-* in TMPDIR, /var/tmp "
        "or /dev/shm");
-}
-
-// The documents of all epochs are shuffled together, except a separate last epoch.
-void GptIndex::shuffle_documents(NumpyRandomState& random) {
-  documents_ = reserve<int32_t>(document_memory_, plan_.documents());
-  const auto count = static_cast<size_t>(plan_.part.last - plan_.part.first);
-  for (size_t at = 0; at < documents_.size(); at += count) {
-    const auto epoch = documents_.subspan(at, count);
-    std::iota(epoch.begin(), epoch.end(), static_cast<int32_t>(plan_.part.first));
-  }
-  const size_t together = documents_.size() - (plan_.separate_last ? count : 0);
-  random.shuffle(documents_.first(together));
-  random.shuffle(documents_.subspan(together));
-}
-
-void GptIndex::count_tokens() {
-  tokens_before_ = reserve<int64_t>(count_memory_, counts_for(plan_.documents()));
-  int64_t tokens = 0;
-  for (size_t at = 0; at < documents_.size(); ++at) {
-    if (at % index_stride == 0) tokens_before_[at / index_stride] = tokens;
-    tokens += plan_.part.length(lengths_, documents_[at]);
-  }
 }
 
 GptIndex::Start GptIndex::find(int64_t token) const {
@@ -225,6 +272,52 @@ GptIndex::Start GptIndex::find(int64_t token) const {
     ++document;
   }
 }
+
+namespace {
+
+// Writes the counts before each stride, then the source of each sample.
+void build_blend(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
+                 int64_t stride, const OrderSpace& space) {
+  const size_t datasets = shares.size();
+  const auto row_bytes = static_cast<int64_t>(datasets) * 8;
+  const int64_t sources_at = (samples + stride - 1) / stride * row_bytes;
+  std::vector<int64_t> taken(datasets, 0);
+  std::vector<uint16_t> sources(static_cast<size_t>(stride));
+  for (int64_t first = 0; first < samples; first += stride) {
+    space.write(first / stride * row_bytes, std::span(taken));
+    const int64_t end = std::min(first + stride, samples);
+    for (int64_t k = first; k < end; ++k) {
+      const auto scale = static_cast<double>(std::max<int64_t>(k, 1));
+      size_t best = datasets;
+      double most = 0;
+      for (size_t d = 0; d < datasets; ++d) {
+        const double lag = shares[d] * scale - static_cast<double>(taken[d]);
+        if ((best == datasets || lag > most) && taken[d] < available[d]) most = lag, best = d;
+      }
+      sources[static_cast<size_t>(k - first)] = static_cast<uint16_t>(best);
+      ++taken[best];
+    }
+    space.write(sources_at + first * 2, std::span(sources).first(static_cast<size_t>(end - first)));
+  }
+}
+
+// `shares` and `available` must outlive it.
+OrderSource blend_order(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
+                        int64_t stride) {
+  NRL_CHECK(shares.size() <= INT16_MAX && available.size() == shares.size() && samples >= 0 &&
+            std::accumulate(available.begin(), available.end(), int64_t{0}) >= samples);
+  const auto key = [shares, available, samples] {
+    std::string sources;
+    for (size_t d = 0; d < shares.size(); ++d) sources += fmt::format("{:a} of {};", shares[d], available[d]);
+    return fmt::format("blend 1: {} samples of {} sources, {}", samples, shares.size(), digest(sources));
+  };
+  const int64_t bytes = BlendIndex::bytes(shares.size(), samples);
+  return {{.arrays = bytes, .built = bytes}, key, [=](const OrderSpace& space) {
+            build_blend(shares, available, samples, stride, space);
+          }};
+}
+
+}  // namespace
 
 std::vector<double> normalized_weights(std::span<const double> weights) {
   double sum = 0;
@@ -253,44 +346,21 @@ int64_t BlendIndex::bytes(size_t datasets, int64_t samples) {
 }
 
 BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples)
-    : datasets_(shares.size()) {
-  NRL_CHECK(datasets_ <= INT16_MAX && available.size() == datasets_ && samples >= 0 &&
-            std::accumulate(available.begin(), available.end(), int64_t{0}) >= samples);
-  dataset_memory_.reserve(static_cast<size_t>(samples));
-  std::vector<int64_t> taken(datasets_, 0);
-  for (int64_t k = 0; k < samples; ++k) {
-    if (k % stride(datasets_) == 0) taken_memory_.insert(taken_memory_.end(), taken.begin(), taken.end());
-    const auto scale = static_cast<double>(std::max<int64_t>(k, 1));
-    size_t best = datasets_;
-    double most = 0;
-    for (size_t d = 0; d < datasets_; ++d) {
-      const double lag = shares[d] * scale - static_cast<double>(taken[d]);
-      if ((best == datasets_ || lag > most) && taken[d] < available[d]) most = lag, best = d;
-    }
-    dataset_memory_.push_back(static_cast<uint16_t>(best));
-    ++taken[best];
-  }
-  dataset_ = dataset_memory_;
-  taken_ = taken_memory_;
-}
+    : BlendIndex(shares, available, samples, nullptr) {}
 
 BlendIndex::BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
                        OrderFiles* files)
     : datasets_(shares.size()) {
-  const auto key = [&] {
-    std::string sources;
-    for (size_t d = 0; d < shares.size(); ++d) sources += fmt::format("{:a} of {};", shares[d], available[d]);
-    return fmt::format("blend 1: {} samples of {} sources, {}", samples, shares.size(), digest(sources));
-  };
-  auto mapped = map_or_build(
-      *this, files, BlendIndex::bytes(shares.size(), samples), key,
-      [&] { return BlendIndex(shares, available, samples); },
-      [](const BlendIndex& built) {
-        return std::vector{std::as_bytes(built.taken_), std::as_bytes(built.dataset_)};
-      });
-  if (!mapped) return;
-  file_ = std::move(*mapped);
-  std::span<const std::byte> arrays = file_.arrays();
+  set_arrays(blend_order(shares, available, samples, stride(datasets_)).arrays(files, file_, memory_),
+             samples);
+}
+
+void BlendIndex::prepare(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
+                         OrderFiles& files) {
+  blend_order(shares, available, samples, stride(shares.size())).prepare(files);
+}
+
+void BlendIndex::set_arrays(std::span<const std::byte> arrays, int64_t samples) {
   const int64_t rows = (samples + stride(datasets_) - 1) / stride(datasets_);
   taken_ = take<int64_t>(arrays, rows * static_cast<int64_t>(datasets_));
   dataset_ = take<uint16_t>(arrays, samples);

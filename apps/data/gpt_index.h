@@ -4,48 +4,17 @@
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdint>
-#include <random>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "apps/data/block_shuffle.h"
 #include "apps/data/order_file.h"
 #include "core/device/cpu/memory.h"
 
 namespace nrl::data {
-
-/// The parts of `numpy.random.RandomState` that Megatron-LM uses: seeding with a 32-bit number, and
-/// `shuffle`.
-class NumpyRandomState {
- public:
-  explicit NumpyRandomState(uint32_t seed) : engine_(seed) {}
-
-  /// numpy's legacy Fisher-Yates shuffle from the end; partners are drawn by masking and
-  /// rejection. At most 2^32 values.
-  template <class T>
-  void shuffle(std::span<T> values) {
-    // Partners do not depend on the values, so they are drawn in batches to overlap the cache misses.
-    std::array<uint32_t, 64> partners;
-    for (uint64_t last = values.size(); last-- > 1;) {
-      const uint64_t count = std::min<uint64_t>(partners.size(), last);
-      for (uint64_t k = 0; k < count;) {
-        const auto bound = static_cast<uint32_t>(last - k);
-        const uint32_t value = static_cast<uint32_t>(engine_()) & (UINT32_MAX >> std::countl_zero(bound));
-        partners[k] = value;
-        k += value <= bound;
-        __builtin_prefetch(values.data() + std::min(value, bound), 1);
-      }
-      for (uint64_t k = 0; k < count; ++k) std::swap(values[last - k], values[partners[k]]);
-      last -= count - 1;
-    }
-  }
-
- private:
-  std::mt19937 engine_;
-};
 
 enum class Split { train = 0, validation = 1, test = 2 };
 
@@ -87,9 +56,14 @@ struct GptPlan {
   int64_t kept = 0;            ///< requested samples: the first of the shuffled order
 
   int64_t documents() const { return epochs * (part.last - part.first); }
-  /// Host memory of the index, and its peak while the index is built.
-  int64_t bytes() const;
-  int64_t peak_bytes() const;
+  /// The arrays of the order, and what is needed to build them in a file. `built`: also the peak of the
+  /// memory of an order that is built in memory.
+  OrderBytes bytes(const ShuffleOptions& shuffle = {}) const;
+  /// Anonymous memory of the process that builds the order in a file.
+  int64_t build_memory(const ShuffleOptions& shuffle = {}) const;
+
+ private:
+  int64_t longest_shuffle() const;
 };
 
 /// A plan for at least `samples` samples of `sequence_length` + 1 tokens (adjacent samples share one token).
@@ -97,6 +71,9 @@ struct GptPlan {
 /// `name`: the file, for messages.
 GptPlan plan_gpt_index(std::span<const int32_t> lengths, const SplitPart& part, int64_t sequence_length,
                        int64_t samples, const std::string& name);
+/// The same for a part with `tokens` tokens.
+GptPlan plan_gpt_index(int64_t tokens, const SplitPart& part, int64_t sequence_length, int64_t samples,
+                       const std::string& name);
 
 /// The shuffled order of documents and samples. Sample i has sequence_length + 1 tokens from start(i) on; its
 /// last token is the first of the next sample in the stream. Only the two shuffled orders are stored; the
@@ -106,8 +83,12 @@ class GptIndex {
   /// `lengths`: of all sequences of the file; must outlive the index.
   GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed);
   /// The order from `files` if it is as large as its smallest ones and can be stored there, else in memory.
-  /// `files` may be null.
-  GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files);
+  /// `files` may be null. The order does not depend on `shuffle`.
+  GptIndex(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed, OrderFiles* files,
+           const ShuffleOptions& shuffle = {});
+  /// Stores the order in `files` if it belongs there, unless another process is doing so.
+  static void prepare(const GptPlan& plan, std::span<const int32_t> lengths, uint32_t seed,
+                      OrderFiles& files);
 
   const GptPlan& plan() const { return plan_; }
   int64_t samples() const { return plan_.kept; }
@@ -135,16 +116,15 @@ class GptIndex {
 
  private:
   [[noreturn]] void fail_damaged() const;
-  void shuffle_documents(NumpyRandomState& random);
-  void count_tokens();
+  void set_arrays(std::span<const std::byte> arrays);
 
   GptPlan plan_;
   std::span<const int32_t> lengths_;
-  MappedOrder file_;  // of all three arrays, or none
-  cpu::HostMemory document_memory_, shuffle_memory_, count_memory_;
-  std::span<int32_t> documents_;
-  std::span<uint32_t> shuffle_;
-  std::span<int64_t> tokens_before_;  // every index_stride-th document
+  MappedOrder file_;  // of all three arrays, or else
+  cpu::HostMemory memory_;
+  std::span<const int64_t> tokens_before_;  // every index_stride-th document
+  std::span<const int32_t> documents_;
+  std::span<const uint32_t> shuffle_;
 };
 
 /// Weights scaled to the sum 1. Throws Error (`config`) unless all are finite and positive.
@@ -164,6 +144,9 @@ class BlendIndex {
   /// The order from `files`, as for GptIndex.
   BlendIndex(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
              OrderFiles* files);
+  /// As for GptIndex.
+  static void prepare(std::span<const double> shares, std::span<const int64_t> available, int64_t samples,
+                      OrderFiles& files);
 
   struct Sample {
     size_t dataset;
@@ -172,18 +155,18 @@ class BlendIndex {
   /// 0 <= k < samples(); constant time.
   Sample at(int64_t k) const;
   int64_t samples() const { return static_cast<int64_t>(dataset_.size()); }
-  /// Host memory of an index.
+  /// Bytes of the arrays of an index.
   static int64_t bytes(size_t datasets, int64_t samples);
 
  private:
   static int64_t stride(size_t datasets);
+  void set_arrays(std::span<const std::byte> arrays, int64_t samples);
 
   size_t datasets_;
-  MappedOrder file_;  // of both arrays, or none
-  std::vector<uint16_t> dataset_memory_;
-  std::vector<int64_t> taken_memory_;
-  std::span<const uint16_t> dataset_;  // [samples]
+  MappedOrder file_;  // of both arrays, or else
+  cpu::HostMemory memory_;
   std::span<const int64_t> taken_;     // [ceil(samples / stride), datasets]: samples taken before each stride
+  std::span<const uint16_t> dataset_;  // [samples]
 };
 
 }  // namespace nrl::data

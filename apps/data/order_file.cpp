@@ -41,29 +41,25 @@ struct OrderHeader {
 };
 static_assert(sizeof(OrderHeader) == header_bytes);
 
-using Arrays = std::vector<std::span<const std::byte>>;
-
 // The checksum of samples notices a file that was not written whole, without reading all of it.
-uint32_t samples_crc(const Arrays& arrays, uint64_t bytes) {
+uint32_t samples_crc(const File& file, uint64_t bytes) {
   uint32_t crc = 0;
+  std::vector<std::byte> sample;
   each_sample(bytes, sample_bytes, [&](uint64_t begin, uint64_t count) {
-    uint64_t before = 0;
-    for (const auto& a : arrays) {
-      const uint64_t from = std::max(begin, before), to = std::min(begin + count, before + a.size());
-      if (from < to) crc = crc32c(a.data() + (from - before), to - from, crc);
-      before += a.size();
-    }
+    sample.resize(count);
+    file.pread_all(sample.data(), count, header_bytes + begin);
+    crc = crc32c(sample.data(), count, crc);
   });
   return crc;
 }
 
-OrderHeader header_of(std::string_view key, const Arrays& arrays, uint64_t bytes) {
+OrderHeader header_of(std::string_view key, const File& file, uint64_t bytes) {
   NRL_CHECK(key.size() <= sizeof(OrderHeader::key), "a key of {} bytes", key.size());
   OrderHeader h{};
   std::memcpy(h.magic, order_magic.data(), order_magic.size());
   h.version = order_version;
   h.bytes = bytes;
-  h.samples_crc = samples_crc(arrays, bytes);
+  h.samples_crc = samples_crc(file, bytes);
   h.key_bytes = static_cast<uint32_t>(key.size());
   std::memcpy(h.key, key.data(), key.size());
   h.header_crc = crc32c(&h, sizeof h);
@@ -95,19 +91,25 @@ void require_space(const std::string& directory, int64_t bytes) {
 // Exclusive among the processes of the node; released at the end of the process at the latest.
 class OrderLock {
  public:
-  explicit OrderLock(const std::string& path)
+  OrderLock(const std::string& path, bool wait)
       : file_(::open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600), path) {
     if (!file_.is_open()) fail(Exit::cannot_create, "{}: {}", path, std::strerror(errno));
     if (::flock(file_.fd(), LOCK_EX | LOCK_NB) == 0) {
+      held_ = true;
       set_failed(false);
       return;
     }
+    if (!wait) return;
     waited_ = true;
     int result = -1;
     do result = ::flock(file_.fd(), LOCK_EX);
     while (result != 0 && errno == EINTR);
     if (result != 0) fail(Exit::io, "{}: cannot lock: {}", path, std::strerror(errno));
+    held_ = true;
   }
+
+  /// False if it does not wait and another process holds the lock.
+  bool held() const { return held_; }
 
   /// True if the process that was waited for could not store the order: the others then build theirs at the
   /// same time, not one after another.
@@ -119,17 +121,27 @@ class OrderLock {
 
  private:
   File file_;
-  bool waited_ = false;
+  bool held_ = false, waited_ = false;
 };
 
-void store(const std::string& path, std::string_view key, int64_t bytes, const Arrays& arrays) {
-  size_t sum = 0;
-  for (const auto& a : arrays) sum += a.size();
-  NRL_CHECK(static_cast<int64_t>(sum) == bytes, "an order of {} bytes, not {}", sum, bytes);
-  const OrderHeader header = header_of(key, arrays, sum);
+// A file in the directory of `path` that disappears when it is closed, also with this process.
+File unnamed_file(const std::string& path) {
+  File file = File::create(path + ".tmp-" + random_nonce());
+  if (::unlink(file.path().c_str()) != 0)
+    fail(Exit::io, "{}: cannot remove: {}", file.path(), std::strerror(errno));
+  return file;
+}
+
+// Builds the order under a temporary name. The header is written last.
+void store(const std::string& path, std::string_view key, const OrderBytes& bytes,
+           const OrderFiles::Build& build) {
+  const auto arrays = static_cast<uint64_t>(bytes.arrays);
   AtomicFile file(path);
-  file.write({reinterpret_cast<const char*>(&header), sizeof header});
-  for (const auto& a : arrays) file.write({reinterpret_cast<const char*>(a.data()), a.size()});
+  file.file().allocate(header_bytes + static_cast<uint64_t>(bytes.built));
+  build(OrderSpace(file.file(), header_bytes, [&] { return unnamed_file(path); }));
+  file.file().truncate(header_bytes + arrays);
+  const OrderHeader header = header_of(key, file.file(), arrays);
+  file.file().pwrite_all(&header, sizeof header, 0);
   file.commit();
 }
 
@@ -181,16 +193,19 @@ OrderFiles OrderFiles::of_node() {
   return OrderFiles(std::move(directories));
 }
 
-std::optional<MappedOrder> OrderFiles::open(std::string_view key, int64_t bytes, const Build& build) {
+std::optional<MappedOrder> OrderFiles::open(std::string_view key, const OrderBytes& bytes, const Build& build,
+                                            Wait wait) {
+  NRL_CHECK(bytes.arrays >= 0 && bytes.built >= bytes.arrays && bytes.scratch >= 0);
   const std::string name = digest(key) + ".order";
+  const auto arrays = static_cast<uint64_t>(bytes.arrays);
   const auto map = [&](const std::string& path) {
     const File file = File::open_read(path, File::Links::refuse);
-    const auto length = header_bytes + static_cast<uint64_t>(bytes);
+    const auto length = header_bytes + arrays;
     if (file.size() != length) fail(Exit::data, "{}: {} bytes; expected {}", path, file.size(), length);
     void* p = ::mmap(nullptr, length, PROT_READ, MAP_SHARED, file.fd(), 0);
     if (p == MAP_FAILED) fail(Exit::io, "{}: cannot map: {}", path, std::strerror(errno));
     MappedOrder mapped(p, length);
-    const OrderHeader want = header_of(key, {mapped.arrays()}, static_cast<uint64_t>(bytes));
+    const OrderHeader want = header_of(key, file, arrays);
     if (std::memcmp(p, &want, sizeof want) != 0)
       fail(Exit::data, "{}: damaged, or not the order of this data", path);
     (void)attempt([&] { file.touch(); });  // in use
@@ -199,7 +214,8 @@ std::optional<MappedOrder> OrderFiles::open(std::string_view key, int64_t bytes,
   std::string reasons;
   for (const std::string& directory : directories_) {
     std::optional<MappedOrder> mapped;
-    std::exception_ptr built_badly;
+    std::exception_ptr build_error;
+    bool busy = false;
     const std::string path = join_path(directory, name);
     const std::string reason = attempt([&] {
       require_private(directory);
@@ -209,36 +225,39 @@ std::optional<MappedOrder> OrderFiles::open(std::string_view key, int64_t bytes,
         return mapped.has_value();
       };
       if (map_existing()) return;
-      require_space(directory, bytes);
-      OrderLock lock(path + ".lock");
+      require_space(directory, bytes.built + bytes.scratch);
+      OrderLock lock(path + ".lock", wait == Wait::yes);
+      busy = !lock.held();
+      if (busy) return;
       if (map_existing()) return;
       if (lock.failed()) fail(Exit::io, "{}: another process could not store the order", directory);
-      Arrays arrays;
+      std::string failure;
       try {
-        arrays = build();
-      } catch (...) {
-        built_badly = std::current_exception();
-        return;
-      }
-      const std::string failure = attempt([&] {
         remove_unused(directory, name);
-        store(path, key, bytes, arrays);
-        mapped = map(path);
-      });
+        store(path, key, bytes, build);
+      } catch (const Error& e) {
+        if (e.code() != Exit::io && e.code() != Exit::cannot_create) {
+          build_error = std::current_exception();
+          return;
+        }
+        failure = e.what();
+      }
+      if (failure.empty()) failure = attempt([&] { mapped = map(path); });
       if (!damage.empty()) warnings_.push_back(fmt::format("{}. The sample order was built again", damage));
       if (failure.empty()) return;
       lock.set_failed(true);
       fail(Exit::io, "{}", failure);
     });
-    if (built_badly) std::rethrow_exception(built_badly);
-    if (mapped) return mapped;
+    if (build_error) std::rethrow_exception(build_error);
+    if (mapped || busy) return mapped;
     reasons += (reasons.empty() ? "" : "; ") + reason;
   }
+  if (wait == Wait::no) return std::nullopt;
   warnings_.push_back(
       fmt::format("the sample order of {} is not shared by the processes of a node, each holds its own: {}. "
                   "Fix: set TMPDIR "
                   "to a local directory with room for it",
-                  human_bytes(static_cast<uint64_t>(bytes)), reasons));
+                  human_bytes(arrays), reasons));
   return std::nullopt;
 }
 

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/data/order_space.h"
+
 namespace nrl::data {
 
 /// A read-only mapping of the arrays of an order. Move-only owner.
@@ -49,18 +51,29 @@ class OrderFiles {
 
   int64_t smallest() const { return smallest_; }
 
-  /// The arrays of an order, in memory that stays until the next call; called at most once for each
-  /// directory.
-  using Build = std::function<std::vector<std::span<const std::byte>>()>;
-  /// The order of `key` with arrays of `bytes` bytes; unset if no directory can hold it, with the reasons in
-  /// warnings(). Throws what `build` throws. Waits only for a process that holds the lock of this order,
-  /// which ends with that process.
-  std::optional<MappedOrder> open(std::string_view key, int64_t bytes, const Build& build);
+  /// Writes all arrays of an order to the space; called at most once for each directory. An Error `io` or
+  /// `cannot_create` counts as a failure of the disk.
+  using Build = std::function<void(const OrderSpace&)>;
+  /// The order of `key`; unset if no directory can hold it, with the reasons in warnings(). Throws what
+  /// `build` throws. Waits only for a process that holds the lock of this order, which ends with that
+  /// process.
+  std::optional<MappedOrder> open(std::string_view key, const OrderBytes& bytes, const Build& build) {
+    return open(key, bytes, build, Wait::yes);
+  }
+  /// Builds the order unless it is stored or another process is building it: processes that prepare several
+  /// orders one after another build them at the same time.
+  void prepare(std::string_view key, const OrderBytes& bytes, const Build& build) {
+    (void)open(key, bytes, build, Wait::no);
+  }
 
   /// Problems so far, each with its consequence. Never an error: an order can be built in memory.
   const std::vector<std::string>& warnings() const { return warnings_; }
 
  private:
+  enum class Wait { no, yes };
+  std::optional<MappedOrder> open(std::string_view key, const OrderBytes& bytes, const Build& build,
+                                  Wait wait);
+
   std::vector<std::string> directories_;
   int64_t smallest_;
   std::vector<std::string> warnings_;

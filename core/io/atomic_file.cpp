@@ -142,6 +142,12 @@ void File::allocate(uint64_t bytes) const {
   }
 }
 
+void File::truncate(uint64_t bytes) const {
+  int error = injected(FileOp::truncate, path_);
+  if (error == 0 && ::ftruncate(fd_, static_cast<off_t>(bytes)) != 0) error = errno;
+  if (error != 0) fail(Exit::io, "{}: cannot set the size to {} bytes: {}", path_, bytes, cause(error));
+}
+
 void File::sync() const {
   int error = injected(FileOp::fsync, path_);
   if (error == 0 && ::fsync(fd_) != 0) error = errno;

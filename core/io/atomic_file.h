@@ -11,7 +11,7 @@
 namespace nrl {
 
 /// Operations that change the file system; see set_file_op_hook.
-enum class FileOp { create, make_directory, allocate, write, fsync, rename, remove, touch };
+enum class FileOp { create, make_directory, allocate, truncate, write, fsync, rename, remove, touch };
 
 /// Test hook, called before every operation that changes the file system. Returns 0 to proceed, or an errno
 /// value that the operation then fails with; it may also end the process to simulate a crash. nullptr removes
@@ -49,6 +49,8 @@ class File {
   /// Reserves `bytes` bytes of disk space, so that a full disk is detected before writing. No-op on file
   /// systems without fallocate.
   void allocate(uint64_t bytes) const;
+  /// Sets the size. Exit::io.
+  void truncate(uint64_t bytes) const;
   /// fsync. A failure is final: the kernel may have dropped the data, so the file must be abandoned and must
   /// not be synced again (Rebello et al., "Can Applications Recover from fsync Failures?", ATC'20).
   void sync() const;
@@ -76,6 +78,8 @@ class AtomicFile {
 
   /// Appends.
   void write(std::string_view data);
+  /// For random access instead of write(), until commit().
+  const File& file() const { return file_; }
   void commit();
 
  private:

@@ -116,6 +116,9 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   if (sequences > body / 12)
     fail(Exit::data, "{}: sequence count {} needs more than the {} bytes of the file", path, sequences,
          bytes);
+  if (sequences > static_cast<uint64_t>(max_sequences))
+    fail(Exit::data, "{}: sequence count {}; expected at most {}. Fix: divide the data into several sources",
+         path, sequences, max_sequences);
   if (entries == 0)
     fail(Exit::data, "{}: document count is 0: the document index must hold at least its end", path);
   if (entries > body / 8)
@@ -257,6 +260,9 @@ void IndexedDatasetWriter::flush() {
 
 void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
   NRL_CHECK(tokens.size() <= INT32_MAX, "a sequence of {} tokens", tokens.size());
+  if (static_cast<int64_t>(lengths_.size()) >= max_sequences)
+    fail(Exit::data, "{}: more than {} sequences. Fix: divide the input into several datasets", prefix_,
+         max_sequences);
   constexpr size_t chunk_tokens = 1 << 18;
   for (size_t done = 0; done < tokens.size(); done += chunk_tokens) {
     const auto part = tokens.subspan(done, std::min(chunk_tokens, tokens.size() - done));

@@ -13,6 +13,9 @@
 
 namespace nrl {
 
+/// Most sequences of a dataset: orders hold their numbers in 32 bits, like Megatron-LM's.
+inline constexpr int64_t max_sequences = INT32_MAX;
+
 /// A dataset on disk, open for random access. The index is checked against the sizes of both files when it is
 /// opened, so that no later read can leave them. Reads are pread and thread-safe.
 class IndexedDataset {

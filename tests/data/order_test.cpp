@@ -187,11 +187,53 @@ TEST_CASE("memory of the order: 4 bytes a sample that is used, 4.25 a document a
   const std::vector<int32_t> lengths(64000, 10);
   const GptPlan plan = plan_gpt_index(lengths, {0, 64000}, 16, 1000, "a");
   CHECK(plan.total == 39999);
-  CHECK(plan.bytes() == 64000 * 4 + 2000 * 8 + 1000 * 4);
-  CHECK(plan.peak_bytes() == plan.bytes() + (39999 - 1000) * 4);
+  CHECK(plan.bytes().arrays == 64000 * 4 + 2000 * 8 + 1000 * 4);
+  CHECK(plan.bytes().built == 64000 * 4 + 2000 * 8 + 39999 * 4);
+  CHECK(plan.bytes().scratch == 0);  // fits a block
+  CHECK(plan.build_memory() == 64000 * 4);
+  CHECK(plan.bytes({.block = 1024}).scratch == 64000 * 4);
+  CHECK(plan.build_memory({.block = 1024, .threads = 1}) == 5 * 1024 * 4);
+  CHECK(plan.build_memory({.block = 1024, .threads = 3}) == 6 * 1024 * 4);
   const GptIndex index(plan, lengths, 1);
   CHECK(index.documents().size_bytes() + index.shuffle().size_bytes() + 2000 * 8 ==
-        static_cast<size_t>(plan.bytes()));
+        static_cast<size_t>(plan.bytes().arrays));
+}
+
+TEST_CASE("orders of 15 T tokens", "[order]") {
+  constexpr int64_t trillion = 1'000'000'000'000;
+  // One source with documents of 8,000 tokens.
+  const GptPlan one = plan_gpt_index(15 * trillion, {0, 1'875'000'000}, 8192, 1'831'000'000, "a");
+  CHECK(one.epochs == 1);
+  CHECK(one.total == 1'831'054'687);
+  CHECK(one.bytes().arrays == 1'875'000'000 * 4ll + 58'593'750 * 8ll + 1'831'000'000 * 4ll);
+  CHECK(one.bytes().built == one.bytes().arrays + 54'687 * 4);
+  CHECK(one.bytes().scratch == 1'875'000'000 * 4ll);
+  CHECK(one.build_memory() == int64_t{256} << 20);
+  // Its documents in two epochs still fit 32 bits, in three no more.
+  CHECK(plan_gpt_index(15 * trillion, {0, 1'875'000'000}, 16384, 1'831'000'000, "a").bytes().arrays ==
+        2 * (1'875'000'000 * 4ll) + 117'187'500 * 8ll + 1'831'000'000 * 4ll);
+  const auto error = [](int64_t tokens, int64_t documents, int64_t length, int64_t samples) {
+    return error_of([&] { plan_gpt_index(tokens, {0, documents}, length, samples, "a"); });
+  };
+  CHECK(error(15 * trillion, 1'875'000'000, 16384, 2'000'000'000).code == 78);
+  // Documents of 1,000 tokens: 1.5e10 of them must be several sources.
+  const auto many = error(15 * trillion, 15'000'000'000, 8192, 1'831'000'000);
+  CHECK(many.code == 65);
+  CHECK(contains(many.text, "15000000000 sequences; expected at most 2147483647. Fix: divide"));
+  CHECK(error(15 * trillion, 2'147'483'648, 8192, 1'831'000'000).code == 65);
+  CHECK(error(15 * trillion, 2'147'483'647, 8192, 1'831'000'000).code == 0);
+  // The largest number of samples, and one more.
+  const int64_t most_tokens = 4'294'967'294 * 8192 + 1;
+  CHECK(error(most_tokens, 1'000'000, 8192, 4'294'967'294).code == 0);
+  CHECK(error(most_tokens, 1'000'000, 8192, 4'294'967'295).code == 78);
+  CHECK(error(most_tokens + 8192, 1'000'000, 8192, 1).code == 78);  // all samples are shuffled
+  // 50 sources: the documents are the largest part.
+  const int64_t request = blend_request(0.02, 1'831'000'000);
+  CHECK(request == 36'803'100);
+  const GptPlan source = plan_gpt_index(3 * trillion / 10, {0, 300'000'000}, 8192, request, "a");
+  CHECK(source.epochs == 2);  // 0.5 % more than its share
+  CHECK(source.bytes().arrays == 2 * 300'000'000 * 4ll + 18'750'000 * 8ll + request * 4);
+  CHECK(BlendIndex::bytes(50, 1'831'000'000) == 1'831'000'000 * 2ll + 447'022 * 50 * 8ll);
 }
 
 TEST_CASE("an empty part or too many samples for an index are errors", "[order]") {
@@ -401,14 +443,15 @@ TEST_CASE("the planned memory is that of the parts", "[order]") {
   const GptPlan plan =
       plan_gpt_index(std::vector<int32_t>(50, 20), {0, 50}, 16, blend_request(0.5, 200), "a");
   CHECK(plan.epochs == 2);
-  CHECK(blend.order == 2 * plan.bytes() + BlendIndex::bytes(2, 200));
-  CHECK(blend.peak == blend.order + plan.peak_bytes() - plan.bytes());
+  const OrderBytes bytes = plan.bytes();
+  CHECK(blend.order == 2 * bytes.arrays + BlendIndex::bytes(2, 200));
+  CHECK(blend.peak == blend.order + bytes.built - bytes.arrays);
   CHECK(blend.files >= 2 * 50 * 4);
-  options.orders = std::make_shared<OrderFiles>(std::vector<std::string>{}, plan.bytes());
+  options.orders = std::make_shared<OrderFiles>(std::vector<std::string>{}, bytes.arrays);
   const DatasetMemory stored = plan_dataset_memory(std::span(&options, 1));
-  CHECK(stored.shared == 2 * plan.bytes());
-  CHECK(stored.order == BlendIndex::bytes(2, 200));        // less than the smallest file
-  CHECK(stored.peak == stored.order + plan.peak_bytes());  // in the process that builds them
+  CHECK(stored.shared == 2 * bytes.arrays);
+  CHECK(stored.order == BlendIndex::bytes(2, 200));          // less than the smallest file
+  CHECK(stored.peak == stored.order + plan.build_memory());  // in the process that builds them
   options.orders.reset();
   options.sources.pop_back();
   options.samples = 30;

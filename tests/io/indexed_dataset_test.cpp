@@ -233,3 +233,19 @@ TEST_CASE("no mutation of an index does harm", "[indexed][fuzz]") {
   }
   CHECK(opened < fuzz_iterations() / 40);
 }
+
+TEST_CASE("more sequences than an order can number are refused before memory is taken", "[indexed]") {
+  const TemporaryDirectory dir;
+  write_sample(dir / "few", 100, 99);
+  std::string header = slurp(dir / "few.idx").substr(0, 34);
+  const uint64_t sequences = uint64_t{1} << 31, entries = 1;
+  std::memcpy(header.data() + 18, &sequences, 8);
+  std::memcpy(header.data() + 26, &entries, 8);
+  const File index = File::create(dir / "many.idx");  // without blocks on the disk
+  index.pwrite_all(header.data(), header.size(), 0);
+  index.truncate(34 + 12 * sequences + 8 * entries);
+  write_file_atomic(dir / "many.bin", "");
+  const Caught caught = error_of([&] { IndexedDataset(dir / "many"); });
+  CHECK(caught.code == 65);
+  CHECK(contains(caught.text, "sequence count 2147483648; expected at most 2147483647"));
+}
