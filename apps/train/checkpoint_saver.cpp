@@ -42,8 +42,9 @@ std::string CheckpointSaver::save(engine::Engine& engine, const Position& positi
       save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));
   const CheckpointingConfig& c = config_.config.checkpointing;
   if (world_.rank() == 0 && c.keep_latest_k) {
+    valid_.insert(position.step);
     try {
-      apply_retention(options_.store, static_cast<int>(*c.keep_latest_k));
+      apply_retention(options_.store, static_cast<int>(*c.keep_latest_k), {}, &valid_);
     } catch (const Error& e) {
       log::warn("older checkpoints were not removed after saving {}: {}", path, e.what());
     }

@@ -2,6 +2,7 @@
 // Saves the checkpoints of a run and locks the directories that it writes to.
 
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,7 @@ class CheckpointSaver {
   comm::World& world_;
   const ConfigResult& config_;
   SavePlans plans_;
+  std::set<int64_t> valid_;  ///< saved by this run, or seen to be valid
   SaveOptions options_;
   std::unique_ptr<RunLocks> locks_;
 };

@@ -54,7 +54,7 @@ void restore_position(Run& run, const Position& saved) {
   run.position.dataset_samples = fresh.dataset_samples;
   const int64_t needed = saved.consumed_samples + std::max<int64_t>(run.max_steps() - saved.step, 0) * global;
   if (needed > run.train.samples) {
-    run.train = open_train_data(run.config, run.plan().spec.vocab_size, global, needed);
+    extend_train_data(run.train, needed);
     run.position.dataset_samples = run.train.samples;
   }
   // Within one epoch the order does not depend on the number of samples; Megatron's order of
@@ -164,7 +164,7 @@ std::vector<std::string> resume_from(Run& run, const std::string& path, StartPha
   std::vector<std::string> problems;
   const comm::ErrorConsensus loaded = attempt_collectively(world, [&] {
     try {
-      reader.emplace(path);
+      reader.emplace(path, world.rank(), world.size());
       resumed = load_run(run, *reader, phases, beside);
     } catch (const CheckpointDamage& e) {
       problems.push_back(e.what());

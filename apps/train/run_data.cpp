@@ -37,7 +37,7 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
 
 }  // namespace
 
-TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
+TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
   data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
   data::open_sources(options);
   const LoopConfig& loop = resolved_loop(c);
@@ -45,7 +45,11 @@ TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
   out.epoch_samples = data::samples_of_one_epoch(options);
   out.max_steps = loop.max_num_steps.value_or(INT64_MAX);
   if (loop.max_num_epochs) {
-    const int64_t steps = out.epoch_samples * *loop.max_num_epochs / global_batch;
+    int64_t samples = 0;
+    if (__builtin_mul_overflow(out.epoch_samples, *loop.max_num_epochs, &samples))
+      fail(Exit::config, "{}: {} x {} samples are more than can be counted. Fix: lower it",
+           loop_key(c, "max_num_epochs"), *loop.max_num_epochs, out.epoch_samples);
+    const int64_t steps = samples / global_batch;
     if (steps == 0)
       fail(Exit::config,
            "{}: {} x {} samples are less than one global batch of {} samples. Fix: lower "
@@ -53,15 +57,21 @@ TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
            loop_key(c, "max_num_epochs"), *loop.max_num_epochs, out.epoch_samples, global_batch);
     out.max_steps = std::min(out.max_steps, steps);
   }
-  out.samples = options.samples = std::max({out.max_steps * global_batch, at_least, global_batch});
+  out.samples = options.samples = std::max(out.max_steps, int64_t{1}) * global_batch;
   out.options = std::move(options);
   return out;
 }
 
-TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch, int64_t at_least) {
-  TrainData out = plan_train_data(c, vocab_size, global_batch, at_least);
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+  TrainData out = plan_train_data(c, vocab_size, global_batch);
   out.dataset = data::open_token_dataset(out.options);
   return out;
+}
+
+void extend_train_data(TrainData& train, int64_t samples) {
+  train.dataset.reset();
+  train.samples = train.options.samples = samples;
+  train.dataset = data::open_token_dataset(train.options);
 }
 
 std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,

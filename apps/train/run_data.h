@@ -23,12 +23,12 @@ struct TrainData {
   int64_t max_steps = 0;         ///< of the run, from pretrain.max_num_steps and max_num_epochs
   std::unique_ptr<data::TokenDataset> dataset;  ///< null after plan_train_data()
 };
-/// Everything except the dataset. `at_least`: minimum number of samples regardless of max_steps (for a run
-/// that resumes with another batch size).
-TrainData plan_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
-                          int64_t at_least = 1);
-TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
-                          int64_t at_least = 1);
+/// Everything except the dataset.
+TrainData plan_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
+TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
+/// Replaces the order by one of `samples` samples, regardless of max_steps (for a run that resumes with
+/// another batch size). Keeps the files open.
+void extend_train_data(TrainData& train, int64_t samples);
 
 /// The validation data of a run that evaluates.
 struct ValidationData {

@@ -41,7 +41,9 @@ std::unique_ptr<data::TokenDataset> open_data(comm::World& world, const ConfigRe
     const int64_t global = c.policy.train_global_batch_size;
     if (!random) {
       // In the order of the run, so that the steps are the first ones of training.
-      dataset = std::move(train::open_train_data(c, spec.vocab_size, global, steps * global).dataset);
+      train::TrainData data = train::plan_train_data(c, spec.vocab_size, global);
+      train::extend_train_data(data, std::max(data.samples, steps * global));
+      dataset = std::move(data.dataset);
       return;
     }
     data::DocumentRules rules = train::document_rules(c);

@@ -48,7 +48,8 @@ std::string size_problem(const std::string& path, const CheckpointFile& entry) {
 
 }  // namespace
 
-OpenedManifest open_manifest(const std::string& path) {
+OpenedManifest open_manifest(const std::string& path, int part, int parts) {
+  NRL_CHECK(part >= 0 && part < parts, "part {} of {}", part, parts);
   OpenedManifest opened;
   const std::string file = join_path(path, manifest_name);
   try {
@@ -65,7 +66,9 @@ OpenedManifest open_manifest(const std::string& path) {
   if (named && *named != opened.manifest.step)
     opened.problems.push_back(fmt::format("{}: is of step {}, but the directory is of step {}", file,
                                           opened.manifest.step, *named));
-  for (const CheckpointFile& entry : opened.manifest.files) {
+  const std::vector<CheckpointFile>& files = opened.manifest.files;
+  for (auto i = static_cast<size_t>(part); i < files.size(); i += static_cast<size_t>(parts)) {
+    const CheckpointFile& entry = files[i];
     std::string problem = size_problem(join_path(path, entry.name), entry);
     if (problem.empty()) continue;
     opened.problems.push_back(std::move(problem));
@@ -76,16 +79,17 @@ OpenedManifest open_manifest(const std::string& path) {
 
 namespace {
 
-CheckpointManifest usable_manifest(const std::string& path) {
+CheckpointManifest usable_manifest(const std::string& path, int part, int parts) {
   if (!is_directory(path)) fail(Exit::no_input, "{}: no such checkpoint directory", path);
-  OpenedManifest opened = open_manifest(path);
+  OpenedManifest opened = open_manifest(path, part, parts);
   if (!opened.problems.empty()) throw CheckpointDamage(Exit::data, joined(opened.problems, "\n"));
   return std::move(opened.manifest);
 }
 
 }  // namespace
 
-CheckpointReader::CheckpointReader(const std::string& path) : CheckpointReader(path, usable_manifest(path)) {}
+CheckpointReader::CheckpointReader(const std::string& path, int part, int parts)
+    : CheckpointReader(path, usable_manifest(path, part, parts)) {}
 
 CheckpointReader::CheckpointReader(std::string path, CheckpointManifest manifest)
     : path_(std::move(path)), manifest_(std::move(manifest)), sums_(manifest_), verified_(sums_.count()) {}

@@ -26,22 +26,23 @@ class CheckpointDamage : public Error {
   using Error::Error;
 };
 
-/// The manifest of a checkpoint directory, compared with the names and sizes of its files.
+/// The manifest of a checkpoint directory, compared with the sizes of its files.
 struct OpenedManifest {
   CheckpointManifest manifest;
   std::vector<std::string> problems;  ///< one line each: file and what is wrong; empty: none
   std::set<std::string> unusable;     ///< the files with problems
 };
-OpenedManifest open_manifest(const std::string& path);
+/// Looks at part `part` of `parts` of the files, so that many ranks together look at each file once.
+OpenedManifest open_manifest(const std::string& path, int part = 0, int parts = 1);
 
 /// One checkpoint open for reading. Manifests of ranks are read when one of their pieces is. All data is
 /// verified against the manifest's checksums as it is read. Not thread-safe; several readers of one directory
 /// may coexist.
 class CheckpointReader {
  public:
-  /// Reads the manifest and checks the sizes of all files (open_manifest()). CheckpointDamage with a list of
-  /// problems; Exit::no_input when there is no such directory.
-  explicit CheckpointReader(const std::string& path);
+  /// Reads the manifest and checks the sizes of part `part` of `parts` of the files (open_manifest()).
+  /// CheckpointDamage with a list of problems; Exit::no_input when there is no such directory.
+  explicit CheckpointReader(const std::string& path, int part = 0, int parts = 1);
   CheckpointReader(std::string path, CheckpointManifest manifest);
   CheckpointReader(const CheckpointReader&) = delete;
   CheckpointReader& operator=(const CheckpointReader&) = delete;

@@ -111,17 +111,25 @@ std::string set_checkpoints_aside(const std::string& store, int64_t step, const 
 }
 
 std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
-                                     const std::function<bool(int64_t step)>& pinned) {
+                                     const std::function<bool(int64_t step)>& pinned,
+                                     std::set<int64_t>* known) {
   NRL_CHECK(keep_newest >= 1, "keep_newest {}", keep_newest);
+  const auto valid = [&](const CheckpointEntry& e) {
+    if (known && known->contains(e.step) && path_exists(join_path(e.path, manifest_name))) return true;
+    const bool good = validate_checkpoint(e.path, Validation::quick).empty();
+    if (known && good) known->insert(e.step);
+    return good;
+  };
   int kept = 0;
   std::vector<int64_t> removed;
-  for (const CheckpointEntry& e : list_checkpoints(store, Validation::quick)) {
-    if (!e.valid() || kept++ < keep_newest || (pinned && pinned(e.step))) continue;
+  for (const CheckpointEntry& e : find_steps(store)) {
+    if (!valid(e) || kept++ < keep_newest || (pinned && pinned(e.step))) continue;
     const std::string trash = join_path(store, ".trash-" + random_nonce());
     rename_path(e.path, trash);
     // Before removing files: a crash must not leave a partial checkpoint under its name.
     fsync_directory(store);
     remove_tree(trash);
+    if (known) known->erase(e.step);
     removed.push_back(e.step);
   }
   return removed;

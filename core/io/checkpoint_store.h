@@ -18,6 +18,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -178,9 +179,11 @@ std::string set_checkpoints_aside(const std::string& store, int64_t step, const 
 
 /// Removes all but the `keep_newest` (at least 1) newest valid checkpoints and those for which `pinned`
 /// returns true. Never removes damaged ones or those in another format. Returns the removed steps. Call on
-/// one rank, after a commit.
+/// one rank, after a commit. `known`: steps of the store that are known to be valid; they are validated again
+/// only if their manifest is missing. Valid ones are added, so that later calls do not read them.
 std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
-                                     const std::function<bool(int64_t step)>& pinned = {});
+                                     const std::function<bool(int64_t step)>& pinned = {},
+                                     std::set<int64_t>* known = nullptr);
 
 /// Removes leftovers of crashed runs (step-N.tmp-*, .trash-*, LATEST.tmp-*). The lock proves that no other
 /// run writes to the store. Returns the removed names.

@@ -2,6 +2,7 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <set>
 
 #include <sys/resource.h>
 
@@ -312,6 +313,35 @@ TEST_CASE("retention keeps the newest valid and the pinned") {
   const std::string again = save(dir.path(), 6, 9);  // the same step once more replaces it
   CHECK(holds_model(again, 9));
   CHECK(list_directory(dir.path()) == left);
+}
+
+TEST_CASE("retention does not read checkpoints that are known to be valid") {
+  const TemporaryDirectory dir;
+  for (int64_t step = 1; step <= 4; ++step) save(dir.path(), step, 1);
+  std::set<int64_t> known{4};
+  CHECK(apply_retention(dir.path(), 3, {}, &known) == std::vector<int64_t>{1});
+  CHECK(known == std::set<int64_t>{2, 3, 4});
+  overwrite(dir / "step-3/manifest.json", "damaged");  // not read again
+  remove_tree(dir / "step-4/manifest.json");
+  CHECK(apply_retention(dir.path(), 1, {}, &known) == std::vector<int64_t>{2});
+  CHECK(known == std::set<int64_t>{3, 4});
+  CHECK(apply_retention(dir.path(), 1).empty());
+}
+
+TEST_CASE("ranks divide the files whose sizes they check") {
+  const TemporaryDirectory dir;
+  const std::string path = save(dir.path(), 1, 1);
+  const size_t files = open_manifest(path).manifest.files.size();
+  REQUIRE(files > 1);
+  for (const CheckpointFile& file : open_manifest(path).manifest.files) {
+    const std::string good = read_file(join_path(path, file.name), 1 << 20);
+    overwrite(join_path(path, file.name), good + "x");
+    int found = 0;
+    for (int part = 0; part < 3; ++part)
+      found += static_cast<int>(open_manifest(path, part, 3).problems.size());
+    CHECK(found == 1);
+    overwrite(join_path(path, file.name), good);
+  }
 }
 
 TEST_CASE("a store without a usable checkpoint is distinguished from an empty one") {
