@@ -1,21 +1,56 @@
-// Simulates the bookkeeping of a save at the number of ranks of large clusters: `io_tests "[.bench]"`.
-// All ranks' reports are made and planned in this process, so that it needs no cluster.
-#include <chrono>
+// Simulates the bookkeeping of a start and a save at the number of ranks of large clusters:
+// `io_tests "[.bench]"`. All ranks' reports are made and planned in this process, so that it needs no
+// cluster. scripts/bench/ranks.sh runs it with `plan` and the sample order.
+#include <ctime>
 
+#include "core/base/text.h"
 #include "core/io/checkpoint_manifest.h"
 #include "core/io/checkpoint_places.h"
+#include "core/io/checkpoint_reader.h"
 #include "core/io/slice_plan.h"
 #include "tests/catch.h"
+#include "tests/io/io_test_util.h"
 
 using namespace nrl;
 
 namespace {
 
+constexpr int rank_counts[] = {64, 1024, 16384};
+
+// Time of the processor, which a busy machine changes less than that of the clock. All work is of one thread.
 double seconds_of(const std::function<void()>& work) {
-  const auto begin = std::chrono::steady_clock::now();
+  const std::clock_t begin = std::clock();
   work();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }
+
+// A row of the table: a cell for each number of ranks.
+class Table {
+ public:
+  void add(const std::string& row, std::string cell) {
+    for (auto& [name, cells] : rows_)
+      if (name == row) return cells.push_back(std::move(cell));
+    rows_.push_back({row, {std::move(cell)}});
+  }
+  void seconds(const std::string& row, double value) { add(row, fmt::format("{:.4f} s", value)); }
+  void bytes(const std::string& row, uint64_t value) { add(row, human_bytes(value)); }
+  void count(const std::string& row, size_t value) { add(row, fmt::format("{}", value)); }
+
+  void print() const {
+    fmt::print("{:68}", "");
+    for (const int ranks : rank_counts) fmt::print("{:>13}", fmt::format("{} ranks", ranks));
+    fmt::print("\n");
+    for (const auto& [name, cells] : rows_) {
+      fmt::print("{:68}", name);
+      for (const std::string& cell : cells) fmt::print("{:>13}", cell);
+      fmt::print("\n");
+    }
+    std::fflush(stdout);
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::vector<std::string>>> rows_;
+};
 
 // ZeRO-3: every rank holds some rows of every tensor.
 std::vector<std::string> slices_of_ranks(int ranks, int tensors) {
@@ -55,61 +90,81 @@ CheckpointManifest manifest_of_rank(int rank, int ranks, int pieces) {
   return m;
 }
 
+void measure_slices(int ranks, int tensors, Table& table) {
+  const std::vector<std::string> texts = slices_of_ranks(ranks, tensors);
+  size_t all = 0, most = 0;
+  for (const std::string& text : texts) all += text.size();
+  std::vector<std::string> parts;
+  const double planning = seconds_of([&] {
+    const SlicePlan plan = plan_slices(texts);
+    for (const SlicePlan& part : plan.parts(ranks)) parts.push_back(part.to_text());
+  });
+  for (const std::string& part : parts) most = std::max(most, part.size());
+  table.bytes("first save, a rank sends its slices", texts[0].size());
+  table.bytes("first save, rank 0 gathers the slices", all);
+  table.seconds("first save, rank 0 plans who writes them, and cuts the plan", planning);
+  table.bytes("first save, a rank gets its part of the plan, at most", most);
+  table.seconds("first save, a rank reads it", seconds_of([&] { (void)SlicePlan::from_text(parts[0]); }));
+}
+
+// The files of a checkpoint, empty but of the right size.
+void make_files(const std::string& directory, const CheckpointManifest& manifest) {
+  for (const CheckpointFile& file : manifest.files)
+    File::create(join_path(directory, file.name)).truncate(file.bytes);
+}
+
+void measure_manifests(int ranks, int pieces, Table& table) {
+  std::string own, index;
+  CheckpointManifest m = manifest_of_rank(1, ranks, pieces);
+  const double own_writing = seconds_of([&] { own = m.to_text(); });
+  const double own_reading = seconds_of([&] { (void)CheckpointManifest::from_text(own, "bench"); });
+  std::vector<std::string> places;
+  uint64_t gathered = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    places.push_back(rank == 0 ? "" : places_to_text(manifest_of_rank(rank, ranks, pieces).tensors, rank));
+    gathered += places.back().size();
+  }
+  const size_t own_places = places[1].size();
+  CheckpointManifest all = manifest_of_rank(0, ranks, pieces);
+  for (int rank = 1; rank < ranks; ++rank) {
+    all.files.push_back({rank_manifest_name(rank), own.size(), 1});
+    all.files.push_back({manifest_of_rank(rank, ranks, 0).files[0].name, 1 << 24, 1, rank,
+                         static_cast<uint64_t>(pieces + 1)});
+  }
+  const double merging = seconds_of([&] {
+    for (const auto& [name, t] : merge_places(places)) all.tensors.at(name).elsewhere = t.elsewhere;
+  });
+  const double checking = seconds_of([&] {
+    for (const auto& [name, t] : all.tensors) (void)tensor_pieces(name, t);
+  });
+  const double writing = seconds_of([&] { index = all.to_text(); });
+  table.bytes("first save, a rank sends its pieces", own_places);
+  table.bytes("first save, rank 0 gathers the pieces", gathered);
+  table.seconds("first save, rank 0 merges and checks them", merging + checking);
+  table.seconds("each save, a rank writes its manifest", own_writing);
+  table.seconds("each save, rank 0 writes manifest.json", writing);
+  table.bytes("each save, manifest.json", index.size());
+  table.count("each save, files of all ranks", all.files.size() + 1);
+
+  const test::TemporaryDirectory dir;
+  make_files(dir.path(), all);
+  write_file_atomic(join_path(dir.path(), manifest_name), index);
+  const auto open = [&](int parts) {
+    return seconds_of([&] { CHECK(open_manifest(dir.path(), 0, parts).problems.empty()); });
+  };
+  table.bytes("start on the same layout, a rank reads", index.size() + own.size());
+  table.seconds("start, rank 0 reads manifest.json, looks at the sizes of all files", open(1));
+  table.seconds("start, each rank reads it and its own manifest, looks at its share",
+                open(ranks) + own_reading);
+}
+
 }  // namespace
 
-TEST_CASE("bookkeeping of a save by number of ranks", "[.bench]") {
+TEST_CASE("bookkeeping of a start and a save by number of ranks", "[.bench]") {
   constexpr int tensors = 40, pieces = 480;
-  for (const int ranks : {64, 1024, 16384}) {
-    const std::vector<std::string> texts = slices_of_ranks(ranks, tensors);
-    size_t all = 0, longest = 0;
-    for (const std::string& text : texts) all += text.size(), longest = std::max(longest, text.size());
-    SlicePlan plan;
-    const double planning = seconds_of([&] { plan = plan_slices(texts); });
-    size_t sent = 0, most = 0;
-    std::vector<std::string> parts;
-    const double cutting = seconds_of([&] {
-      for (const SlicePlan& part : plan.parts(ranks)) parts.push_back(part.to_text());
-    });
-    for (const std::string& part : parts) sent += part.size(), most = std::max(most, part.size());
-    const double parsing = seconds_of([&] { (void)SlicePlan::from_text(parts[0]); });
-    fmt::print(
-        "{:6} ranks x {} tensors: slice reports {} B per rank, {} B on rank 0; plan {:.3f} s, cut into "
-        "parts {:.3f} s, {} B together, at most {} B per rank, parsed in {:.4f} s\n",
-        ranks, tensors, longest, all, planning, cutting, sent, most, parsing);
-    std::fflush(stdout);
-  }
-  for (const int ranks : {64, 1024, 16384}) {
-    std::string own, index;
-    CheckpointManifest m = manifest_of_rank(1, ranks, pieces);
-    const double own_writing = seconds_of([&] { own = m.to_text(); });
-    const double own_reading = seconds_of([&] { (void)CheckpointManifest::from_text(own, "bench"); });
-    std::vector<std::string> places;
-    uint64_t gathered = 0;
-    for (int rank = 0; rank < ranks; ++rank) {
-      places.push_back(rank == 0 ? "" : places_to_text(manifest_of_rank(rank, ranks, pieces).tensors, rank));
-      gathered += places.back().size();
-    }
-    const size_t each = places[1].size();
-    CheckpointManifest all = manifest_of_rank(0, ranks, pieces);
-    for (int rank = 1; rank < ranks; ++rank) {
-      all.files.push_back({rank_manifest_name(rank), own.size(), 1});
-      all.files.push_back({manifest_of_rank(rank, ranks, 0).files[0].name, 1 << 24, 1, rank, pieces + 1});
-    }
-    const double merging = seconds_of([&] {
-      for (const auto& [name, t] : merge_places(places)) all.tensors.at(name).elsewhere = t.elsewhere;
-    });
-    const double checking = seconds_of([&] {
-      for (const auto& [name, t] : all.tensors) (void)tensor_pieces(name, t);
-    });
-    const double writing = seconds_of([&] { index = all.to_text(); });
-    const double reading = seconds_of([&] { (void)CheckpointManifest::from_text(index, "bench"); });
-    fmt::print(
-        "{:6} ranks x {} pieces: places {} B per rank and {} B on rank 0, once, merged in {:.2f} s; "
-        "manifest.json {} B, checked in {:.2f} s, written in {:.2f} s, read in {:.2f} s; a rank's manifest "
-        "{} B, "
-        "written in {:.4f} s, read in {:.4f} s; {} files\n",
-        ranks, pieces, each, gathered, merging, index.size(), checking, writing, reading, own.size(),
-        own_writing, own_reading, 2 * ranks);
-    std::fflush(stdout);
-  }
+  Table table;
+  for (const int ranks : rank_counts) measure_slices(ranks, tensors, table);
+  for (const int ranks : rank_counts) measure_manifests(ranks, pieces, table);
+  fmt::print("{} tensors and {} pieces of optimizer state per rank\n", tensors, pieces);
+  table.print();
 }
