@@ -294,6 +294,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   hooks.update = [&] {
     if (gradients_reduced) gradients_reduced();
     if (communicates) reducer_->wait_gathers();  // of weights that no pass has read
+    decoder.add_expert_load();
     optimizer_->step(communicates ? &(*ranks_)[parallel::group::all] : nullptr);
     decoder.update_router_bias(step_scalars_);
     decoder.update_scales();

@@ -114,6 +114,9 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   const bool counts = spec.moe.counts_steps() && !options_.training.actions.empty();
   buffers_.router_counts =
       counts ? plan.add("router counts", Category::data, spec.layers * spec.moe.experts * 4) : -1;
+  const bool loads = spec.moe.experts > 0 && !spec.moe.has_aux_loss() && !options_.training.actions.empty();
+  buffers_.expert_counts =
+      loads ? plan.add("expert counts", Category::data, counted_rows() * spec.moe.experts * 4) : -1;
   for (size_t l = 0; counts && l < parameters.layers.size(); ++l)
     if (const int bias = parameters.layers[l].router_bias; bias >= 0)
       router_biases_.emplace_back(static_cast<int>(l), bias);
@@ -152,6 +155,9 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   if (buffers_.router_counts >= 0)
     context_.router_counts =
         make_tensor(at(buffers_.router_counts), DType::i32, {part_.layers, part_.moe.experts});
+  if (buffers_.expert_counts >= 0)
+    context_.expert_counts =
+        make_tensor(at(buffers_.expert_counts), DType::i32, {counted_rows(), part_.moe.experts});
   if (part_.use_rope) {
     const std::vector<float> table =
         ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence);
@@ -363,14 +369,39 @@ void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks)
   run(shorter ? Program{options_.dry_run, training_.id} : training_, batches, hooks);
 }
 
+int64_t Decoder::counted_rows() const {
+  int microbatches = 0;
+  for (const pipeline::Action& a : options_.training.actions)
+    microbatches = std::max(microbatches, a.microbatch + 1);
+  return microbatches * held_expert_layers(part_, options_.layout, part_.layers);
+}
+
+void Decoder::add_expert_load() {
+  const Tensor& counts = context_.expert_counts;
+  if (!counts || counts.dim(0) == 0 || !context_.router_metrics) return;
+  ops::Exec& exec = *context_.exec;
+  const ModelLayout& layout = options_.layout;
+  if (layout.tensor * layout.context > 1 && context_.groups && !exec.needed)
+    (*context_.groups)[microbatch_ranks(layout.tensor, layout.context)]
+        .all_reduce_async(view_of(counts), comm::Reduce::sum, comm::StreamRef{exec.stream})
+        .wait();
+  if (layout.tensor_rank > 0 || layout.context_rank > 0) return;
+  const int64_t experts = counts.dim(1);
+  for (int64_t i = 0; i < counts.dim(0); ++i)
+    ops::router_balance(exec, {.rule = part_.moe.rule,
+                               .logits = make_tensor(nullptr, DType::f32, {0, experts}, counts.device),
+                               .counts = counts.rows(i, 1),
+                               .share = options_.batch_share / static_cast<float>(part_.expert_layers()),
+                               .metrics = context_.router_metrics});
+}
+
 void Decoder::update_router_bias(const Tensor& scalars) {
   const Tensor& counts = context_.router_counts;
   if (router_biases_.empty()) return;
   ops::Exec& exec = *context_.exec;
   if (context_.groups && !exec.needed)
     (*context_.groups)[batch_ranks(options_.layout.tensor)]
-        .all_reduce_async(comm::View(counts.data, counts.numel(), counts.dtype), comm::Reduce::sum,
-                          comm::StreamRef{exec.stream})
+        .all_reduce_async(view_of(counts), comm::Reduce::sum, comm::StreamRef{exec.stream})
         .wait();
   const int64_t experts = counts.dim(1);
   for (const auto& [layer, parameter] : router_biases_)

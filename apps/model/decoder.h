@@ -74,12 +74,15 @@ class Decoder {
   void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {},
                 bool first = true);
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
-  /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   /// The most rounds of a layer with experts and a microbatch since the last call, at least 1.
   int take_expert_rounds() { return std::exchange(expert_rounds_, 1); }
   /// LayerContext::expert_load.
   void set_expert_load(double load) { context_.expert_load = load; }
+  /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
+  /// To be called after the passes of a step, before its metrics are read: adds the load where the counts of
+  /// experts are not summed over the ranks of a microbatch until now.
+  void add_expert_load();
   /// Multiplies the gradients of all losses by `scale`, (1) f64, as it is when a step is executed.
   void scale_loss(const Tensor& scale) { context_.loss_scale = scale; }
   /// To be called after the update of a step with its scalars (ops::StepScalar): moves the biases of routers
@@ -163,12 +166,15 @@ class Decoder {
   void run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks,
            bool first = true);
 
+  /// Rows of LayerContext::expert_counts.
+  int64_t counted_rows() const;
+
   pipeline::StageMessages* messages_ = nullptr;
   Program training_;
   Program evaluation_, evaluations_;     // of one microbatch, and of DecoderOptions::evaluated
   std::vector<memory::BufferId> slots_;  // by id in the Liveness
   struct {
-    memory::BufferId log_prob, rope, workspace, router_counts, scales, weight_scales;
+    memory::BufferId log_prob, rope, workspace, router_counts, expert_counts, scales, weight_scales;
   } buffers_{};
   void plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan);
   void bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec);

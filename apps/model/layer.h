@@ -108,6 +108,9 @@ struct LayerContext {
   /// (layers, E) i32: tokens of each expert in the step, of this rank (MoeSpec::counts_steps()); may be
   /// absent.
   Tensor router_counts;
+  /// (microbatches x layers with experts of this rank, E) i32: tokens of each expert, of this rank, by
+  /// MicroBatch::index; without an auxiliary loss, else absent.
+  Tensor expert_counts;
   /// (1) f64: what the gradients of all losses are multiplied by; may be absent.
   Tensor loss_scale;
   /// Raised to the rounds of a layer with experts (Run::rounds()); may be absent.

@@ -85,6 +85,13 @@ BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chu
   return {static_cast<int>(begin), static_cast<int>(begin + sizes[static_cast<size_t>(model_chunk)])};
 }
 
+int64_t held_expert_layers(const ModelSpec& spec, const ModelLayout& layout, int64_t blocks) {
+  int64_t layers = 0;
+  for (int l = 0; l < static_cast<int>(blocks); ++l)
+    layers += spec.has_experts(l) && holds_block(layout, spec.layers, l) ? 1 : 0;
+  return layers;
+}
+
 bool holds_block(const ModelLayout& layout, int64_t layers, int block) {
   for (int c = 0; c < layout.chunks; ++c) {
     const BlockRange blocks = chunk_blocks(layout, layers, layout.model_chunk(c));

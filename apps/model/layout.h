@@ -81,6 +81,9 @@ std::string split_problem(const ModelLayout& layout, int64_t layers);
 /// Whether one of this rank's chunks has the block.
 bool holds_block(const ModelLayout& layout, int64_t layers, int block);
 
+/// This rank's blocks with experts among the first `blocks` of the model.
+int64_t held_expert_layers(const ModelSpec& spec, const ModelLayout& layout, int64_t blocks);
+
 /// The different exchanges of the blocks, in the order of their first blocks.
 std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout);
 

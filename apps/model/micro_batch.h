@@ -28,6 +28,7 @@ struct MicroBatch {
   Tensor positions;       ///< (N) i32, position within the sequence
   Tensor cu_seqlens;      ///< (S + 1) i32
   Tensor loss_weight;     ///< (N) f32: dLoss/dlog_prob of each token; training only
+  int index = 0;          ///< of the microbatches of the step
   int64_t first_row = 0;  ///< index of token 0 in the global batch (dropout masks)
   Tensor step;            ///< (1) i64, number of the optimizer step (dropout masks)
   /// (N) i32, with context parallelism and dropout: tokens behind first_row that each token is in the global

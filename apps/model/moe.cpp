@@ -25,6 +25,8 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
     : spec_(m),
       p_(p),
       layer_(layer),
+      expert_layer_(held_expert_layers(m, layout, layer)),
+      expert_layers_(held_expert_layers(m, layout, m.layers)),
       segments_(segments),
       norm_(m, recipe, add, in, p.norm2, p.norm2_bias),
       d_out_(d_out),
@@ -42,8 +44,9 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
   logits_ = own("router logits", moe.experts, DType::f32);
   choice_ = own("experts of tokens", 2 * k, DType::i32);
   prob_ = own("router weights", k, DType::f32);
-  counts_ =
-      add({.name = "expert counts", .width = segments * moe.experts, .dtype = DType::i32, .rows = one_row});
+  if (moe.has_aux_loss())
+    counts_ =
+        add({.name = "expert counts", .width = segments * moe.experts, .dtype = DType::i32, .rows = one_row});
   rows_ = dispatched("dispatched", m.hidden, activations, dispatch_rules(layout));
   in_ = dispatched("experts_in", 2 * moe.ffn, activations, "moe");
   const bool keeps_act = !recipe.quantizes(layer, Gemm::experts_out);
@@ -137,6 +140,7 @@ Tensor Moe::expert(const Run& r) const {
 }
 
 Tensor Moe::counts(const Run& r) const {
+  if (!counts_) return {};
   const Tensor t = r[counts_];
   return make_tensor(t.data, DType::i32, {segments_, spec_.moe.experts}, t.device);
 }
@@ -234,12 +238,18 @@ void Moe::count(const Run& r) const {
   const ModelLayout& layout = r.layout();
   const Tensor& steps = r.context().router_counts;
   const Tensor sum = steps ? steps.rows(layer_, 1) : Tensor{};
-  ops::router_counts(r.exec(),
-                     {.expert = expert(r),
-                      .segment = t.segment,
-                      .first = t.first,
-                      .counts = counts(r),
-                      .sum = steps ? make_tensor(sum.data, DType::i32, {sum.dim(1)}, sum.device) : Tensor{}});
+  ops::RouterCounts own{
+      .expert = expert(r),
+      .segment = t.segment,
+      .first = t.first,
+      .counts = counts(r),
+      .sum = steps ? make_tensor(sum.data, DType::i32, {sum.dim(1)}, sum.device) : Tensor{}};
+  if (!counts_) {
+    own.counts = r.context().expert_counts.rows(r.batch().index * expert_layers_ + expert_layer_, 1);
+    own.segment = r.batch().ids.dim(0);
+    return ops::router_counts(r.exec(), own);
+  }
+  ops::router_counts(r.exec(), own);
   if (spec_.moe.aux_tokens == AuxLoss::global && steps) {
     ops::copy(r.exec(), sum, counts(r));
     r.all_reduce(counts(r), batch_ranks(layout.tensor));

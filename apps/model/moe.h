@@ -62,6 +62,8 @@ class Moe {
     int64_t first, segment, total;
   };
   Tokens tokens(const Run& r) const;
+  /// Counts the tokens of each expert: with an auxiliary loss in counts_, of all ranks of the microbatch,
+  /// else this rank's in LayerContext::expert_counts.
   void count(const Run& r) const;
   /// The steps of the experts' rows, of one round.
   void experts_forward(Run& r);
@@ -78,6 +80,7 @@ class Moe {
   const ModelSpec& spec_;
   LayerParameters p_;
   int layer_;
+  int64_t expert_layer_, expert_layers_;  ///< index among this rank's layers with experts, and their number
   int64_t segments_;
   PreNorm norm_;
   Slot d_out_, d_out_amax_;
@@ -85,7 +88,8 @@ class Moe {
   Slot logits_;           ///< (n, E) f32
   Slot choice_;           ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
   Slot prob_;             ///< (n, k) f32
-  Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment, of all ranks; training
+  Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment, of all ranks; unset
+                          ///< without an auxiliary loss
   Slot rows_;             ///< (R, H): the normalized tokens
   Slot in_;               ///< (R, 2F): [gate, up]
   Slot act_;              ///< (R, F); unset where it is rounded to FP8 when it is computed

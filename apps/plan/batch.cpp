@@ -127,8 +127,10 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     ops::upload(exec, bounds, values.data());
   }
   std::byte *next = block_ + step_offset_ + aligned(8), *weights = block_;
+  int index = 0;
   for (model::MicroBatch& m : tensors_) {
     m = common;
+    m.index = index++;
     m.loss_weight = make_tensor(weights, DType::f32, {n});
     if (shape_.loss_weights) weights += n * 4;
     m.ids = make_tensor(next, DType::i32, {n});

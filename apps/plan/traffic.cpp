@@ -60,25 +60,18 @@ using comm::Op;
 using Add =
     std::function<void(const parallel::GroupId& id, Op op, int64_t count, int64_t bytes, bool balanced)>;
 
-/// Layers with experts on this rank.
-int64_t expert_layers(const RunPlan& plan) {
-  int64_t layers = 0;
-  for (int l = 0; plan.spec.moe.experts > 0 && l < static_cast<int>(plan.spec.layers); ++l)
-    layers += plan.spec.has_experts(l) && model::holds_block(plan.layout, plan.spec.layers, l) ? 1 : 0;
-  return layers;
-}
-
-/// What this rank's routers communicate: the counts of their experts (apps/model/moe.cpp).
+/// What this rank's routers communicate: the counts of their experts (apps/model/moe.cpp), for a loss in each
+/// layer and microbatch, else once (Decoder::add_expert_load()).
 void add_routers(const RunPlan& plan, const Add& add) {
   const model::ModelLayout& layout = plan.layout;
   const model::MoeSpec& moe = plan.spec.moe;
-  const int64_t layers = expert_layers(plan);
+  const int64_t layers = held_expert_layers(plan.spec, layout, plan.spec.layers);
   if (layers == 0) return;
-  const bool global = moe.aux_tokens == model::AuxLoss::global;
   const int64_t segments = moe.aux_tokens == model::AuxLoss::sequence ? plan.batch.micro : 1,
-                calls = layers * plan.batch.accumulation, bytes = calls * segments * moe.experts * 4;
+                counted = layers * plan.batch.accumulation, bytes = counted * segments * moe.experts * 4;
   const parallel::GroupId batch = model::batch_ranks(layout.tensor);
-  if (global)
+  const int64_t calls = moe.has_aux_loss() ? counted : 1;
+  if (moe.has_aux_loss() && moe.aux_tokens == model::AuxLoss::global)
     add(batch, Op::all_reduce, calls, bytes, false);
   else if (layout.tensor * layout.context > 1)
     add(model::microbatch_ranks(layout.tensor, layout.context), Op::all_reduce, calls, bytes, false);
@@ -231,7 +224,7 @@ void add_scales(const RunPlan& plan, const Add& add) {
 void add_experts(const RunPlan& plan, const Add& add_one) {
   const model::ModelLayout& layout = plan.layout;
   if (!model::exchanges_tokens(layout)) return;
-  const int64_t layers = expert_layers(plan);
+  const int64_t layers = held_expert_layers(plan.spec, plan.layout, plan.spec.layers);
   if (layers == 0) return;
   const model::MoeSpec& m = plan.spec.moe;
   const int64_t times = layers * plan.batch.accumulation;

@@ -109,8 +109,8 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.loss = -result.metrics[0] / static_cast<double>(step.loss_tokens);
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
-  if (run_.plan().spec.moe.experts > 0)
-    facts.router = {.aux_loss = result.router[0],
+  if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)
+    facts.router = {.aux_loss = moe.has_aux_loss() ? std::optional(result.router[0]) : std::nullopt,
                     .z_loss = result.router[1],
                     .load = result.router[2],
                     .rounds = result.expert_rounds};

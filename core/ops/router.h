@@ -52,15 +52,15 @@ struct RouterCounts {
 };
 
 /// metrics += share * {aux loss, z loss, load} with q = s / (sum of all s), b(t) the segment of token t:
-///   aux loss = sum over t, e of q[t, e] * E * counts[b(t), e] / (sum over all e' of counts[b(t), e']) /
-///   total z loss   = sum over t of logsumexp(logits[t])^2 / total load     = max over e / mean over e of the
-///   tokens of an expert
+///   aux loss = sum over t, e of q[t, e] E counts[b(t), e] / (sum over e' of counts[b(t), e']) / total
+///   z loss = sum over t of logsumexp(logits[t])^2 / total;  load = max over e / mean over e of the tokens
 /// If all tokens of a segment are counted, k S of them, the aux loss is the mean over segments of
-/// E / (k S^2) * sum over e of counts[b, e] * (sum over t in b of q[t, e]).
+/// E / (k S^2) * sum over e of counts[b, e] * (sum over t in b of q[t, e]). Without counts only the z loss is
+/// added, with counts and no tokens (N = 0) only the load.
 struct RouterBalance {
   RouterRule rule;
   Tensor logits;        ///< (N, E) f32
-  Tensor counts;        ///< (B, E) i32
+  Tensor counts;        ///< (B, E) i32 or empty
   int64_t first = 0;    ///< as in RouterCounts
   int64_t segment = 0;  ///< 0: N / B
   int64_t total = 0;    ///< 0: N

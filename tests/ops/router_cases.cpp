@@ -82,6 +82,29 @@ Outputs balance(Exec& e, const Setup& s) {
   return {{"metrics", rounded, s.experts}};
 }
 
+/// The z loss and the load, added one after the other.
+Outputs late_load(Exec& e, const Setup& s) {
+  Router r(s);
+  std::vector<std::byte> memory(e.libraries ? 0 : router_workspace(e.partials()));
+  Exec exact = e;
+  if (!e.libraries) exact.workspace = {memory.data(), memory.size()};
+  Buffer metrics = Buffer(DType::f64, {3}).fill(1.5);
+  router_forward(exact, forward_of(s, r));
+  router_counts(exact, {.expert = r.expert, .segment = s.n / s.segments, .counts = r.counts});
+  router_balance(exact,
+                 {.rule = s.rule, .logits = r.logits, .counts = {}, .share = 0.25f, .metrics = metrics});
+  router_balance(exact, {.rule = s.rule,
+                         .logits = make_tensor(nullptr, DType::f32, {0, s.experts}),
+                         .counts = r.counts,
+                         .share = 0.25f,
+                         .metrics = metrics});
+  synchronize(exact);
+  Buffer rounded(DType::f32, {3});
+  for (int64_t i = 0; i < 3; ++i) rounded.set(i, metrics.get(i));
+  expect(metrics.get(0) == 1.5, fmt::format("aux loss {}", metrics.get(0) - 1.5));
+  return {{"metrics", rounded, s.experts}};
+}
+
 Outputs backward(Exec& e, const Setup& s, float aux, float z, DType out) {
   Router r(s);
   Buffer dlogits(out, {s.n, s.experts});
@@ -275,6 +298,8 @@ NRL_OP_CASES(router) {
         {fmt::format("router.{} forward", s.name), [=](Exec& e) { return forward(e, s); }, true});
     registry.tests.push_back(
         {fmt::format("router.{} balance", s.name), [=](Exec& e) { return balance(e, s); }, true});
+    registry.tests.push_back(
+        {fmt::format("router.{} late load", s.name), [=](Exec& e) { return late_load(e, s); }, true});
     for (const DType t : {DType::f32, DType::bf16, DType::f16})
       for (const auto& [aux, z] : {std::pair{0.0f, 0.0f}, {0.7f, 0.0f}, {0.0f, 0.3f}, {3.0f, 2.0f}})
         registry.tests.push_back(

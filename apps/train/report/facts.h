@@ -18,9 +18,10 @@ struct StepFacts {
   double time = 0;                  ///< wall clock, seconds since the epoch; 0: the time of writing
   double loss = 0, lr = 0, grad_norm = 0;
   struct Router {
-    double aux_loss, z_loss;  ///< before their coefficients
-    double load;              ///< tokens of the busiest expert / the mean
-    int rounds = 1;           ///< in which rank 0's experts got their rows, at most
+    std::optional<double> aux_loss;  ///< before its coefficient; absent without one
+    double z_loss;                   ///< before its coefficient
+    double load;                     ///< tokens of the busiest expert / the mean
+    int rounds = 1;                  ///< in which rank 0's experts got their rows, at most
   };
   std::optional<Router> router = {};             ///< of models with experts: means over their layers
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks

@@ -49,7 +49,7 @@ JsonValue step_row(const StepFacts& f) {
                                      {"skipped", f.skipped}});
   if (f.loss_scale) row.set("loss_scale", *f.loss_scale);
   if (f.router) {
-    row.set("router_aux_loss", f.router->aux_loss);
+    if (f.router->aux_loss) row.set("router_aux_loss", *f.router->aux_loss);
     row.set("router_z_loss", f.router->z_loss);
     row.set("expert_load", f.router->load);
     row.set("expert_rounds", f.router->rounds);

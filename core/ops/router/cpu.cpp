@@ -136,7 +136,7 @@ float inverse_count(const int32_t* counts, int64_t experts) {
 }
 
 void balance_kernel(Exec& exec, const RouterBalance& a) {
-  const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), segments = a.counts.dim(0);
+  const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), segments = a.counts ? a.counts.dim(0) : 0;
   const int32_t* counts = data_of<const int32_t>(a.counts);
   // Fixed pieces, so that the sums do not depend on the number of threads.
   constexpr int64_t pieces = 16;
@@ -148,6 +148,7 @@ void balance_kernel(Exec& exec, const RouterBalance& a) {
         const float* x = data_of<const float>(a.logits) + t * experts;
         const double lse = static_cast<double>(log_sum_exp(x, experts, s));
         z[p] += lse * lse;
+        if (!a.counts) continue;
         scores(a.rule.score, x, experts, s);
         const int32_t* chosen = counts + (a.first + t) / a.segment * experts;
         float part = 0;

@@ -175,6 +175,8 @@ __global__ void __launch_bounds__(threads)
   for (int64_t t = begin + w; t < end; t += warps) {
     const float* x = logits + t * experts;
     const float lse = log_sum_exp(x, experts, lane);
+    z += static_cast<double>(lse) * static_cast<double>(lse);
+    if (!counts) continue;
     scores(kind, x, experts, lane, s);
     const int* chosen = counts + (first + t) / segment * experts;
     float part = 0, sum = 0, counted = 0;
@@ -184,7 +186,6 @@ __global__ void __launch_bounds__(threads)
       counted += static_cast<float>(chosen[e]);
     }
     aux += static_cast<double>(warp_sum(part) / (warp_sum(sum) + tiny) / fmaxf(warp_sum(counted), 1.0f));
-    z += static_cast<double>(lse) * static_cast<double>(lse);
     __syncwarp();
   }
   if (lane == 0) {
@@ -328,16 +329,17 @@ void counts_launch(Exec& exec, const RouterCounts& a) {
 }
 
 void balance_launch(Exec& exec, const RouterBalance& a) {
-  const int64_t n = a.logits.dim(0), segments = a.counts.dim(0);
+  const int64_t n = a.logits.dim(0), segments = a.counts ? a.counts.dim(0) : 0;
   const int experts = static_cast<int>(a.logits.dim(1));
   const int parts = static_cast<int>(n < exec.partials() ? n : exec.partials());
   Scratch scratch("router_balance", exec.workspace);
   const size_t bytes = static_cast<size_t>(parts) * sizeof(double);
   auto* aux = reinterpret_cast<double*>(scratch.bytes(bytes));
   auto* z = reinterpret_cast<double*>(scratch.bytes(bytes));
-  NRL_LAUNCH(balance_kernel, static_cast<unsigned>(parts), threads, sizeof(float) * warps * experts,
-             exec.stream, a.rule.score, data_of<const float>(a.logits), data_of<const int>(a.counts), n,
-             a.segment, a.first, experts, aux, z);
+  if (parts > 0)
+    NRL_LAUNCH(balance_kernel, static_cast<unsigned>(parts), threads, sizeof(float) * warps * experts,
+               exec.stream, a.rule.score, data_of<const float>(a.logits), data_of<const int>(a.counts), n,
+               a.segment, a.first, experts, aux, z);
   const auto d = [](int64_t v) { return static_cast<double>(v); };
   const double share = static_cast<double>(a.share);
   NRL_LAUNCH(balance_sum_kernel, 1, 256, 0, exec.stream, aux, z, parts, data_of<const int>(a.counts),

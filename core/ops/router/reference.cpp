@@ -87,18 +87,19 @@ double counted(const Tensor& counts, int64_t segment) {
 }
 
 void balance(Exec&, const RouterBalance& a) {
-  const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), segments = a.counts.dim(0);
+  const int64_t n = a.logits.dim(0), experts = a.logits.dim(1), segments = a.counts ? a.counts.dim(0) : 0;
   const auto d = [](int64_t x) { return static_cast<double>(x); };
   double aux = 0, z = 0, most = 0, all = 0;
   for (int64_t t = 0; t < n; ++t) {
     const std::vector<double> x = row_of(a.logits, t), s = scores(a.rule.score, x);
+    z += std::pow(log_sum_exp(x), 2);
+    if (!a.counts) continue;
     double sum = 0, part = 0;
     for (size_t e = 0; e < s.size(); ++e) {
       sum += s[e];
       part += s[e] * load(a.counts, (a.first + t) / a.segment, static_cast<int64_t>(e));
     }
     aux += part / sum / counted(a.counts, (a.first + t) / a.segment);
-    z += std::pow(log_sum_exp(x), 2);
   }
   for (int64_t e = 0; e < experts; ++e) {
     double of_expert = 0;
@@ -110,7 +111,7 @@ void balance(Exec&, const RouterBalance& a) {
   const auto share = static_cast<double>(a.share);
   metrics[0] += share * aux * d(experts) / static_cast<double>(a.total);
   metrics[1] += share * z / static_cast<double>(a.total);
-  if (!a.load) return;
+  if (!a.counts || !a.load) return;
   metrics[2] += share * most / (all / d(experts));
 }
 

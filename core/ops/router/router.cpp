@@ -1,5 +1,7 @@
 #include "core/ops/router.h"
 
+#include <algorithm>
+
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
@@ -120,11 +122,12 @@ void router_balance(Exec& exec, const RouterBalance& given) {
   if (noted(exec, Kernel::router_balance, given)) return;
   constexpr const char* op = "router_balance";
   check_logits(op, given.rule, given.logits);
-  const RouterBalance a = with_tokens(op, given);
-  check_counts(op, a.counts, a.segment, a.first, a.logits.dim(0), a.logits.dim(1));
+  RouterBalance a = with_tokens(op, given);
+  a.total = std::max<int64_t>(a.total, 1);
+  if (a.counts) check_counts(op, a.counts, a.segment, a.first, a.logits.dim(0), a.logits.dim(1));
   NRL_CHECK(is_vector(a.metrics, 3, DType::f64), "{}: metrics are {}", op, describe(a.metrics));
   const trace::Range range("router_balance");
-  if (a.logits.dim(0) > 0) exec.kernels->router_balance(exec, a);
+  if (a.logits.dim(0) > 0 || a.counts) exec.kernels->router_balance(exec, a);
 }
 
 void router_backward(Exec& exec, const RouterBackward& given) {
