@@ -25,15 +25,16 @@ class AllGatherDispatch final : public ExpertDispatch {
     source_ = add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = dispatched_rows});
     offsets_count_ = local_.count + 1;
     offsets = add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
-    tokens_ =
-        of_group("tokens of all ranks", spec.hidden * std::max(size_of(activation_), size_of(gradient_)),
-                 DType::u8, dispatch_rules(layout));
+    tokens_ = of_group("tokens of all ranks", spec.hidden, activation_, dispatch_rules(layout));
+    d_tokens_ = of_group("gradients of all ranks", spec.hidden, gradient_);
+    sums_ = of_group("parts of sums", spec.hidden * std::max(size_of(activation_), size_of(gradient_)),
+                     DType::u8);
     choice_ = of_group("experts of all tokens", 2 * k, DType::i32);
     weights_ = of_group("weights of all tokens", 2 * k, DType::f32);
-    combine_uses = {reads(slots.y, choice_, weights_), tokens_.bit()};
-    combine_backward_uses = {reads(source_), slots.d_y.bit() | tokens_.bit()};
+    combine_uses = {reads(slots.y, choice_, weights_), sums_.bit()};
+    combine_backward_uses = {{}, d_tokens_.bit()};
     gate_uses = {reads(choice_, weights_), weights_.bit()};
-    dispatch_backward_uses = {reads(slots.d_rows, choice_, weights_), tokens_.bit() | slots.d_prob.bit()};
+    dispatch_backward_uses = {reads(slots.d_rows, choice_, weights_), sums_.bit() | slots.d_prob.bit()};
   }
 
   void route(Run& r) const override {
@@ -48,9 +49,12 @@ class AllGatherDispatch final : public ExpertDispatch {
                                            .source = flat(r[source_])});
            });
   }
-  void dispatch(Run& r) const override {
-    r.step("dispatch", reads(slots_.x, source_), writes(slots_.rows, tokens_),
-           [&] { gather_rows(r, r[slots_.x], activation_, r[slots_.rows]); });
+  void start_dispatch(Run& r) const override {
+    r.step("dispatch", reads(slots_.x), writes(tokens_), [&] { start_gather(r, r[slots_.x], tokens_); });
+  }
+  void finish_dispatch(Run& r) const override {
+    r.step("dispatched", reads(slots_.x, tokens_, source_), writes(slots_.rows),
+           [&] { pick(r, tokens_, r[slots_.rows]); });
   }
 
   void combine(const Run& r, const Tensor& addend, const Tensor& out) const override {
@@ -58,7 +62,11 @@ class AllGatherDispatch final : public ExpertDispatch {
   }
 
   void combine_backward(const Run& r, const Tensor& d_out) const override {
-    gather_rows(r, d_out, gradient_, r[slots_.d_y]);
+    start_gather(r, d_out, d_tokens_);
+  }
+  void finish_dispatch_gradient(Run& r) const override {
+    r.dgrad("dispatched", reads(slots_.d_out, d_tokens_, source_), writes(slots_.d_y),
+            [&] { pick(r, d_tokens_, r[slots_.d_y]); });
   }
 
   Gate gate(const Run& r) const override {
@@ -83,19 +91,22 @@ class AllGatherDispatch final : public ExpertDispatch {
                                  comm::StreamRef{r.exec().stream})
           .wait();
   }
-  Tensor all_tokens(const Run& r, DType dtype) const {
-    const Tensor t = r[tokens_];
-    return make_tensor(t.data, dtype, {t.dim(0), spec_.hidden});
+  /// From all ranks into `slot`; until pick().
+  void start_gather(const Run& r, const Tensor& x, Slot slot) const {
+    if (comm::Communicator* const group = ranks(r))
+      r.in_flight().add(
+          slot, {group->all_gather_async(view_of(x), view_of(r[slot]), comm::StreamRef{r.exec().stream})});
   }
-  void gather_rows(const Run& r, const Tensor& x, DType dtype, const Tensor& out) const {
-    const Tensor all = all_tokens(r, dtype);
-    gather(r, x, all);
-    ops::permute(r.exec(), {.x = all, .source = flat(r[source_]), .top_k = spec_.moe.rule.top_k, .out = out});
+  void pick(const Run& r, Slot slot, const Tensor& out) const {
+    for (comm::Handle& handle : r.in_flight().take(slot)) handle.wait();
+    ops::permute(r.exec(),
+                 {.x = r[slot], .source = flat(r[source_]), .top_k = spec_.moe.rule.top_k, .out = out});
   }
   /// out = the sums over the ranks of this rank's tokens (+ addend).
   void add_up(const Run& r, const Tensor& x, const Tensor& prob, DType dtype, const Tensor& addend,
               const Tensor& out) const {
-    const Tensor all = all_tokens(r, dtype), row = second_half(r, choice_);
+    const Tensor parts = r[sums_], row = second_half(r, choice_);
+    const Tensor all = make_tensor(parts.data, dtype, {parts.dim(0), spec_.hidden});
     const int64_t n = out.dim(0), own = rank_ * n;
     // This rank adds the addend, to its own tokens.
     const auto tokens = [&](int64_t begin, int64_t count, const Tensor& more) {
@@ -114,10 +125,12 @@ class AllGatherDispatch final : public ExpertDispatch {
   const Slice local_;
   int64_t rank_;
   DType activation_, gradient_;
-  Slot source_;   ///< (R, 1) i32
-  Slot tokens_;   ///< (G n, H): tokens on their way
-  Slot choice_;   ///< (G n, 2k) i32: experts, then rows on this rank
-  Slot weights_;  ///< (G n, 2k) f32: the router's weights, then their gradients
+  Slot source_;    ///< (R, 1) i32
+  Slot tokens_;    ///< (G n, H): the tokens of all ranks
+  Slot d_tokens_;  ///< (G n, H): the gradients of their outputs
+  Slot sums_;      ///< (G n, H): this rank's parts of all tokens' outputs or gradients; read by no other step
+  Slot choice_;    ///< (G n, 2k) i32: experts, then rows on this rank
+  Slot weights_;   ///< (G n, 2k) f32: the router's weights, then their gradients
 };
 
 }  // namespace

@@ -52,6 +52,8 @@ class AllToAllDispatch final : public ExpertDispatch {
       leaving_ = staged("rows to return", activation_);
       d_staged_ = staged("gradients by ranks", gradient_);
     }
+    arrives_ = regroups_ ? arrived_ : slots.rows;
+    d_arrives_ = regroups_ ? d_staged_ : slots.d_y;
     combine_uses = {reads(slots.choice, slots.prob, returned_, regroups_ ? leaving_ : slots.y)};
     combine_backward_uses = {reads(source_, slots.prob), d_transit_.bit()};
     gate_uses = {reads(weights_), weights_.bit()};
@@ -74,13 +76,20 @@ class AllToAllDispatch final : public ExpertDispatch {
            [&] { send_counts(r); });
   }
 
-  void dispatch(Run& r) const override {
+  void start_dispatch(Run& r) const override {
     r.step("permute", reads(slots_.x, source_), writes(sent_),
            [&] { permute(r, r[slots_.x], r[sent_].rows(0, sent_of(r))); });
-    r.step("dispatch", reads(sent_, offsets), writes(slots_.rows, arrived_), [&] {
-      const Tensor rows = this->rows(r, slots_.rows), arrived = regroups_ ? this->rows(r, arrived_) : rows;
-      send(r, {{r[sent_].rows(0, sent_of(r)), arrived}});
-      if (regroups_) by_experts(r, arrived, rows);
+    r.step("dispatch", reads(sent_, offsets), writes(arrives_), [&] {
+      start_send(r, arrives_, {{r[sent_].rows(0, sent_of(r)), rows(r, arrives_)}});
+      // Rows that are not regrouped are recomputed by this step alone.
+      if (!regroups_ && r.recomputes()) finish(r, arrives_);
+    });
+  }
+
+  void finish_dispatch(Run& r) const override {
+    r.step("dispatched", reads(sent_, offsets, arrives_), regroups_ ? writes(slots_.rows) : writes(), [&] {
+      finish(r, arrives_);
+      if (regroups_) by_experts(r, rows(r, arrives_), rows(r, slots_.rows));
     });
   }
 
@@ -93,7 +102,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   }
 
   void combine(const Run& r, const Tensor& addend, const Tensor& out) const override {
-    finish_return(r, returned_);
+    finish(r, returned_);
     const int64_t n = sent_of(r);
     for (int64_t t = 0; t < exchange_.shape().etp; ++t)
       ops::unpermute(r.exec(), {.x = r[returned_].rows(t * n, n),
@@ -113,17 +122,23 @@ class AllToAllDispatch final : public ExpertDispatch {
                             .out = weights_in_transit(r, n)});
   }
 
-  void dispatch_gradient(Run& r) const override {
-    r.dgrad("dispatch", reads(d_transit_, offsets), writes(slots_.d_y, weights_, d_staged_), [&] {
+  void start_dispatch_gradient(Run& r) const override {
+    r.dgrad("dispatch", reads(d_transit_, offsets), writes(d_arrives_, weights_), [&] {
       const int64_t n = sent_of(r);
-      const Tensor d_y = rows(r, slots_.d_y), arrived = regroups_ ? rows(r, d_staged_) : d_y;
-      const Tensor weights = weights_of(r, router),
-                   arrived_weights = weights_of(r, regroups_ ? staged : router);
-      send(r, {{d_rows_in_transit(r, n), arrived}, {weights_in_transit(r, n), arrived_weights}});
-      if (!regroups_) return;
-      by_experts(r, arrived, d_y);
-      by_experts(r, arrived_weights, weights);
+      start_send(r, d_arrives_,
+                 {{d_rows_in_transit(r, n), rows(r, d_arrives_)},
+                  {weights_in_transit(r, n), weights_of(r, regroups_ ? staged : router)}});
     });
+  }
+
+  void finish_dispatch_gradient(Run& r) const override {
+    r.dgrad("dispatched", reads(d_transit_, offsets, d_arrives_, weights_),
+            regroups_ ? writes(slots_.d_y, weights_) : writes(), [&] {
+              finish(r, d_arrives_);
+              if (!regroups_) return;
+              by_experts(r, rows(r, d_arrives_), rows(r, slots_.d_y));
+              by_experts(r, weights_of(r, staged), weights_of(r, router));
+            });
   }
 
   void give_back_gradient(Run& r) const override {
@@ -145,7 +160,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   Gate gate(const Run& r) const override { return {weights_of(r, router), {}, weights_of(r, gradients)}; }
 
   void dispatch_backward(const Run& r, const Tensor& addend, const Tensor& d_x) const override {
-    finish_return(r, d_transit_);
+    finish(r, d_transit_);
     const int64_t copies = exchange_.shape().etp, n = sent_of(r);
     const Tensor returned = d_rows_in_transit(r, copies * n), weights = weights_in_transit(r, copies * n);
     const Tensor row = second_half(r, slots_.choice), d_prob = r[slots_.d_prob];
@@ -205,12 +220,13 @@ class AllToAllDispatch final : public ExpertDispatch {
   }
 
   void send_counts(const Run& r) const;
-  /// From this rank's tokens to the experts' rows.
-  void send(const Run& r, std::initializer_list<Pair> pairs) const {
+  /// From this rank's tokens to the experts' rows, into `slot`; until finish().
+  void start_send(const Run& r, Slot slot, std::initializer_list<Pair> pairs) const {
     if (comm::Communicator* const group = ranks(r))
-      exchange_.dispatch(*group, table(r), views(pairs), range(r), comm::StreamRef{r.exec().stream}).wait();
+      r.in_flight().add(slot, {exchange_.dispatch(*group, table(r), views(pairs), range(r),
+                                                  comm::StreamRef{r.exec().stream})});
   }
-  /// Back, into `slot`. The last round's are on their way until finish_return().
+  /// Back, into `slot`. The last round's are on their way until finish().
   void start_return(const Run& r, Slot slot, std::initializer_list<Pair> pairs) const {
     comm::Communicator* const group = ranks(r);
     if (!group) return;
@@ -219,7 +235,7 @@ class AllToAllDispatch final : public ExpertDispatch {
     if (!r.last_round()) return handle.wait();
     r.in_flight().add(slot, {std::move(handle)});
   }
-  static void finish_return(const Run& r, Slot slot) {
+  static void finish(const Run& r, Slot slot) {
     for (comm::Handle& handle : r.in_flight().take(slot)) handle.wait();
   }
   /// Rows as they arrive, and as the GEMMs of experts read them.
@@ -266,7 +282,8 @@ class AllToAllDispatch final : public ExpertDispatch {
   Slot arrived_;   ///< (R, H): the same at the experts, by ranks; as the next two unset if that is by experts
   Slot leaving_;   ///< (R, H): y by ranks
   Slot d_staged_;  ///< (R, H): gradients that arrive and leave
-  Slot returned_;  ///< (T sent, H)
+  Slot arrives_, d_arrives_;  ///< where rows and their gradients arrive: the staging slots, or rows and d_y
+  Slot returned_;             ///< (T sent, H)
   Slot d_transit_;  ///< (T sent) gradients of rows and weights, sent and then returned in the same place
   Slot weights_;  ///< (2 or 3, R) f32: the router's weights of the rows, their gradients, and either by ranks
 };

@@ -121,7 +121,7 @@ class LocalDispatch final : public ExpertDispatch {
     r.step(decide_once, "route", reads(slots_.choice, slots_.prob), writes(slots_.choice, source_, offsets),
            [&] { ops::dispatch_sort(r.exec(), sort(r, offsets_of(r), flat(r[source_]))); });
   }
-  void dispatch(Run& r) const override {
+  void finish_dispatch(Run& r) const override {
     r.step("dispatch", reads(slots_.x, source_), writes(slots_.rows),
            [&] { permute(r, r[slots_.x], r[slots_.rows]); });
   }

@@ -58,6 +58,7 @@ struct ExpertSlots {
   Slot d_prob;  ///< (n, k) f32
   Slot rows;    ///< (R, H): x of the rows
   Slot y;       ///< (R, H): the experts' outputs, not yet weighted
+  Slot d_out;   ///< (n, H): gradient of the sum of the weighted outputs
   Slot d_y;     ///< (R, H): gradient of the weighted sums
   Slot d_rows;  ///< (R, H)
 };
@@ -66,15 +67,18 @@ class ExpertDispatch {
  public:
   virtual ~ExpertDispatch() = default;
 
-  /// Decides where this rank's tokens go: the forward step before dispatch().
+  /// Decides where this rank's tokens go: the forward step before the dispatch.
   virtual void route(Run& r) const = 0;
-  // Steps within Run::rounds().
+  // Steps within Run::rounds(). Rows are on their way between start_ and finish_, and after give_back until
+  // combine(): the shared expert is computed then.
   /// Forward: `rows`.
-  virtual void dispatch(Run& r) const = 0;
+  virtual void start_dispatch(Run& /*r*/) const {}
+  virtual void finish_dispatch(Run& r) const = 0;
   /// Forward, when y is computed: begins to send it back.
   virtual void give_back(Run& /*r*/) const {}
   /// Backward: d_y and the weights of its rows.
-  virtual void dispatch_gradient(Run& /*r*/) const {}
+  virtual void start_dispatch_gradient(Run& /*r*/) const {}
+  virtual void finish_dispatch_gradient(Run& /*r*/) const {}
   /// Backward, when d_rows and the gradients of the weights are computed: begins to send them back.
   virtual void give_back_gradient(Run& /*r*/) const {}
   /// Arguments of Run::rounds().
@@ -88,7 +92,7 @@ class ExpertDispatch {
   };
   /// out (n, H) = the weighted sums of y (+ addend, which may be out).
   virtual void combine(const Run& r, const Tensor& addend, const Tensor& out) const = 0;
-  /// Reads d_out (n, H), the gradient of the weighted sums; then d_y follows, or dispatch_gradient().
+  /// Reads d_out (n, H), the gradient of the weighted sums. d_y follows, or the dispatch of the gradient.
   virtual void combine_backward(const Run& r, const Tensor& d_out) const = 0;
   /// Arguments of ops::GateBackward.
   struct Gate {

@@ -233,6 +233,8 @@ class Run {
   /// parts from all rounds, and a later step of the forward pass reads it. There are never more than `most`
   /// rounds: the dry run records as many, but no more than show everything that lives at the same time.
   void rounds(int n, int most, Slot carried, const std::function<void()>& steps);
+  /// Within the `steps` of rounds(): executes `steps` that are no part of the rounds, in one round only (0).
+  void once(const std::function<void()>& steps);
   /// The part of the rows, from 0, that a step within rounds() has, and whether it is the last one.
   int round() const { return round_.index; }
   bool last_round() const { return round_.last; }
@@ -330,6 +332,7 @@ class Run {
     memory::SlotSet carried = 0;
   };
   Round round_;
+  bool skips_ = false;            ///< steps of once() in another round
   uint64_t recompute_steps_ = 0;  ///< recompute: the forward steps to execute, as bits
   /// Slots that this pass reads from the buffers that they are recomputed in or fetched to.
   memory::SlotSet restored_ = 0;

@@ -69,6 +69,7 @@ Moe::Moe(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe&
                                .d_prob = d_prob_,
                                .rows = rows_,
                                .y = y_,
+                               .d_out = d_proj_ ? d_proj_ : d_out,
                                .d_y = d_y_,
                                .d_rows = d_rows_});
   in_proj_ = Projection(recipe, add,
@@ -191,8 +192,7 @@ void Moe::forward(Run& r) {
   });
   dispatch_->route(r);
   r.rounds(dispatch_->rounds(r), dispatch_->most_rounds(), dispatch_->carried(), [&] { experts_forward(r); });
-  // While the rows return.
-  if (shared_.in) shared_forward(r);
+  if (shared_.in) shared_forward_out(r);
   const ExpertDispatch::Uses& uses = dispatch_->combine_uses;
   r.step("combine", reads(shared_.out, shared_.prob) | uses.reads, writes(out_).with(uses.writes), [&] {
     Tensor addend = r[shared_.out];
@@ -205,7 +205,9 @@ void Moe::forward(Run& r) {
 }
 
 void Moe::experts_forward(Run& r) {
-  dispatch_->dispatch(r);
+  dispatch_->start_dispatch(r);
+  if (shared_.in) r.once([&] { shared_forward_in(r); });
+  dispatch_->finish_dispatch(r);
   in_proj_.quantize_input(r, {rows_});
   r.step("experts_in", in_proj_.input_reads(rows_), writes(in_),
          [&] { in_proj_.multiply(r, rows_, rows(r, in_)); });
@@ -258,13 +260,25 @@ void Moe::count(const Run& r) const {
   }
 }
 
-void Moe::shared_forward(Run& r) {
+void Moe::shared_forward_in(Run& r) {
   const Shared& s = shared_;
-  const Slot x = s.input->x, partial = s.output->partial;
+  const Slot x = s.input->x;
   s.input->gather(r);
   s.in_proj.quantize_input(r, {x});
   r.step("shared_in", s.in_proj.input_reads(x), writes(s.in), [&] { s.in_proj.multiply(r, x, r[s.in]); });
   if (s.act) r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, r[s.in], r[s.act]); });
+  if (!s.prob) return;
+  // Of all tokens on every rank: the gradient of its weights needs them.
+  r.step("shared_gate", reads(x), writes(s.logit, s.expert, s.prob), [&] {
+    ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_gate), .out = r[s.logit]});
+    ops::router_forward(r.exec(),
+                        {.rule = gate_rule, .logits = r[s.logit], .expert = r[s.expert], .prob = r[s.prob]});
+  });
+}
+
+void Moe::shared_forward_out(Run& r) {
+  const Shared& s = shared_;
+  const Slot partial = s.output->partial;
   s.out_proj.quantize_input(r, {s.in, spec_.activation, true});
   r.step("shared_out", s.out_proj.input_reads(s.act), writes(partial, s.out), [&] {
     s.output->multiply(r, [&](const GemmRows& rows) {
@@ -272,13 +286,6 @@ void Moe::shared_forward(Run& r) {
                                      .weight = s.out_proj.weight(r),
                                      .out = rows.output(r[partial])});
     });
-  });
-  if (!s.prob) return;
-  // Of all tokens on every rank: the gradient of its weights needs them.
-  r.step("shared_gate", reads(x), writes(s.logit, s.expert, s.prob), [&] {
-    ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_gate), .out = r[s.logit]});
-    ops::router_forward(r.exec(),
-                        {.rule = gate_rule, .logits = r[s.logit], .expert = r[s.expert], .prob = r[s.prob]});
   });
 }
 
@@ -292,7 +299,7 @@ void Moe::backward(Run& r) {
   r.dgrad("combine", reads(d_proj) | d.combine_backward_uses.reads,
           writes().with(d.combine_backward_uses.writes), [&] { d.combine_backward(r, r[d_proj]); });
   r.rounds(d.rounds(r), d.most_rounds(), {}, [&] { experts_backward(r); });
-  if (shared_.in) shared_backward(r);
+  if (shared_.in) shared_backward_in(r);
   // Adds to the gradient of the shared expert's input.
   const Slot d_shared = shared_.in ? d_norm_ : Slot{};
   r.dgrad("router", reads(choice_, logits_, counts_, d_shared) | d.dispatch_backward_uses.reads,
@@ -323,7 +330,9 @@ void Moe::backward(Run& r) {
 
 void Moe::experts_backward(Run& r) {
   const ExpertDispatch& d = *dispatch_;
-  d.dispatch_gradient(r);
+  d.start_dispatch_gradient(r);
+  if (shared_.in) r.once([&] { shared_backward_out(r); });
+  d.finish_dispatch_gradient(r);
   out_proj_.quantize_gradient(r, {d_y_});
   r.dgrad("experts_out", out_proj_.gradient_reads(d_y_), writes(d_act_),
           [&] { out_proj_.multiply_gradient(r, d_y_, rows(r, d_act_)); });
@@ -356,9 +365,9 @@ void Moe::experts_backward(Run& r) {
   in_proj_.wgrad(r, "experts_in", d_in_, rows_);
 }
 
-void Moe::shared_backward(Run& r) {
+void Moe::shared_backward_out(Run& r) {
   const Shared& s = shared_;
-  const Slot x = s.input->x, d_x = s.input->d_x, d_proj = s.output->d_full;
+  const Slot d_proj = s.output->d_full;
   s.output->gather(r);
   s.out_proj.quantize_gradient(r, {.slot = d_proj, .amax = d_out_amax_});
   r.dgrad("shared_out", s.out_proj.gradient_reads(d_proj), writes(s.d_act),
@@ -383,8 +392,12 @@ void Moe::shared_backward(Run& r) {
             });
     s.out_proj.quantize_weighted(r, s.gated);
   }
-  const Slot d_act = s.prob ? s.d_gated : s.d_act, act = s.prob ? s.gated : s.act;
-  s.out_proj.wgrad(r, "shared_out", d_proj, act);
+  s.out_proj.wgrad(r, "shared_out", d_proj, s.prob ? s.gated : s.act);
+}
+
+void Moe::shared_backward_in(Run& r) {
+  const Shared& s = shared_;
+  const Slot x = s.input->x, d_x = s.input->d_x, d_act = s.prob ? s.d_gated : s.d_act;
   if (s.d_in)
     r.dgrad("shared_activation", reads(d_act, s.in), writes(over(s.d_in, s.in)),
             [&] { activate_backward(r, r[d_act], r[s.in], r[s.d_in]); });

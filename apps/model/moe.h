@@ -68,9 +68,13 @@ class Moe {
   /// The steps of the experts' rows, of one round.
   void experts_forward(Run& r);
   void experts_backward(Run& r);
-  void shared_forward(Run& r);
+  // The shared expert's steps up to its activation run while the experts' rows or gradients are on their way
+  // there, those after it while they return; the backward pass likewise.
+  void shared_forward_in(Run& r);
+  void shared_forward_out(Run& r);
+  void shared_backward_out(Run& r);
   /// Sets d_norm_ to the gradient of the shared expert's input.
-  void shared_backward(Run& r);
+  void shared_backward_in(Run& r);
   /// The weights of the shared expert for this rank's part of the tokens.
   Tensor shared_prob(const Run& r) const;
   void activate(const Run& r, const Tensor& in, const Tensor& act) const;

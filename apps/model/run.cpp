@@ -18,6 +18,7 @@ bool Run::enter(Pass pass, memory::Modes modes, std::string_view name, Reads rea
     return false;
   }
   const int step = cursor_++;
+  if (skips_) return false;
   switch (pass) {
     case Pass::forward:
       if ((modes & mode_) == 0) return false;
@@ -77,6 +78,21 @@ void Run::rounds(int n, int most, Slot carried, const std::function<void()>& ste
   }
   stage_->end_rounds();
   round_ = {};
+}
+
+void Run::once(const std::function<void()>& steps) {
+  if (table_) {
+    table_->end_rounds();
+    steps();
+    table_->begin_rounds();
+    return;
+  }
+  // A recomputation chooses its steps itself.
+  skips_ = round_.index > 0 && !(recomputes() && round_.recomputes);
+  const bool last = std::exchange(round_.last, true);
+  steps();
+  round_.last = last;
+  skips_ = false;
 }
 
 std::span<int32_t> Run::host_values() const {
