@@ -9,8 +9,11 @@
 namespace nrl::model {
 namespace {
 
-/// A row in transit, and its weight.
-constexpr int64_t weight_bytes = 16;
+constexpr int64_t transit_alignment = 16;  ///< bytes
+
+int64_t aligned(int64_t bytes) {
+  return (bytes + transit_alignment - 1) / transit_alignment * transit_alignment;
+}
 
 class AllToAllDispatch final : public ExpertDispatch {
  public:
@@ -18,7 +21,8 @@ class AllToAllDispatch final : public ExpertDispatch {
                    const AddSlot& add, const ExpertSlots& slots)
       : ExpertDispatch(spec, slots),
         exchange_(expert_shape(spec, layout), layout.expert_group_rank()),
-        regroups_(exchange_.shape().local() > 1),
+        parts_(exchange_.shape().etp),
+        regroups_(exchange_.shape().local() > 1 || parts_ > 1),
         most_rounds_(rounds_at_most(spec.moe, exchange_.shape())),
         activation_(recipe.activations()),
         gradient_(recipe.gradients()) {
@@ -35,13 +39,12 @@ class AllToAllDispatch final : public ExpertDispatch {
                  .dtype = activation_,
                  .rows = sent_rows,
                  .rules = dispatch_rules(layout)});
-    returned_ =
-        add({.name = "rows returned", .width = spec.hidden, .dtype = activation_, .rows = returned_rows});
-    const int64_t d_row = (spec.hidden * size_of(gradient_) + weight_bytes - 1) / weight_bytes * weight_bytes;
+    returned_ = add({.name = "rows returned", .width = spec.hidden, .dtype = activation_, .rows = sent_rows});
+    d_row_bytes_ = aligned(spec.hidden * size_of(gradient_));
     d_transit_ = add({.name = "gradients in transit",
-                      .width = d_row + weight_bytes,
+                      .width = d_row_bytes_ + aligned(parts_ * size_of(DType::f32)),
                       .dtype = DType::u8,
-                      .rows = returned_rows});
+                      .rows = sent_rows});
     weights_ = add({.name = "weights of rows", .width = 2 + regroups_, .rows = dispatched_rows});
     if (regroups_) {
       const auto staged = [&](std::string_view name, DType dtype, std::string_view rules = "") {
@@ -78,9 +81,9 @@ class AllToAllDispatch final : public ExpertDispatch {
 
   void start_dispatch(Run& r) const override {
     r.step("permute", reads(slots_.x, source_), writes(sent_),
-           [&] { permute(r, r[slots_.x], r[sent_].rows(0, sent_of(r))); });
+           [&] { permute_parts(r, r[slots_.x], r[sent_].rows(0, sent_of(r))); });
     r.step("dispatch", reads(sent_, offsets), writes(arrives_), [&] {
-      start_send(r, arrives_, {{r[sent_].rows(0, sent_of(r)), rows(r, arrives_)}});
+      start_send(r, arrives_, {r[sent_].rows(0, sent_of(r)), rows(r, arrives_)});
       // Rows that are not regrouped are recomputed by this step alone.
       if (!regroups_ && r.recomputes()) finish(r, arrives_);
     });
@@ -89,32 +92,32 @@ class AllToAllDispatch final : public ExpertDispatch {
   void finish_dispatch(Run& r) const override {
     r.step("dispatched", reads(sent_, offsets, arrives_), regroups_ ? writes(slots_.rows) : writes(), [&] {
       finish(r, arrives_);
-      if (regroups_) by_experts(r, rows(r, arrives_), rows(r, slots_.rows));
+      if (regroups_) by_experts(r, rows(r, arrives_), rows(r, slots_.rows), parts_);
     });
   }
 
   void give_back(Run& r) const override {
     r.step("return", reads(slots_.y, offsets), writes(returned_, leaving_), [&] {
       const Tensor y = rows(r, slots_.y), leaving = regroups_ ? rows(r, leaving_) : y;
-      if (regroups_) by_ranks(r, y, leaving);
-      start_return(r, returned_, {{leaving, r[returned_].rows(0, returned_of(r))}});
+      if (regroups_) by_ranks(r, y, leaving, parts_);
+      start_return(r, returned_, {leaving, r[returned_].rows(0, sent_of(r))});
     });
   }
 
   void combine(const Run& r, const Tensor& addend, const Tensor& out) const override {
     finish(r, returned_);
-    const int64_t n = sent_of(r);
-    for (int64_t t = 0; t < exchange_.shape().etp; ++t)
-      ops::unpermute(r.exec(), {.x = r[returned_].rows(t * n, n),
+    const Tensor returned = r[returned_].rows(0, sent_of(r));
+    for (int part = 0; part < parts_; ++part)
+      ops::unpermute(r.exec(), {.x = block(returned, part),
                                 .row = second_half(r, slots_.choice),
                                 .prob = r[slots_.prob],
-                                .addend = t == 0 ? addend : out,
-                                .out = out});
+                                .addend = columns(addend, part),
+                                .out = columns(out, part)});
   }
 
   void combine_backward(const Run& r, const Tensor& d_out) const override {
     const int64_t n = sent_of(r);
-    permute(r, d_out, d_rows_in_transit(r, n));
+    permute_parts(r, d_out, d_rows_in_transit(r, n));
     const Tensor prob = r[slots_.prob];
     ops::permute(r.exec(), {.x = make_tensor(prob.data, DType::f32, {prob.numel(), 1}),
                             .source = flat(r[source_]).rows(0, n),
@@ -125,9 +128,8 @@ class AllToAllDispatch final : public ExpertDispatch {
   void start_dispatch_gradient(Run& r) const override {
     r.dgrad("dispatch", reads(d_transit_, offsets), writes(d_arrives_, weights_), [&] {
       const int64_t n = sent_of(r);
-      start_send(r, d_arrives_,
-                 {{d_rows_in_transit(r, n), rows(r, d_arrives_)},
-                  {weights_in_transit(r, n), weights_of(r, regroups_ ? staged : router)}});
+      start_send(r, d_arrives_, {d_rows_in_transit(r, n), rows(r, d_arrives_)},
+                 {weights_in_transit(r, n), weights_of(r, regroups_ ? staged : router)});
     });
   }
 
@@ -136,24 +138,24 @@ class AllToAllDispatch final : public ExpertDispatch {
             regroups_ ? writes(slots_.d_y, weights_) : writes(), [&] {
               finish(r, d_arrives_);
               if (!regroups_) return;
-              by_experts(r, rows(r, d_arrives_), rows(r, slots_.d_y));
-              by_experts(r, weights_of(r, staged), weights_of(r, router));
+              by_experts(r, rows(r, d_arrives_), rows(r, slots_.d_y), parts_);
+              by_experts(r, weights_of(r, staged), weights_of(r, router), 1);
             });
   }
 
   void give_back_gradient(Run& r) const override {
     r.dgrad("return", reads(slots_.d_rows, weights_, offsets, d_transit_),
             writes(d_transit_, weights_, d_staged_), [&] {
-              const int64_t n = returned_of(r);
+              const int64_t n = sent_of(r);
               const Tensor d_rows = rows(r, slots_.d_rows), leaving = regroups_ ? rows(r, d_staged_) : d_rows;
               const Tensor weights = weights_of(r, gradients),
                            leaving_weights = weights_of(r, regroups_ ? staged : gradients);
               if (regroups_) {
-                by_ranks(r, d_rows, leaving);
-                by_ranks(r, weights, leaving_weights);
+                by_ranks(r, d_rows, leaving, parts_);
+                by_ranks(r, weights, leaving_weights, 1);
               }
-              start_return(r, d_transit_,
-                           {{leaving, d_rows_in_transit(r, n)}, {leaving_weights, weights_in_transit(r, n)}});
+              start_return(r, d_transit_, {leaving, d_rows_in_transit(r, n)},
+                           {leaving_weights, weights_in_transit(r, parts_ * n)});
             });
   }
 
@@ -161,17 +163,19 @@ class AllToAllDispatch final : public ExpertDispatch {
 
   void dispatch_backward(const Run& r, const Tensor& addend, const Tensor& d_x) const override {
     finish(r, d_transit_);
-    const int64_t copies = exchange_.shape().etp, n = sent_of(r);
-    const Tensor returned = d_rows_in_transit(r, copies * n), weights = weights_in_transit(r, copies * n);
+    const int64_t n = sent_of(r);
+    const Tensor returned = d_rows_in_transit(r, n), weights = weights_in_transit(r, parts_ * n);
     const Tensor row = second_half(r, slots_.choice), d_prob = r[slots_.d_prob];
     const Tensor entries = make_tensor(row.data, DType::i32, {row.numel(), 1}),
                  d_entries = make_tensor(d_prob.data, DType::f32, {d_prob.numel(), 1});
-    for (int64_t t = 0; t < copies; ++t) {
-      ops::unpermute(r.exec(),
-                     {.x = returned.rows(t * n, n), .row = row, .addend = t == 0 ? addend : d_x, .out = d_x});
-      ops::unpermute(r.exec(), {.x = weights.rows(t * n, n),
+    for (int part = 0; part < parts_; ++part) {
+      ops::unpermute(r.exec(), {.x = block(returned, part),
+                                .row = row,
+                                .addend = columns(addend, part),
+                                .out = columns(d_x, part)});
+      ops::unpermute(r.exec(), {.x = weights.rows(part * n, n),
                                 .row = entries,
-                                .addend = t == 0 ? Tensor{} : d_entries,
+                                .addend = part == 0 ? Tensor{} : d_entries,
                                 .out = d_entries});
     }
   }
@@ -198,9 +202,8 @@ class AllToAllDispatch final : public ExpertDispatch {
   // While kernels are collected nothing is routed: every rank gets as many rows, or expert_load times as
   // many.
   int64_t sent_of(const Run& r) const { return r.exec().needed ? most(r).sent : exchange_.sent(table(r)); }
-  int64_t returned_of(const Run& r) const { return exchange_.shape().etp * sent_of(r); }
   static int64_t planned_load(const Run& r, const ExpertRows& rows) {
-    const double load = r.context().expert_load * static_cast<double>(rows.returned);
+    const double load = r.context().expert_load * static_cast<double>(rows.balanced);
     return std::clamp<int64_t>(std::llround(load), 1, rows.most);
   }
   int64_t received_of(const Run& r) const {
@@ -220,30 +223,62 @@ class AllToAllDispatch final : public ExpertDispatch {
   }
 
   void send_counts(const Run& r) const;
-  /// From this rank's tokens to the experts' rows, into `slot`; until finish().
-  void start_send(const Run& r, Slot slot, std::initializer_list<Pair> pairs) const {
-    if (comm::Communicator* const group = ranks(r))
-      r.in_flight().add(slot, {exchange_.dispatch(*group, table(r), views(pairs), range(r),
-                                                  comm::StreamRef{r.exec().stream})});
+  // Rows are communicated in T blocks (rows, H / T) of their columns, one behind the other.
+  int64_t part_width() const { return spec_.hidden / parts_; }
+  /// Part of the columns of (n, H); empty of an empty tensor.
+  Tensor columns(const Tensor& t, int part) const {
+    return t ? t.columns(part * part_width(), part_width()) : t;
   }
-  /// Back, into `slot`. The last round's are on their way until finish().
-  void start_return(const Run& r, Slot slot, std::initializer_list<Pair> pairs) const {
+  /// A block in the memory of (n, H).
+  Tensor block(const Tensor& t, int part) const {
+    const int64_t n = t.dim(0);
+    return make_tensor(static_cast<std::byte*>(t.data) + part * n * part_width() * size_of(t.dtype), t.dtype,
+                       {n, part_width()}, t.device);
+  }
+  int own_part(const Run& r) const { return r.layout().expert_tensor_rank; }
+
+  /// From this rank's tokens to the experts' rows, into `slot`; until finish(). The T ranks of an expert
+  /// gather `rows` from the blocks that each of them gets.
+  void start_send(const Run& r, Slot slot, const Pair& rows, const Pair& weights = {}) const {
     comm::Communicator* const group = ranks(r);
     if (!group) return;
-    comm::Handle handle =
-        exchange_.combine(*group, table(r), views(pairs), range(r), comm::StreamRef{r.exec().stream});
-    if (!r.last_round()) return handle.wait();
-    r.in_flight().add(slot, {std::move(handle)});
+    const comm::StreamRef stream{r.exec().stream};
+    const Tensor own = block(rows.out, own_part(r));
+    std::vector<comm::Handle> handles{
+        exchange_.dispatch(*group, table(r), views({rows.in, own}, weights), range(r), stream)};
+    if (parts_ > 1)
+      handles.push_back(ranks(r, expert_parts_group)
+                            ->all_gather_async(view_of(own), view_of(rows.out), {stream, handles.front()}));
+    r.in_flight().add(slot, std::move(handles));
+  }
+  /// Back, into `slot`, in blocks of the sums over the T ranks. The last round's are on their way until
+  /// finish().
+  void start_return(const Run& r, Slot slot, const Pair& rows, const Pair& weights = {}) const {
+    comm::Communicator* const group = ranks(r);
+    if (!group) return;
+    const comm::StreamRef stream{r.exec().stream};
+    const Tensor own = block(rows.in, own_part(r));
+    std::vector<comm::Handle> handles;
+    if (parts_ > 1)
+      handles.push_back(
+          ranks(r, expert_parts_group)
+              ->reduce_scatter_async(view_of(rows.in), view_of(own), comm::Reduce::sum, stream));
+    const comm::After after = parts_ > 1 ? comm::After{stream, handles.front()} : comm::After{stream};
+    handles.push_back(exchange_.combine(*group, table(r), views({own, rows.out}, weights), range(r), after));
+    r.in_flight().add(slot, std::move(handles));
+    if (!r.last_round()) finish(r, slot);
   }
   static void finish(const Run& r, Slot slot) {
     for (comm::Handle& handle : r.in_flight().take(slot)) handle.wait();
   }
-  /// Rows as they arrive, and as the GEMMs of experts read them.
-  void by_experts(const Run& r, const Tensor& arrived, const Tensor& rows) const {
-    regroup(r, arrived, rows, false);
+  // Rows as they arrive, in blocks if their columns are in `parts`, and as the GEMMs of experts read them.
+  void by_experts(const Run& r, const Tensor& arrived, const Tensor& rows, int parts) const {
+    for (int part = 0; part < parts; ++part)
+      regroup(r, parts > 1 ? block(arrived, part) : arrived, parts > 1 ? columns(rows, part) : rows, false);
   }
-  void by_ranks(const Run& r, const Tensor& rows, const Tensor& leaving) const {
-    regroup(r, rows, leaving, true);
+  void by_ranks(const Run& r, const Tensor& rows, const Tensor& leaving, int parts) const {
+    for (int part = 0; part < parts; ++part)
+      regroup(r, parts > 1 ? columns(rows, part) : rows, parts > 1 ? block(leaving, part) : leaving, true);
   }
   void regroup(const Run& r, const Tensor& x, const Tensor& out, bool placed_in) const {
     const int64_t at = offsets_at_ + r.round() * round_values_ + offsets_count_, n = exchange_.group_count();
@@ -253,7 +288,11 @@ class AllToAllDispatch final : public ExpertDispatch {
                                  .placed_in = placed_in,
                                  .out = out});
   }
-  static std::vector<parallel::RowExchange::Rows> views(std::initializer_list<Pair> pairs);
+  static std::vector<parallel::RowExchange::Rows> views(const Pair& rows, const Pair& weights);
+  /// Rows of tokens in the order in which they are sent, in blocks.
+  void permute_parts(const Run& r, const Tensor& x, const Tensor& out) const {
+    for (int part = 0; part < parts_; ++part) permute(r, columns(x, part), block(out, part));
+  }
   void permute(const Run& r, const Tensor& x, const Tensor& out) const {
     ops::permute(
         r.exec(),
@@ -269,22 +308,24 @@ class AllToAllDispatch final : public ExpertDispatch {
   /// Behind the rows.
   Tensor weights_in_transit(const Run& r, int64_t n) const {
     const Tensor t = r[d_transit_];
-    return make_tensor(static_cast<std::byte*>(t.data) + t.dim(0) * (t.dim(1) - weight_bytes), DType::f32,
-                       {n, 1});
+    return make_tensor(static_cast<std::byte*>(t.data) + t.dim(0) * d_row_bytes_, DType::f32, {n, 1});
   }
 
   const parallel::RowExchange exchange_;
-  const bool regroups_;  ///< rows do not arrive by experts
+  const int parts_;      ///< T: of the matrices of an expert
+  const bool regroups_;  ///< rows do not arrive by experts, or in blocks
   const int most_rounds_;
   DType activation_, gradient_;
+  int64_t d_row_bytes_;
   Slot source_;    ///< (sent, 1) i32
   Slot sent_;      ///< (sent, H): rows by experts, of this rank's tokens
   Slot arrived_;   ///< (R, H): the same at the experts, by ranks; as the next two unset if that is by experts
   Slot leaving_;   ///< (R, H): y by ranks
   Slot d_staged_;  ///< (R, H): gradients that arrive and leave
   Slot arrives_, d_arrives_;  ///< where rows and their gradients arrive: the staging slots, or rows and d_y
-  Slot returned_;             ///< (T sent, H)
-  Slot d_transit_;  ///< (T sent) gradients of rows and weights, sent and then returned in the same place
+  Slot returned_;             ///< (sent, H)
+  /// (sent) gradients of rows and weights, sent and then returned in the same place; T weights return.
+  Slot d_transit_;
   Slot weights_;  ///< (2 or 3, R) f32: the router's weights of the rows, their gradients, and either by ranks
 };
 
@@ -324,12 +365,10 @@ void AllToAllDispatch::send_counts(const Run& r) const {
   ops::upload(r.exec(), values(r, offsets, offsets_at_, host.back() * round_values_), local.data());
 }
 
-std::vector<parallel::RowExchange::Rows> AllToAllDispatch::views(std::initializer_list<Pair> pairs) {
-  std::vector<parallel::RowExchange::Rows> out;
-  for (const Pair& p : pairs) {
-    NRL_CHECK(p.in.contiguous() && p.out.contiguous() && p.in.dim(1) == p.out.dim(1));
-    out.push_back({view_of(p.in), view_of(p.out), p.in.dim(1)});
-  }
+std::vector<parallel::RowExchange::Rows> AllToAllDispatch::views(const Pair& rows, const Pair& weights) {
+  std::vector<parallel::RowExchange::Rows> out{
+      {view_of(rows.in), view_of(rows.out), std::min(rows.in.dim(1), rows.out.dim(1)), true}};
+  if (weights.in) out.push_back({view_of(weights.in), view_of(weights.out), 1});
   return out;
 }
 

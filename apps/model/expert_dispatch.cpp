@@ -13,8 +13,6 @@ int64_t ExpertRows::of(RowDomain domain) const {
       return sent;
     case dispatched_rows:
       return dispatched;
-    case returned_rows:
-      return returned;
     case expert_group_rows:
       return group;
     case dispatched_rows_by_16:
@@ -44,11 +42,10 @@ ExpertRows expert_rows(const ModelSpec& spec, const ModelLayout& layout, int64_t
   const int64_t capacity = m.capacity(tokens, generation);
   const bool pad = capacity > 0 && m.pad_to_capacity;
   rows.most = most_received(expert_shape(spec, layout), tokens, m.rule.top_k, {.rows = capacity, .pad = pad});
-  rows.returned = rows.sent * layout.expert_tensor;
+  rows.balanced = rows.sent * layout.expert_tensor;
   rows.group = tokens * layout.expert_ranks();
-  // With a balanced router a rank gets as many rows as come back to it.
   const double slack = generation || pad || m.dispatcher == TokenDispatcher::allgather ? 0 : m.row_slack;
-  const auto balanced = static_cast<double>(rows.returned);
+  const auto balanced = static_cast<double>(rows.balanced);
   rows.dispatched =
       slack > 0 ? std::min(rows.most, static_cast<int64_t>(std::ceil(slack * balanced))) : rows.most;
   return rows;
@@ -61,8 +58,8 @@ std::array<int64_t, row_domains> domain_rows(const ModelSpec& spec, const ModelL
   rows[sequence_rows] = own;
   rows[head_chunk_rows] = head_chunk;
   const ExpertRows experts = expert_rows(spec, layout, own, generation);
-  for (const RowDomain d : {sent_rows, dispatched_rows, returned_rows, expert_group_rows,
-                            dispatched_rows_by_16, dispatched_rows_by_128})
+  for (const RowDomain d :
+       {sent_rows, dispatched_rows, expert_group_rows, dispatched_rows_by_16, dispatched_rows_by_128})
     rows[d] = experts.of(d);
   rows[one_row] = 1;
   return rows;
@@ -95,10 +92,10 @@ ops::DispatchSort ExpertDispatch::sort(const Run& r, const Tensor& offsets, cons
           .source = source};
 }
 
-comm::Communicator* ExpertDispatch::ranks(const Run& r) {
+comm::Communicator* ExpertDispatch::ranks(const Run& r, const parallel::GroupId& group) {
   if (r.exec().needed) return nullptr;
   NRL_CHECK(r.context().groups, "experts on several ranks without groups");
-  return &(*r.context().groups)[expert_exchange_group];
+  return &(*r.context().groups)[group];
 }
 
 namespace {

@@ -4,8 +4,9 @@
 // On a rank with all experts, rows are copied in the order of experts. Otherwise tokens go to other ranks of
 // the expert group (expert_exchange_group), G of them, in one of two ways (MoeSpec::dispatcher):
 //
-//   alltoall    every row goes to the ranks of its expert (parallel::RowExchange). The hosts must know how
-//               many rows there are: one all-gather of the ranks' counts that the host waits for. Experts
+//   alltoall    every row goes to the ranks of its expert (parallel::RowExchange), a part of its columns to
+//               each, and they gather it; the sums of their results return in such parts. The hosts must know
+//               how many rows there are: one all-gather of the ranks' counts that the host waits for. Experts
 //               that are padded to their capacity need no counts. There is memory for
 //               MoeSpec::row_slack times the rows of a balanced router; if a rank gets more, all ranks work
 //               in rounds (Run::rounds()).
@@ -27,9 +28,10 @@ namespace nrl::model {
 
 /// Rows of a layer with experts that there is memory for: the row domains of the same names.
 struct ExpertRows {
-  int64_t sent = 0, dispatched = 0, returned = 0, group = 0;
-  int64_t most = 0;     ///< that a rank may get; more than `dispatched` are exchanged in rounds
-  int64_t experts = 0;  ///< of this rank
+  int64_t sent = 0, dispatched = 0, group = 0;
+  int64_t balanced = 0;  ///< that a rank gets from balanced routers
+  int64_t most = 0;      ///< that a rank may get; more than `dispatched` are exchanged in rounds
+  int64_t experts = 0;   ///< of this rank
   int64_t of(RowDomain domain) const;
 };
 /// For `tokens` tokens on every rank. `generation`: no token is dropped.
@@ -46,6 +48,8 @@ bool exchanges_tokens(const ModelLayout& layout);
 /// The ranks that exchange tokens, on a lane of their own: experts do not wait for gradients and weights that
 /// are communicated at the same time.
 inline constexpr parallel::GroupId expert_exchange_group = parallel::group::etp_ep.on_lane(3);
+/// The ranks with parts of the same experts, which gather the rows of alltoall.
+inline constexpr parallel::GroupId expert_parts_group = parallel::group::etp.on_lane(3);
 
 /// The recompute rules of the experts' input. To copy tokens is as cheap as a norm, to exchange them is not.
 std::string_view dispatch_rules(const ModelLayout& layout);
@@ -126,7 +130,7 @@ class ExpertDispatch {
   /// The sort of this rank's choices.
   ops::DispatchSort sort(const Run& r, const Tensor& offsets, const Tensor& source) const;
   /// Null while kernels are collected (ops::Exec::needed).
-  static comm::Communicator* ranks(const Run& r);
+  static comm::Communicator* ranks(const Run& r, const parallel::GroupId& group = expert_exchange_group);
 
   const ModelSpec& spec_;
   const ExpertSlots slots_;

@@ -78,7 +78,6 @@ enum RowDomain : uint8_t {
   // Of layers with experts: ExpertRows.
   sent_rows,          ///< choices of this rank's tokens
   dispatched_rows,    ///< rows that this rank's experts get
-  returned_rows,      ///< rows that come back from the experts
   expert_group_rows,  ///< tokens of all ranks among which tokens are sent
   /// dispatched_rows in FP8 copies, in which experts begin at multiples of 16 or 128 (row_unit()).
   dispatched_rows_by_16,

@@ -119,6 +119,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
     out.insert(out.end(), used.begin(), used.end());
   }
   if (sizes.ep * sizes.etp > 1) out.push_back(model::expert_exchange_group);
+  if (sizes.etp > 1) out.push_back(model::expert_parts_group);
   if (sizes.pp > 1) out.push_back(group::pp);
   return out;
 }

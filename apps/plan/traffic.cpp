@@ -228,8 +228,11 @@ void add_experts(const RunPlan& plan, const Add& add_one) {
   if (layers == 0) return;
   const model::MoeSpec& m = plan.spec.moe;
   const int64_t times = layers * plan.batch.accumulation;
+  const auto add_to = [&](const parallel::GroupId& id, Op op, int64_t count, int64_t bytes, bool balanced) {
+    add_one(id, op, count * times, bytes * times, balanced);
+  };
   const auto add = [&](Op op, int64_t count, int64_t bytes, bool balanced = false) {
-    add_one(model::expert_exchange_group, op, count * times, bytes * times, balanced);
+    add_to(model::expert_exchange_group, op, count, bytes, balanced);
   };
   const int64_t ranks = layout.expert_ranks(), k = m.rule.top_k;
   const int64_t tokens = plan.decoder->options().tokens / (layout.sequence_parallel ? layout.tensor : 1);
@@ -243,9 +246,11 @@ void add_experts(const RunPlan& plan, const Add& add_one) {
     return;
   }
   if (!is_padded(m, tokens)) add(Op::all_gather, 1, ranks * (m.experts + 1) * word);
-  add(Op::exchange, 4,
-      rows_sent(m, tokens) * layout.expert_tensor * (2 * activations + 2 * (gradients + word)),
-      !is_padded(m, tokens));
+  const int64_t rows = rows_sent(m, tokens), parts = layout.expert_tensor;
+  add(Op::exchange, 4, rows * (2 * activations + 2 * (gradients + parts * word)), !is_padded(m, tokens));
+  if (parts == 1) return;
+  for (const Op op : {Op::all_gather, Op::reduce_scatter})
+    add_to(model::expert_parts_group, op, 2, rows * parts * (activations + gradients), !is_padded(m, tokens));
 }
 
 /// What the forward steps communicate that the backward pass repeats.
@@ -263,16 +268,16 @@ void add_repeated(const RunPlan& plan, const Add& add_one) {
     const model::CommCalls c = calls_of_sum(layout, overlap, tokens, of_tokens(tokens, activations));
     add(parallel::group::tp, c.op, c.count, c.bytes);
   };
-  const auto experts = [&](Op of_all_gather) {
+  const auto experts = [&](Op op) {
     if (!model::exchanges_tokens(layout)) return;
     const model::MoeSpec& m = plan.spec.moe;
     const int64_t own = tokens / (layout.sequence_parallel ? layout.tensor : 1);
     if (m.dispatcher == model::TokenDispatcher::allgather)
-      add(model::expert_exchange_group, of_all_gather, 1,
-          of_tokens(layout.expert_ranks() * own, activations));
-    else
-      add(model::expert_exchange_group, Op::exchange, 1,
-          of_tokens(rows_sent(m, own) * layout.expert_tensor, activations), !is_padded(m, own));
+      return add(model::expert_exchange_group, op, 1, of_tokens(layout.expert_ranks() * own, activations));
+    const int64_t bytes = of_tokens(rows_sent(m, own), activations);
+    add(model::expert_exchange_group, Op::exchange, 1, bytes, !is_padded(m, own));
+    if (layout.expert_tensor > 1)
+      add(model::expert_parts_group, op, 1, bytes * layout.expert_tensor, !is_padded(m, own));
   };
   for (const model::Decoder::Repeated& r : plan.decoder->repeated())
     for (uint64_t steps = r.steps; steps != 0; steps &= steps - 1) {

@@ -188,6 +188,8 @@ void check_expert_ranks(const ConfigResult& result, const model::ModelSpec& spec
   };
   divides(experts, ep, spec.moe.experts, "experts");
   divides(parts, etp, spec.moe.ffn, "columns of an expert");
+  if (spec.moe.dispatcher == model::TokenDispatcher::alltoall)
+    divides(parts, etp, spec.hidden, "columns of the residual stream");
   if (ep * etp == 1) return;
   const std::string ranks = fmt::format("experts are divided over {} ranks", ep * etp);
   const bool gathers = spec.moe.dispatcher == model::TokenDispatcher::allgather;

@@ -133,7 +133,8 @@ comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const in
   messages.reserve(2 * rows.size() * static_cast<size_t>(shape_.ranks()));
   for (size_t i = 0; i < rows.size(); ++i) {
     const Rows& x = rows[i];
-    const int64_t at_source = forth ? own : own * shape_.etp;
+    const bool same = forth && !x.divided;  // for all T ranks
+    const int64_t at_source = same ? own : own * shape_.etp;
     NRL_CHECK(x.in.count >= (forth ? at_source : arrived) * x.width &&
                   x.out.count >= (forth ? arrived : at_source) * x.width && x.in.dtype == x.out.dtype,
               "rows of {}: {} elements in, {} out; {} sent, {} received", x.width, x.in.count, x.out.count,
@@ -151,7 +152,7 @@ comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const in
     for (int p = 0; p < shape_.ep; ++p)
       for (int t = 0; t < shape_.etp; ++t) {
         const Part& part = to[static_cast<size_t>(p)];
-        add(forth, part.first + (forth ? 0 : t * own), part.rows, p * shape_.etp + t);
+        add(forth, part.first + (same ? 0 : t * own), part.rows, p * shape_.etp + t);
       }
     for (int source = 0; source < shape_.ranks(); ++source) {
       const Part& part = from[static_cast<size_t>(source)];

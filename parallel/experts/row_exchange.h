@@ -6,8 +6,11 @@
 // Its rows lie in the order of experts: those of expert e are [offsets[e], offsets[e + 1])
 // (core/ops/dispatch.h).
 //
-//   dispatch   every row goes to the T ranks of its expert
-//   combine    the results go back the same way: a source gets T of each row, parts of a sum
+//   dispatch   every row, or each of T parts of its columns, goes to the T ranks of its expert
+//   combine    the results go back the same way: a source gets T of each row
+//
+// Rows whose columns are divided cross the network once: the T ranks gather the parts from each other, and
+// sum their results into parts before those go back (group::etp; apps/model/expert_alltoall.cpp).
 //
 // A rank gets one message from every other: their rows lie one behind the other as they arrive, in the order
 // [source, local expert]. The GEMMs read them by experts, [local expert, source]; groups() says how one order
@@ -83,6 +86,7 @@ class RowExchange {
     comm::ConstView in;
     comm::View out;
     int64_t width = 1;
+    bool divided = false;  ///< dispatch: `in` is (T, sent, width), the rows for each of the T ranks
   };
   /// Of each of `rows`: `in` has all rows that this rank sends, by experts, `out` gets those of the range as
   /// they arrive. Collective over `ranks`, which is the group.

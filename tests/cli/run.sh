@@ -321,9 +321,14 @@ case $case_name in
         policy.gradient_checkpointing=true
     done
     traffic_of sharded-layers 2 distributed.shard_strategy=optim_grads_params policy.checkpoint_every=2
+    traffic_of padded-parts4 4 "$experts" distributed.expert_parallel_size=2 distributed.expert_tensor_parallel_size=2 \
+      policy.checkpoint_every=2 policy.model.moe_expert_capacity_factor=1.5 \
+      policy.model.moe_pad_expert_input_to_capacity=true
+    grep -q '^etp lane 3|reduce_scatter|' planned.txt || fail "no sums among parts of experts: $(cat planned.txt)"
     traffic_of experts4 4 "$experts" distributed.expert_parallel_size=2 distributed.tensor_parallel_size=2 \
       distributed.shard_strategy=optim policy.model.moe_token_dispatcher_type=allgather
-    # Routers count the tokens of each expert over the ranks of a microbatch, and of the global batch.
+    # Routers count the tokens of each expert over the ranks of a microbatch, and of the global batch; without a loss that
+    # needs them once per step.
     experts="policy.model={model_type: qwen2_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 48,"
     experts+=" num_hidden_layers: 3, num_attention_heads: 4, num_experts: 4, num_experts_per_tok: 2, mlp_only_layers: [1],"
     experts+=" moe_intermediate_size: 16, shared_expert_intermediate_size: 16, moe_router_score_function: sigmoid}"
@@ -333,6 +338,8 @@ case $case_name in
     traffic_of experts2 2 "$experts" distributed.shard_strategy=optim_grads_params $bias
     traffic_of experts-tensor2 2 "$experts" distributed.tensor_parallel_size=2 policy.precision=bfloat16
     traffic_of experts-tensor4 4 "$experts" distributed.tensor_parallel_size=2 $kind=global_aux_loss $loss $bias
+    traffic_of experts-load4 4 "$experts" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2
+    grep -q '^tp-cp lane 2|all_reduce|1|' planned.txt || fail "counts are not summed once: $(cat planned.txt)"
     traffic_of experts-context4 4 "$experts" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
       $kind=seq_aux_loss $loss policy.train_micro_batch_size=2
     expect 0 run 1 report optim2/logs

@@ -114,13 +114,17 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
       for (int64_t i = 0; i < rows[static_cast<size_t>(rank)][static_cast<size_t>(e)]; ++i)
         for (int64_t c = 0; c < width; ++c) wanted.push_back(result(value(rank, begin + i, c), e, t));
     }
+  // The rows for each of the T ranks, which differ.
+  std::vector<float> divided;
+  for (int t = 0; t < shape.etp; ++t)
+    for (const float x : own) divided.push_back(x + 0.25f * static_cast<float>(t));
   // All at once, and in rounds of a part of the rows.
   const int64_t most = exchange.most_received(table);
   CHECK(received <= most);
   std::vector<RowRange> ways{RowRange{}};
   for (const int64_t n : {most / 2 + 1, most / 5 + 1, int64_t{1}})
     if (n > 1 || most < 10) ways.push_back({0, n});
-  Data<float> in(backend, own), in_weights(backend, own_weights);
+  Data<float> in(backend, own), in_weights(backend, own_weights), in_divided(backend, divided);
   for (RowRange range : ways) {
     CAPTURE(range.rows);
     Data<float> returned(backend, own.size() * static_cast<size_t>(shape.etp), -1.0f);
@@ -142,17 +146,21 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
         for (int32_t i = 0; i < begin[g + 1] - begin[g]; ++i) order.push_back(place[g] + i);
 
       const auto count = static_cast<size_t>(n);
-      Data<float> out(backend, count * width, -1.0f), out_weights(backend, count, -1.0f);
-      const std::array forth{RowExchange::Rows{in, out, width},
-                             RowExchange::Rows{in_weights, out_weights, 1}};
+      Data<float> out(backend, count * width, -1.0f), out_weights(backend, count, -1.0f),
+          out_divided(backend, count * width, -1.0f);
+      const std::array forth{RowExchange::Rows{in, out, width}, RowExchange::Rows{in_weights, out_weights, 1},
+                             RowExchange::Rows{in_divided, out_divided, width, true}};
       exchange.dispatch(backend.comm(), table, forth, range, backend.stream()).wait();
-      const std::vector<float> arrived = out.read(), arrived_weights = out_weights.read();
+      const std::vector<float> arrived = out.read(), arrived_weights = out_weights.read(),
+                               arrived_part = out_divided.read();
       std::vector<float> results;
       for (size_t i = 0; i < count; ++i) {
         const auto row = static_cast<size_t>(at + order[i]);
         CHECK(arrived_weights[i] == weights[row]);
         for (size_t c = 0; c < width; ++c) {
           CHECK(arrived[i * width + c] == expected[row * width + c]);
+          CHECK(arrived_part[i * width + c] ==
+                expected[row * width + c] + 0.25f * static_cast<float>(rank % shape.etp));
           results.push_back(result(expected[row * width + c], expert[row], rank % shape.etp));
         }
       }
