@@ -209,7 +209,7 @@ TEST_CASE("several gathers and several reductions are one operation each", "[com
       const std::vector<float>& got = all[i] == 7 ? in[i]->read() : out[i]->read();
       for (int r = 0; r < n; ++r)
         for (int64_t k = 0; k < all[i]; ++k) {
-          const float whole = reduced<float>(Reduce::sum, n, r * all[i] + k), own = value<float>(r, k);
+          const float whole = reduced<float>(Reduce::sum, r * all[i] + k), own = value<float>(r, k);
           const bool summed = all[i] == 7 || r == 0;
           bad += !(summed ? agrees(backend, got[static_cast<size_t>(r * all[i] + k)], whole, n)
                           : same(got[static_cast<size_t>(r * all[i] + k)], own));
