@@ -52,10 +52,10 @@ struct TrainState {
 struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
-  std::string resolved_config;   ///< YAML text
-  JsonValue run;                 ///< record_to_json() of apps/train/resume.h
-  HfFiles hf;                    ///< additional files of the model directory
-  SavePlans* plans = nullptr;  ///< see CheckpointWriter::Options
+  std::string resolved_config;  ///< YAML text
+  JsonValue run;                ///< record_to_json() of apps/train/resume.h
+  HfFiles hf;                   ///< additional files of the model directory
+  SavePlans* plans = nullptr;   ///< see CheckpointWriter::Options
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.
