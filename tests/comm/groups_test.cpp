@@ -112,6 +112,8 @@ TEST_CASE("with a device every group is there for host and for device memory", "
   groups.check();
 }
 
+// The host runs the collectives of these tests on device memory, whose large blocks the simulated device
+// leaves open to it.
 TEST_CASE("where a communicator runs one operation at a time, groups and channels are split from the world's",
           "[grid][device]") {
   const int n = world().size(), me = world().rank();
