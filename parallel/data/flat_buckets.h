@@ -68,7 +68,7 @@ int64_t auto_bucket_elements(int64_t total, int ranks);
 class FlatBuckets {
  public:
   static constexpr int64_t param_align = 64;
-  static constexpr int64_t shard_unit = 61440;  // 2^12 * 3 * 5
+  static constexpr int64_t shard_unit = 61440;   // 2^12 * 3 * 5
   static constexpr int64_t min_shard_align = 8;  // 16 bytes of bf16
 
   FlatBuckets() = default;

@@ -300,8 +300,8 @@ TEST_CASE("a stage that is out of memory is an error on all ranks, which then tr
     const ConfigResult config = config_of(setup), too_large = config_of(large);
     const plan::GridPosition position = plan::grid_position(config.config, n, me);
     train::Placement placement(test_world(), config);
-    const parallel::Groups groups(position.grid, world, train::groups_of_run(config, position),
-                                  std::nullopt, plan::needed_channels(config.config, position));
+    const parallel::Groups groups(position.grid, world, train::groups_of_run(config, position), std::nullopt,
+                                  plan::needed_channels(config.config, position));
     for (int victim = 0; victim < n; ++victim) {
       std::unique_ptr<engine::Engine> engine;
       const comm::ErrorConsensus vote = comm::attempt_on_all(world, [&] {
