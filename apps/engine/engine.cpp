@@ -174,6 +174,7 @@ void Engine::allocate() {
 }
 
 void Engine::register_memory() {
+  if (!ranks_->registers()) return;
   const memory::MemoryPlan& memory = plan_->memory;
   std::string layout;
   for (const memory::MemoryPlan::Buffer& b : memory.buffers())

@@ -29,8 +29,7 @@ struct StreamGradient {
 /// A slot of a largest magnitude, set to 0, or an empty one; as an op takes it.
 Tensor zero_amax(Run& r, Slot amax);
 
-/// Whether the norm before a GEMM must store its output: it need not if this rank alone reads it, to round it
-/// to FP8.
+/// True if the norm before a GEMM must store its output: unless this rank alone reads it, to round it to FP8.
 bool stores_norm(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
                  precision::Gemm gemm);
 

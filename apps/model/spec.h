@@ -57,7 +57,7 @@ struct MoeSpec {
   int64_t capacity(int64_t tokens, bool generation) const;
   /// Rows that all experts get of `tokens`, at most.
   int64_t rows(int64_t tokens, bool generation) const;
-  /// Whether a loss depends on the tokens of each expert.
+  /// True if a loss depends on the tokens of each expert.
   bool has_aux_loss() const { return aux_loss > 0; }
   /// Whether training counts the tokens of each expert over a step.
   bool counts_steps() const { return expert_bias || aux_tokens == AuxLoss::global; }

@@ -30,7 +30,7 @@ inline constexpr std::string_view gather_rule = "gather";
 /// The ranks that have parts of the tokens of a microbatch, of `tensor` x `context` ranks.
 parallel::GroupId microbatch_ranks(int tensor, int context);
 
-/// Whether tensor-parallel ranks round their own rows of an operand of a layer's GEMM to FP8 and gather the
+/// True if tensor-parallel ranks round their own rows of an operand of a layer's GEMM to FP8 and gather the
 /// codes: of x, where the weight is split by rows (ColumnInput), or of dy (RowOutput). Otherwise they gather
 /// the rows as they are, and an FP8 GEMM rounds all of them. The numbers are the same.
 bool gathers_fp8(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, int layer,

@@ -26,7 +26,7 @@ enum class Kind : uint8_t {
   checkpoint,
 };
 std::string_view name_of(Kind kind);
-/// Whether values of this kind must be equal.
+/// True if values of this kind must be equal.
 bool exact(Kind kind);
 
 /// Which run is compared with the reference: the layout, the layout after it has resumed from a checkpoint,

@@ -28,11 +28,12 @@ void require_same_groups(comm::Communicator& world, const std::vector<GroupId>& 
       fail(Exit::internal, "ranks request different groups: rank 0: {}; rank {}: {}", all[0], r, all[r]);
 }
 
-/// Index of the first of `earlier` with the same groups on every rank and the same lane; earlier.size():
-/// none. Members alone do not tell: several ids may leave out this rank.
+/// Numbers the partitions of the ranks, with their lanes, in the order in which ids ask for them. Members
+/// alone do not identify one: several ids may leave out this rank.
 class Partitions {
  public:
   explicit Partitions(const ProcessGrid& grid) : grid_(grid) {}
+  /// Equal for ids with the same groups on every rank and the same lane.
   size_t index_of(const GroupId& id) {
     Partition partition{id.lane, grid_.groups(id)};
     const auto at = std::find(known_.begin(), known_.end(), partition);

@@ -82,6 +82,8 @@ class Groups {
   bool member(const GroupId& id) const;
   /// Where the memory that the groups communicate is allocated for register_memory() to be of use.
   const device::Allocator& allocator() const { return allocator_; }
+  /// True if the device's options ask for register_memory().
+  bool registers() const { return registers_; }
   /// Registers this rank's memory with the groups in which it is laid out alike on all ranks (`layout`: equal
   /// hashes), and with the channels; nothing unless the device's options ask for it. Collective. The
   /// registrations must be destroyed before the memory and the groups.
