@@ -36,18 +36,19 @@ def version_text(number):
     return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
-def torch_libraries(torch):
-    """Versions of the libraries that this process has loaded."""
-    versions = {}
-    if torch.backends.cudnn.version():
-        versions["cuDNN"] = version_text(torch.backends.cudnn.version())
+def torch_libraries():
+    """Versions and files of the libraries that this process has loaded."""
     with open("/proc/self/maps") as maps:
-        path = next((line.split()[-1] for line in maps if "/libcublasLt.so" in line), None)
-    if path:
-        get = ctypes.CDLL(path).cublasLtGetVersion
-        get.restype = ctypes.c_size_t
-        versions["cuBLASLt"] = version_text(get())
-    return versions
+        files = [line.split()[-1] for line in maps if "/lib" in line]
+
+    found = {}
+    for name, library, function in (("cuDNN", "libcudnn.so", "cudnnGetVersion"), ("cuBLASLt", "libcublasLt.so", "cublasLtGetVersion")):
+        path = next((f for f in files if os.path.basename(f).startswith(library)), None)
+        get = getattr(ctypes.CDLL(path), function, None) if path else None
+        if get:
+            get.restype = ctypes.c_size_t
+            found[name] = f"{version_text(get())} in {path}"
+    return found
 
 
 def train(job):
@@ -102,9 +103,9 @@ def train(job):
     used = median(seconds[job["warmup"]:])
     tokens = job["sequences"] * job["length"]
     return {
-        "program": "torch " + torch.__version__, "libraries": torch_libraries(torch), "compile": job["compile"], "sdpa": spec.sdpa,
+        "program": "torch " + torch.__version__, "libraries": torch_libraries(), "compile": job["compile"], "sdpa": spec.sdpa,
         "micro_batch": job["micro_batch"], "sequences": job["sequences"], "step_ms": used * 1e3, "tokens_per_s": tokens / used,
-        "flops_per_s": tokens / used * spec.flops_per_token(job["length"]), "first_step_s": first, "loss_last": float(loss) * accumulate,
+        "flops_per_s": tokens / used * spec.flops_per_token(job["length"]), "first_step_s": first, "loss_last": float(loss.detach()) * accumulate,
         "allocated_bytes": torch.cuda.max_memory_allocated() if cuda else None,
         "reserved_bytes": torch.cuda.max_memory_reserved() if cuda else None,
         "peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
@@ -170,13 +171,19 @@ def run_ours(args, micro):
     return result
 
 
+def environment_of_others():
+    """Without the library paths of nrl-train, which would come before PyTorch's own."""
+    return {name: value for name, value in os.environ.items()
+            if not name.startswith(("LD_LIBRARY_PATH", "LD_PRELOAD", "OPAL_", "OMPI_", "PMIX_", "PRTE_"))}
+
+
 def run_torch(args, ours, compiled, micro):
     """One variant of PyTorch with microbatches of `micro` sequences or, if memory is short, fewer."""
     job = {key: ours[key] for key in ("model", "length", "sequences", "precision")}
     job.update(device=args.device, steps=args.steps, warmup=args.warmup, compile=compiled, threads=ours["device"].get("threads", 1))
     while True:
         job["micro_batch"] = micro
-        environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **os.environ}
+        environment = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", **environment_of_others()}
         if args.device == "cpu":
             environment["OMP_NUM_THREADS"] = str(job["threads"])
         with DeviceMemory(args.device) as memory:
@@ -202,9 +209,10 @@ def memory_of(result, device):
 
 
 def our_libraries(args):
-    """Versions in the output of `nrl-train doctor`."""
+    """Versions and files in the output of `nrl-train doctor`: library      cuDNN 9.19.0 in /usr/lib/libcudnn.so.9"""
     text = subprocess.run([args.nrl_train, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
-    return {words[1]: words[2] for words in (line.split() for line in text.splitlines()) if words[:1] == ["library"] and len(words) == 3}
+    lines = (line.split(maxsplit=2) for line in text.splitlines() if line.startswith("library "))
+    return {name: rest for _, name, rest in lines if rest[0].isdigit()}
 
 
 class Comparison:

@@ -50,8 +50,8 @@ void note_choice(const Exec& exec, LibraryChoice choice);
 /// does not support the device.
 std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const LibraryOptions& options);
 
-/// "cuBLASLt 13.1.0", "cuDNN 9.19.0": the libraries that this process has loaded; needs no GPU. Empty in a
-/// build without CUDA.
+/// "cuBLASLt 13.1.0 in FILE", "cuDNN 9.19.0 in FILE": the libraries that this process has loaded; needs no
+/// GPU. Empty in a build without CUDA.
 std::vector<std::string> cuda_library_versions();
 
 /// For a dry run on a device with this major number of its compute capability: answers what the rules of the

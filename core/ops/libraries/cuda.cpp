@@ -19,15 +19,27 @@ std::unique_ptr<Libraries> open_cuda_libraries(device::Runtime& runtime, const L
   return libraries;
 }
 
+namespace {
+
+/// " in FILE": the library that has this function.
+std::string place_of(const void* function) {
+  Dl_info info{};
+  return dladdr(function, &info) != 0 && info.dli_fname ? fmt::format(" in {}", info.dli_fname) : "";
+}
+
+}  // namespace
+
 std::vector<std::string> cuda_library_versions() {
-  std::vector<std::string> list{gemm::cublaslt_version()};
+  std::vector<std::string> list{gemm::cublaslt_version() +
+                                place_of(dlsym(RTLD_DEFAULT, "cublasLtGetVersion"))};
   // cuDNN is loaded when a run opens it, not before.
   void* library = dlopen("libcudnn.so.9", RTLD_NOW | RTLD_LOCAL);
   using Version = size_t (*)();
   const auto version = library ? reinterpret_cast<Version>(dlsym(library, "cudnnGetVersion")) : nullptr;
   if (version) {
     const size_t dnn = version();
-    list.push_back(fmt::format("cuDNN {}.{}.{}", dnn / 10000, dnn / 100 % 100, dnn % 100));
+    list.push_back(fmt::format("cuDNN {}.{}.{}{}", dnn / 10000, dnn / 100 % 100, dnn % 100,
+                               place_of(reinterpret_cast<const void*>(version))));
   } else {
     list.push_back("no cuDNN 9 can be loaded: attention runs on our own kernels");
   }
