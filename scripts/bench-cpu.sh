@@ -64,28 +64,26 @@ unset OMP_NUM_THREADS
 torch_run=()
 torch_note="PyTorch was not measured"
 if $torch; then
-  for python in python3 /usr/bin/python3; do
-    if "$python" -c 'import torch' 2>/dev/null; then
-      torch_run=(env "OMP_NUM_THREADS=$threads")
-      for flag in avx512f:SKYLAKEX avx2:HASWELL; do
-        if grep -qm 1 -w "${flag%%:*}" /proc/cpuinfo; then
-          torch_run+=("OPENBLAS_CORETYPE=${flag#*:}")
-          torch_note="PyTorch with OPENBLAS_CORETYPE=${flag#*:}"
-          break
-        fi
-      done
-      blas=$(compgen -G '/usr/lib/*/openblas-openmp/libblas.so.3' | head -n 1 || true)
-      if [[ -n $blas ]]; then
-        torch_run+=("LD_PRELOAD=$blas")
-        torch_note+=" and OpenBLAS's OpenMP build"
-      else
-        torch_note+="; NOT TUNED: install libopenblas-openmp-dev for the OpenMP BLAS"
+  if python=$(find_torch); then
+    torch_run=(env "OMP_NUM_THREADS=$threads")
+    for flag in avx512f:SKYLAKEX avx2:HASWELL; do
+      if grep -qm 1 -w "${flag%%:*}" /proc/cpuinfo; then
+        torch_run+=("OPENBLAS_CORETYPE=${flag#*:}")
+        torch_note="PyTorch with OPENBLAS_CORETYPE=${flag#*:}"
+        break
       fi
-      torch_run+=("$python" scripts/bench/torch_train.py)
-      break
+    done
+    blas=$(compgen -G '/usr/lib/*/openblas-openmp/libblas.so.3' | head -n 1 || true)
+    if [[ -n $blas ]]; then
+      torch_run+=("LD_PRELOAD=$blas")
+      torch_note+=" and OpenBLAS's OpenMP build"
+    else
+      torch_note+="; NOT TUNED: install libopenblas-openmp-dev for the OpenMP BLAS"
     fi
-  done
-  if ((${#torch_run[@]} == 0)); then torch_note="PyTorch is not installed (package python3-torch): no comparison"; fi
+    torch_run+=("$python" scripts/bench/torch_train.py)
+  else
+    torch_note="PyTorch is not installed (package python3-torch): no comparison"
+  fi
 fi
 
 # Text for the token files: this tree. A byte vocabulary fits every model.

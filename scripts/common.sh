@@ -71,5 +71,23 @@ mpi_setup() {
   export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
 }
 
+# find_torch: prints the first Python that has PyTorch: $NRL_PYTHON, python3 or the system's.
+find_torch() {
+  local python
+  for python in ${NRL_PYTHON:+"$NRL_PYTHON"} python3 /usr/bin/python3; do
+    if outside "$python" -c 'import torch' 2>/dev/null; then
+      echo "$python"
+      return
+    fi
+  done
+  return 1
+}
+# Runs a command of another program without the library paths of ours: its own libraries have their own.
+outside() {
+  local name names=()
+  for name in $(compgen -e | grep -E '^(LD_LIBRARY_PATH|LD_PRELOAD|OPAL_|OMPI_|PMIX_|PRTE_)'); do names+=(-u "$name"); done
+  env "${names[@]}" "$@"
+}
+
 # Of the numbers on standard input; nothing if there are none.
 median() { LC_ALL=C sort -g | awk '{ v[NR] = $1 } END { if (NR) printf "%.9g\n", NR % 2 ? v[(NR + 1) / 2] : (v[NR / 2] + v[NR / 2 + 1]) / 2 }'; }
