@@ -144,6 +144,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
                           placement.device(), placement.host_threads(), false, placement.memory());
   if (gpu) plan::require_memory(config, *made, placement.capacity(), "the GPU");
   phases.begin("memory", "");
+  const auto free_memory = [&] { return gpu ? placement.exec().device->free_memory() : 0; };
+  const size_t free_before = free_memory();
   engine::Engine engine(std::move(made), engine::training_options(c), placement.groups(), placement.exec());
   engine::LanguageModeling objective;
   int kernels = 0;
@@ -156,6 +158,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const BatchPlan& batch = plan.batch;
   const train::LrSchedule schedule = train::make_lr_schedule(c.policy, count, batch.global);
   const std::vector<Step> steps = run_steps(world, phases, engine, schedule, count);
+  // Of the plan, and what libraries and the driver have allocated for themselves since.
+  const size_t used = free_before - std::min(free_before, free_memory());
 
   const double step_ms = median_ms(steps, warmup_steps), first = steps.front().time - process_start;
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
@@ -186,6 +190,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   report.set("mfu", mfu > 0 ? JsonValue(mfu) : JsonValue());
   report.set("flops_per_token", flops);
   report.set("planned_bytes", plan.memory.total_bytes());
+  if (gpu) report.set("used_bytes", static_cast<int64_t>(used));
   report.set("peak_resident_bytes", cpu::peak_resident_bytes());
   report.set("first_step_s", first);
   JsonValue parts = JsonValue::object({});
@@ -212,7 +217,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   log::info("speed       {} tokens/s{}", grouped(std::llround(tokens_per_s)),
             mfu > 0 ? fmt::format(", mfu {:.1f} %", mfu * 100) : "");
   log::info("memory      {} planned{}", human_bytes(static_cast<uint64_t>(plan.memory.total_bytes())),
-            gpu ? "" : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
+            gpu ? fmt::format(", {} of the GPU taken", human_bytes(used))
+                : fmt::format(", {} resident", human_bytes(cpu::peak_resident_bytes())));
   if (copies) log::info("offload     {}", copies.text());
   log::info("first step  finished {:.2f} s after exec", first);
   log::info("start       {}", phases.text());
