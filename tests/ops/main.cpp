@@ -104,6 +104,18 @@ bool selected(const std::string& name, std::string_view filter) {
   return inverted;
 }
 
+/// Keeps the cases that `filter` selects, and of these the shard that the environment names.
+template <class Case>
+void keep_selected(std::vector<Case>& cases, std::string_view filter) {
+  std::erase_if(cases, [&](const Case& c) { return !selected(c.name, filter); });
+  const char* shard = std::getenv("NRL_TEST_SHARD");
+  if (!shard) return;
+  size_t i = 0, n = 0, next = 0;
+  if (std::sscanf(shard, "%zu/%zu", &i, &n) != 2 || i >= n)
+    throw Skipped{fmt::format("NRL_TEST_SHARD={} is not I/N", shard)};
+  std::erase_if(cases, [&](const Case&) { return next++ % n != i; });
+}
+
 std::vector<Backend> backends() {
   Program all = program();
   if (const char* only = std::getenv("NRL_TEST_BACKEND")) {
@@ -170,7 +182,7 @@ void run_test(const TestCase& test, const Backend& backend, const Outputs& want,
   if (test.any_threads && !all_same(got, single)) report(where, "one thread gives other bits than two");
 }
 
-void run_tests(const Registry& registry, std::string_view filter) {
+void run_tests(const Registry& registry) {
   const std::vector<Backend> all = backends();
   Context reference(ops::reference_kernels(), 1);
   if (const char* small = std::getenv("NRL_TEST_SMALL")) largest_buffer() = std::atoll(small);
@@ -178,7 +190,6 @@ void run_tests(const Registry& registry, std::string_view filter) {
   double worst = 0;
   std::string worst_name;
   for (const TestCase& test : registry.tests) {
-    if (!selected(test.name, filter)) continue;
     guarded(test.name, [&] {
       const Outputs want = test.body(reference.exec);
       for (const Backend& backend : all) {
@@ -190,7 +201,6 @@ void run_tests(const Registry& registry, std::string_view filter) {
     });
   }
   for (const PropertyCase& property : registry.properties) {
-    if (!selected(property.name, filter)) continue;
     if (property.large && largest_buffer() < INT64_MAX) {
       ++large;
       continue;
@@ -223,13 +233,12 @@ double difference(const GradProblem& problem, ops::Exec& exec, Buffer& input, in
   return (8.0 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12.0 * h);
 }
 
-void run_grads(const Registry& registry, std::string_view filter) {
+void run_grads(const Registry& registry) {
   constexpr double difference_tolerance = 1e-8;
   const std::vector<Backend> all = backends();
   int count = 0;
   double worst = 0;
   for (const GradCase& grad : registry.grads) {
-    if (!selected(grad.name, filter)) continue;
     const auto check = [&] {
       Context reference(ops::reference_kernels(), 1);
       const GradProblem exact = grad.make(DType::f64);
@@ -304,10 +313,9 @@ void run_big(std::string_view filter) {
   if (count == 0) report("big", "no case ran");
 }
 
-void list(const Registry& registry, std::string_view filter) {
-  const auto print = [filter](const char* mode, const auto& cases) {
-    for (const auto& one : cases)
-      if (selected(one.name, filter)) std::printf("%s  %s\n", mode, one.name.c_str());
+void list(const Registry& registry) {
+  const auto print = [](const char* mode, const auto& cases) {
+    for (const auto& one : cases) std::printf("%s  %s\n", mode, one.name.c_str());
   };
   print("test", registry.tests);
   print("test", registry.properties);
@@ -338,10 +346,18 @@ int main(int argc, char** argv) {
   const std::string_view mode = argc > 1 ? argv[1] : "", filter = argc > 2 ? argv[2] : "";
   Registry registry;
   for (Register r : registrars()) r(registry);
-  if (mode == "test") return run([&] { run_tests(registry, filter); });
-  if (mode == "grad") return run([&] { run_grads(registry, filter); });
+  const auto run_selected = [&](void (*body)(const Registry&)) {
+    return run([&] {
+      keep_selected(registry.tests, filter);
+      keep_selected(registry.properties, filter);
+      keep_selected(registry.grads, filter);
+      body(registry);
+    });
+  };
+  if (mode == "test") return run_selected(run_tests);
+  if (mode == "grad") return run_selected(run_grads);
   if (mode == "big") return run([&] { run_big(filter); });
-  if (mode == "list") return run([&] { list(registry, filter); });
+  if (mode == "list") return run_selected(list);
   std::fprintf(stderr, "usage: op_tests test|grad|big|list [[-]TEXT[,TEXT]...]\n");
   return 64;
 }
