@@ -13,8 +13,8 @@ usage() {
   cat <<'TEXT'
 usage: scripts/gpu-validate.sh [--call 1..5] [--bin DIR] [--device cuda|cpu] [--out DIR] [--budget SECONDS]
                                [--merge OLD.json]... [--stages LIST] [--commit TEXT]
-  --call N           only the stages of call N: 1 correctness, 2 speed, 3 profiles, 4 PyTorch, 5 big sizes and
-                     sanitizers; default: all stages
+  --call N           only the stages of call N: 1 speed and losses, 2 PyTorch and kernels, 3 sanitizers of attention,
+                     profiles and variants, 4 other variants, 5 big sizes and the other sanitizers; default: all stages
   --bin DIR          programs built before (nrl-train, gpu_tests, ...); default: builds them, which needs the CUDA
                      toolkit and is not counted
   --device cpu       the same stages on the CPU at small sizes: tests this script without a GPU
@@ -23,7 +23,8 @@ usage: scripts/gpu-validate.sh [--call 1..5] [--bin DIR] [--device cuda|cpu] [--
                      before; later stages are skipped
   --merge OLD.json   keep the results of an earlier call. Stages that passed with the same programs are not repeated
                      unless --stages names them
-  --stages LIST      only these, e.g. doctor,kernels,losses-fp32; --stages list prints call, name and description
+  --stages LIST      only these, in this order, e.g. doctor,kernels,losses-fp32; --stages list prints call, name and
+                     description
   --commit TEXT      the commit that was built, outside of a git checkout
 Exit code 0: no stage of this call failed; 1: a stage failed; 69: there is no GPU, or no python3. Missed targets are
 reported but are not failures.
@@ -176,8 +177,10 @@ trap 'interrupted HUP 129' HUP
 # Left for the end of a stage that does not stop by itself, and for the results.
 reserve=8
 while IFS='|' read -r name number limit _ <&3; do
+  least=${limit#*/} limit=${limit%/*}
+  [[ $least != "$limit" ]] || least=$((limit / 4))
   if [[ -n $stages ]]; then
-    [[ ,$stages, == *,$name,* ]] || continue
+    : # named: repeated, even if it has passed
   elif [[ -n $call && $number != "$call" ]]; then
     continue
   elif [[ $passed == *,$name,* ]]; then
@@ -186,8 +189,8 @@ while IFS='|' read -r name number limit _ <&3; do
   fi
   began=$SECONDS code=0
   left=$((budget - reserve - SECONDS))
-  # The results of a stage that gets a fraction of its time are worth less than those of a shorter one behind it.
-  if ((left < 5 || left * 4 < limit)); then
+  # The results of a stage that gets too little time are worth less than those of a shorter one behind it.
+  if ((left < 5 || left < least)); then
     echo "note: $((left > 0 ? left : 0)) s of the budget of $budget s are left" >"$out/running.log"
     finish "$name" "$limit" skip "$((left > 0 ? left : 0)) s of the budget of $budget s are left" "$began"
     continue
@@ -207,7 +210,7 @@ while IFS='|' read -r name number limit _ <&3; do
     *) status=fail text="exit code $code${text:+; $text}" ;;
   esac
   finish "$name" "$limit" "$status" "$text" "$began"
-done 3< <(stage_table)
+done 3< <(if [[ -n $stages ]]; then rows_of "${stages//,/ }"; else stage_table; fi)
 report write
 report targets
 echo "written: $out/gpu-validate.json $out/gpu-validate.md $out/gpu-validate.log"

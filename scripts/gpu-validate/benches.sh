@@ -5,17 +5,22 @@
 
 # Runs a command while clocks and power are recorded; appends their summary to FILE.
 with_clocks() { # FILE COMMAND...
-  local file=$1 monitor='' code=0
+  local file=$1 monitors=() code=0
   shift
   if on_gpu && command -v nvidia-smi >/dev/null; then
     nvidia-smi dmon -s pc -d 1 >"$work/dmon" 2>/dev/null &
-    monitor=$!
+    monitors=($!)
+    # 0x1 is an idle GPU, 0x4 the power limit, 0x8 and above heat and hardware.
+    nvidia-smi --query-gpu=clocks_event_reasons.active --format=csv,noheader -l 1 >"$work/reasons" 2>/dev/null &
+    monitors+=($!)
   fi
   run "$@" | tee "$file" || code=$?
-  if [[ -n $monitor ]]; then
-    kill "$monitor" 2>/dev/null || true
-    wait "$monitor" 2>/dev/null || true
+  if ((${#monitors[@]})); then
+    kill "${monitors[@]}" 2>/dev/null || true
+    wait "${monitors[@]}" 2>/dev/null || true
     awk -f scripts/gpu-validate/dmon.awk "$work/dmon" | tee -a "$file"
+    awk -F', ' '$1 ~ /^0x/ && $1 !~ /^0x0*1?$/ { n[$1]++ } END { for (r in n) printf "slowed      reasons %s (clocks_event_reasons.active) in %d of %d samples\n", r, n[r], NR }' \
+      "$work/reasons" | tee -a "$file"
   fi
   return $code
 }
@@ -26,7 +31,7 @@ bench() {
   with_clocks "$work/bench-$name.txt" "$bin/nrl-train" bench "${@:2}" --device "$device" "${size[@]}" --json "$work/bench-$name.json"
 }
 step_note() {
-  note "$(awk '/^(speed|offload|first step|clocks) / { gsub(/ +/, " "); printf "%s%s", separator, $0; separator = "; " }' "$work/bench-$1.txt")"
+  note "$(awk '/^(speed|memory|offload|first step|clocks|slowed) / { gsub(/ +/, " "); printf "%s%s", separator, $0; separator = "; " }' "$work/bench-$1.txt")"
 }
 
 # model_of NAME: the configuration of a stage's model.
@@ -52,7 +57,7 @@ variant_of() {
   overrides=()
   case $1 in
     *-autotune) overrides=(kernels.autotune=true "kernels.gemm_tuning=$out/gemm-tuning") ;;
-    *-fp8 | *-fp8-delayed)
+    *-fp8 | *-fp8-delayed | *-fp8-blockwise)
       local fp8 recipe=${1##*-}
       fp8_recipe "${recipe/#fp8/tensorwise}"
       overrides=("${fp8[@]}")
@@ -70,15 +75,16 @@ variant_of() {
 }
 # step STAGE: `bench step` of step-MODEL or step-MODEL-VARIANT.
 step() {
-  local config model='' overrides
+  local config gpu='' overrides model=()
   config=$(model_of "$1")
   variant_of "$1"
   if ! on_gpu; then
     [[ $1 == *-recompute || $1 == *-micro4 || $1 == *-fp8* || $1 == *-offload ]] || overrides=() # the others are of GPUs only
-    config=configs/bench-tiny.yaml overrides=("${small[@]}" "${overrides[@]}")
+    [[ $1 != *-fp8* ]] || low_precision_model
+    config=configs/bench-tiny.yaml overrides=("${small[@]}" "${model[@]}" "${overrides[@]}")
   fi
-  on_gpu && model=$(gpu_model)
-  bench "$1" step "$config" "${overrides[@]}" --steps 8 ${model:+--predict "$model"}
+  on_gpu && gpu=$(gpu_model)
+  bench "$1" step "$config" "${overrides[@]}" --steps 8 ${gpu:+--predict "$gpu"}
   step_note "$1"
 }
 ops_note() {
@@ -131,14 +137,12 @@ counters() {
 torch_stage() {
   local python config extra=(--steps 6 --warmup 3)
   config=$(model_of "$1")
-  for python in python3 /usr/bin/python3 ''; do
-    [[ -n $python ]] || skip "PyTorch is not installed"
-    if "$python" -c 'import torch' 2>/dev/null; then break; fi
-  done
+  python=$(find_torch) || skip "PyTorch is not installed"
   on_gpu || { config=configs/bench-tiny.yaml extra=(--steps 3 --warmup 1 "${small[@]}"); }
-  run "$python" scripts/bench-gpu-vs-torch.py "$config" --nrl-train "$bin/nrl-train" --device "$device" "${extra[@]}" \
+  run python3 scripts/bench-gpu-vs-torch.py "$config" --python "$python" --nrl-train "$bin/nrl-train" --device "$device" "${extra[@]}" \
     "${@:2}" --json "$work/bench-$1.json" | tee "$work/bench-$1.txt"
   note "$(tail -n 1 "$work/bench-$1.txt")"
+  ! tail -n 1 "$work/bench-$1.txt" | grep -q '^PyTorch did not run'
 }
 stage_torch() { torch_stage torch --no-eager; }
 stage_torch-recompute() { torch_stage torch-recompute --no-eager policy.recompute.granularity=selective; }

@@ -2,7 +2,17 @@
 # shellcheck disable=SC2154  # device, bin, tests, work: of gpu-validate.sh
 # The stages that compare results; sourced.
 
-other_device() { if on_gpu; then echo device=cpu; else echo device=cpu kernels.isa=baseline; fi; }
+# Of a run to compare with. AMX multiplies in an order of its own, and few machines have it: beside a GPU the CPU does not use
+# it, so that a difference is the GPU's.
+other_device() {
+  local isa=''
+  if ! on_gpu; then
+    isa=baseline
+  elif "$bin/nrl-train" doctor | grep -q '^kernels  *avx512_amx'; then
+    isa=avx512_bf16
+  fi
+  echo "device=cpu ${isa:+kernels.isa=$isa}"
+}
 
 # Relative tolerances of losses and gradient norms. Another summation order changes the last bits, and AdamW amplifies
 # that. Over six corpora, 20 steps on two instruction sets of one CPU differed by at most 1e-8 and 5e-8 in fp32, and by
@@ -33,28 +43,69 @@ stage_smoke() {
   # On a GPU the banner names the kernel: with our own instead of cuDNN's training is far slower.
   ! on_gpu || [[ -n $attention ]]
 }
-# op_cases MODE [FILTER]. A kernel that faults makes the device unusable for its process: the other ops run in another one.
+# op_cases_of SHARD MODE [FILTER]: one process that runs some of the cases. A kernel that faults makes the device unusable for
+# its process: the other ops run in another one.
+op_cases_of() {
+  local code=0 lost filter=${3:-} log=$work/cases-${1//\//-} # a process writes its own
+  export NRL_TEST_SHARD=$1
+  while :; do
+    run "$bin/$tests" "$2" ${filter:+"$filter"} >"$log" || code=$?
+    cat "$log"
+    lost=$(sed -nE 's/^lost: ([a-z_0-9]+).*/\1/p' "$log")
+    [[ -n $lost && $filter =~ ^(-|$) && ! ,${filter#-}, == *,$lost,* ]] || return $code
+    filter=-${filter#-}${filter:+,}$lost
+  done
+}
+# op_cases PROCESSES MODE [FILTER]
 op_cases() {
   on_gpu || export NRL_TEST_BACKEND=baseline NRL_TEST_SMALL=4000
   [[ -x $bin/$tests ]] || skip "$tests is not in $bin"
-  local code=0 lost filter=${2:-}
-  : >"$work/all-cases"
-  while :; do
-    run "$bin/$tests" "$1" ${filter:+"$filter"} | tee "$work/cases" || code=$?
-    cat "$work/cases" >>"$work/all-cases"
-    lost=$(sed -nE 's/^lost: ([a-z_0-9]+).*/\1/p' "$work/cases")
-    [[ -n $lost && $filter =~ ^(-|$) && ! ,${filter#-}, == *,$lost,* ]] || break
-    filter=-${filter#-}${filter:+,}$lost
+  local code=0 i processes=() outputs=()
+  for ((i = 0; i < $1; ++i)); do
+    outputs+=("$work/all-cases-$i")
+    op_cases_of "$i/$1" "${@:2}" >"$work/all-cases-$i" &
+    processes+=($!)
   done
-  note "$({ grep -E '^(FAILED|left out)' "$work/all-cases" | head -n 2; grep -E "^(lost|$1):" "$work/all-cases"; } | paste -sd ';')"
+  for i in "${processes[@]}"; do wait "$i" || code=$?; done
+  cat "${outputs[@]}"
+  note "$({ grep -hE '^(FAILED|left out)' "${outputs[@]}" | head -n 2; grep -hE "^(lost|$2):" "${outputs[@]}"; } | sum_of_cases | paste -sd ';')"
   return $code
 }
-stage_attention-ops() { op_cases test attention; }
-stage_kernels() { op_cases test -attention; }
-stage_gradients() { op_cases grad; }
+# Joins the summaries of processes ("test: 17 runs, worst error / tolerance 0.07 (NAME)") into one with all runs and the worst.
+sum_of_cases() {
+  awk '!/^(test|grad|big): [0-9]+ /{ print; next }
+    { runs += $2; value = $0; sub(/^[^,]*,[^0-9]*/, "", value); if (!n++ || value + 0 > worst) { worst = value + 0; line = $0 } }
+    END { if (n) { sub(/ [0-9]+ /, " " runs " ", line); print line } }'
+}
+# Each has a context on the device; references are computed by one thread.
+op_processes() {
+  local n
+  n=$(($(cores) / 2))
+  if ! on_gpu; then n=2; fi
+  echo $((n < 1 ? 1 : n > 8 ? 8 : n))
+}
+stage_attention-ops() { op_cases 1 test attention; }
+stage_kernels-small() { NRL_TEST_SMALL=100000 op_cases "$(op_processes)" test -attention; }
+stage_kernels() { op_cases "$(op_processes)" test -attention; }
+stage_gradients() { op_cases 1 grad; }
 stage_big() {
   on_gpu || export NRL_TEST_BIG=100000
-  op_cases big
+  op_cases 1 big
+}
+# The kernels of the CPU: on a machine with instructions that others lack they are proven here only.
+stage_cpu-kernels() {
+  local isa code=0 found=() wrong=()
+  [[ -x $bin/op_tests ]] || skip "op_tests is not in $bin"
+  if ! on_gpu; then export NRL_TEST_SMALL=1000; fi
+  for isa in avx512_amx avx512_bf16 avx512 avx2; do
+    code=0
+    NRL_TEST_BACKEND=$isa NRL_TEST_ONCE=1 run "$bin/op_tests" test >"$work/cpu-$isa" || code=$?
+    tail -n 50 "$work/cpu-$isa"
+    ((code == 77)) || found+=("$isa: $(grep '^test:' "$work/cpu-$isa" | sed 's/^test: //')")
+    ((code == 0 || code == 77)) || wrong+=("$isa")
+  done
+  note "$(IFS=';' && echo "${found[*]}")${wrong[*]:+; failed: ${wrong[*]}}"
+  ((${#wrong[@]} == 0))
 }
 stage_libraries() {
   local program mpirun code bad=() good=() skipped=() launch
@@ -118,6 +169,19 @@ low_precision() {
   return $code
 }
 stage_losses-float16() { low_precision float16 $loss_fp16 $norm_fp16 policy.precision=float16; }
+# PyTorch is code that we did not write: the only check of a formula that CPU and GPU share.
+stage_torch-losses() {
+  local python precision code=0 notes=() out
+  python=$(find_torch) || skip "PyTorch is not installed"
+  for precision in float32 bfloat16; do
+    out=$(NRL_PYTHON=$python run scripts/check-parity.sh --device "$device" --precision $precision "$bin/nrl-train" gpt2 llama) || code=1
+    echo "$out"
+    notes+=("$precision: $(grep ': worst' <<<"$out" | paste -sd ';')")
+  done
+  note "$(IFS=';' && echo "${notes[*]}")"
+  return $code
+}
+
 # Sets the array fp8 to the keys of a recipe.
 fp8_recipe() {
   fp8=(policy.fp8_cfg.enabled=true "policy.fp8_cfg.fp8_recipe=$1")

@@ -23,6 +23,7 @@ expect() {
     fail "exit code $got instead of $want: $*"
   }
 }
+cores() { env -u OMP_NUM_THREADS nproc; }
 command -v python3 >/dev/null || {
   echo "skipped: there is no python3, which writes the results"
   exit 77
@@ -89,6 +90,12 @@ case $case_name in
     cases() { for part in "$@"; do "$bin/op_tests" list "$part" | grep '^test '; done | LC_ALL=C sort; }
     cmp <(cases '') <(cases attention -attention) || fail "attention-ops and kernels are not all cases"
     cmp <(cases '') <(cases attention norm,qk,rope -attention,norm,qk,rope) || fail "the sanitizers do not get all cases"
+    # The processes of a stage have all cases, too.
+    cmp <(cases -attention) <(for i in 0 1 2; do NRL_TEST_SHARD=$i/3 cases -attention; done | LC_ALL=C sort) || fail "the shards are not all cases"
+    # Named stages run in the order given.
+    expect 0 validate --bin "$bin" --stages gemm,doctor
+    [[ $(awk '$2 == "pass" { print $1 }' out.txt | paste -sd ,) == gemm,doctor ]] || fail "the order: $(cat out.txt)"
+    rm -r results
     # Every call runs within its limit; the table grows from call to call.
     merge=()
     for call in 1 2 3 4 5; do
@@ -101,8 +108,8 @@ case $case_name in
     while read -r number stage _; do
       [[ $(field "$stage" call) == "$number" && $(status "$stage") =~ ^(pass|skip)$ ]] || fail "$stage: $(status "$stage")"
     done < <("$script" --stages list)
-    for stage in doctor smoke attention-ops kernels gradients losses-fp32 losses-bf16 losses-float16 losses-fp8-tensorwise \
-      losses-fp8-delayed losses-fp8-blockwise offload resume step-8b step-8b-fp8 step-8b-fp8-delayed step-8b-offload step-1b-micro4 \
+    for stage in doctor smoke attention-ops kernels-small kernels cpu-kernels gradients losses-fp32 losses-bf16 losses-float16 losses-fp8-tensorwise \
+      losses-fp8-delayed losses-fp8-blockwise offload resume step-8b step-8b-fp8 step-8b-fp8-delayed step-8b-fp8-blockwise step-8b-offload step-1b-micro4 \
       gemm attention ops profile-8b big; do
       [[ $(status $stage) == pass ]] || fail "$stage: $(status $stage)"
     done
@@ -117,7 +124,7 @@ case $case_name in
     # What passed is not repeated, unless it is named; references are kept for later calls.
     expect 0 validate --bin "$bin" --call 1 --merge call-5.json
     grep -q '^smoke *passed in an earlier call' out.txt || fail "smoke is repeated: $(cat out.txt)"
-    [[ $(field step-8b call) == 2 ]] || fail "the results of call 2 are lost"
+    [[ $(field gradients call) == 2 ]] || fail "the results of call 2 are lost"
     expect 0 validate --bin "$bin" --stages losses-fp32
     grep -q 'the run cpu-fp32 is that of an earlier call' results/gpu-validate.log || fail "the reference is not reused"
     [[ -z $(field doctor status) ]] || fail "results of an earlier call appear without --merge"
@@ -217,7 +224,7 @@ job = json.load(sys.stdin)
 if job["micro_batch"] > 1:
     print(json.dumps({"out_of_memory": True}))
 else:
-    print(json.dumps({"program": "torch 2.0", "libraries": {"cuBLASLt": "13.1.0"}, "compile": job["compile"], "micro_batch": 1,
+    print(json.dumps({"program": "torch 2.0", "libraries": {"cuBLASLt": "13.1.0 in /torch/lib/libcublasLt.so.13"}, "compile": job["compile"], "micro_batch": 1,
         "sequences": job["sequences"], "step_ms": 1.0, "tokens_per_s": 1000.0, "first_step_s": 1.0, "peak_resident_bytes": 1 << 30}))
 SCRIPT
     chmod +x python
@@ -228,7 +235,7 @@ SCRIPT
     expect 0 "${compare[@]}" --python ./python --rounds 2
     [[ $(grep -c '^round 1  nrl-train ' out.txt) == 2 && $(grep -c '^round 2  nrl-train ' out.txt) == 1 ]] || fail "the runs: $(cat out.txt)"
     grep -q '^round 2  nrl-train .*micro 1 x 4$' out.txt || fail "the microbatches differ: $(cat out.txt)"
-    grep -q '^libraries of PyTorch: torch 2.0, cuBLASLt 13.1.0$' out.txt || fail "no versions: $(cat out.txt)"
+    grep -q '^libraries of PyTorch: torch 2.0, cuBLASLt 13.1.0 in /torch/lib/libcublasLt.so.13$' out.txt || fail "no versions: $(cat out.txt)"
     tail -n 1 out.txt | grep -qE '^relative to PyTorch compiled, microbatch 1: speed x .*; relative to PyTorch eager' || fail "$(cat out.txt)"
     python3 - <<'CHECK' || fail "the ratios are not of equal microbatches"
 import json
@@ -243,6 +250,12 @@ CHECK
     grep -q 'PyTorch did not run: no comparison' out.txt || fail "PyTorch failed silently: $(cat out.txt)"
     # Killed in the middle, what was measured is in the file.
     rm torch.json
+    # PyTorch has its own libraries: the paths of ours do not reach it.
+    printf '#!/bin/sh\nenv >%s/environment\nexit 1\n' "$work" >show
+    chmod +x show
+    LD_LIBRARY_PATH=$work/ours OPAL_PREFIX=$work/ours expect 0 "${compare[@]}" --python ./show
+    ! grep -E '^(LD_LIBRARY_PATH|OPAL_)' environment || fail "PyTorch gets our library paths"
+    grep -q '^PYTORCH_CUDA_ALLOC_CONF=' environment || fail "PyTorch was not started"
     printf '#!/bin/sh\necho $$ >%s/pid\nexec sleep 1000\n' "$work" >slow
     chmod +x slow
     "${compare[@]}" --python ./slow >out.txt 2>err.txt &
@@ -301,18 +314,26 @@ SCRIPT
     cd results-of-stages
     "$script" --stages list | awk '{ print $2 "|" $1 "|60|" }' >table
     for stage in step-8b step-8b-fp8 step-8b-offload; do printf '%s\tpass\t1\t60\tdate\t\n' "$stage"; done >./done
-    echo '{"tokens_per_s":1000,"mfu":0.6,"prediction":{"parts":[{"name":"norms, forward","measured_s":0.1},
-      {"name":"activation, forward","measured_s":0.2}]}}' >bench-step-8b.json
-    echo '{"tokens_per_s":1300,"mfu":0.8,"prediction":{"parts":[{"name":"layer GEMMs, forward","measured_s":1},
-      {"name":"layer GEMMs, wgrad","measured_s":2},{"name":"head GEMM, wgrad","measured_s":4},{"name":"quantization","measured_s":0.6}]}}' \
-      >bench-step-8b-fp8.json
+    echo '{"tokens_per_s":1000,"mfu":0.6,"planned_bytes":98,"used_bytes":100,"prediction":{"estimated_s":10,"estimated_mfu":0.61,"parts":[
+      {"name":"norms, forward","measured_s":0.1,"estimated_s":0.1},{"name":"activation, forward","measured_s":0.2,"estimated_s":0.2}]}}' >bench-step-8b.json
+    echo '{"tokens_per_s":1300,"mfu":0.8,"prediction":{"estimated_s":8,"parts":[{"name":"layer GEMMs, forward","measured_s":1,"estimated_s":1},
+      {"name":"layer GEMMs, wgrad","measured_s":2,"estimated_s":1},{"name":"head GEMM, wgrad","measured_s":4,"estimated_s":4},
+      {"name":"quantization","measured_s":0.6,"estimated_s":0.4}]}}' >bench-step-8b-fp8.json
     echo '{"tokens_per_s":900,"mfu":0.5,"offload":{"hidden":0.9}}' >bench-step-8b-offload.json
-    expect 0 python3 "$source_dir/scripts/gpu-validate/report.py" targets --work . --out . --device cuda --commit c --date d \
-      --programs p-cuda --call 0 --seconds 1
-    for row in '8B at 8192 tokens, best variant | >= 0.55 (stretch 0.61) | 0.600 | yes' 'FP8 (tensorwise) .* | >= 1.25 | 1.300 | yes' \
-      'quantization (tensorwise) adds, .* | <= 0.08 | 0.100 | NO' 'FP8 (delayed) .* | not measured | ' 'hidden, 8192 tokens | >= 0.8 | 0.900 | yes'; do
+    targets() {
+      expect 0 python3 "$source_dir/scripts/gpu-validate/report.py" targets --work . --out . --device cuda --commit c --date d \
+        --programs p-cuda --call 0 --seconds 1
+    }
+    targets
+    for row in '8B at 8192 tokens, best variant | >= 0.55 (stretch 0.61) |  | 0.600 | yes' 'FP8 (tensorwise) .* | >= 1.25 | 1.250 | 1.300 | yes' \
+      'quantization (tensorwise) adds, .* | <= 0.08 | 0.050 | 0.100 | NO' 'FP8 (delayed) .* |  | not measured | ' \
+      'hidden, 8192 tokens | >= 0.8 |  | 0.900 | yes' 'gave, layers of Llama 8B .* | >= 0.97 | 1.000 | 0.980 | yes'; do
       grep -q "$row" out.txt || fail "no row $row: $(cat out.txt)"
     done
+    # Another GPU has other targets.
+    echo 'NVIDIA H100 80GB HBM3, 580' >smi.txt
+    targets
+    grep -q '8B at 8192 tokens | >= 0.53 (stretch 0.59) | 0.610 | 0.600 | yes' out.txt || fail "the targets of an H100: $(cat out.txt)"
     cd ..
     expect 0 validate --stages smoke,offload,gemm,ncu-norm,memcheck-norm,racecheck-rest
     [[ $(status smoke) == pass && $(field smoke note) == *'attention: forward: our own kernels'* ]] || fail "smoke: $(field smoke note)"
@@ -332,8 +353,9 @@ for op in norm rope; do
 done
 echo "$1: 7 runs without ${2:-}"
 SCRIPT
+    processes=$(($(cores) / 2 < 1 ? 1 : $(cores) / 2 > 8 ? 8 : $(cores) / 2))
     expect 1 validate --stages kernels,gradients
-    [[ $(field kernels note) == *'lost: norm.bf16 '*'lost: rope.bf16 '*'test: 7 runs without -attention,norm,rope' ]] ||
+    [[ $(field kernels note) == *'lost: norm.bf16 '*'lost: rope.bf16 '*"test: $((7 * processes)) runs without -attention,norm,rope" ]] ||
       fail "kernels: $(field kernels note)"
     [[ $(status gradients) == fail && $(field gradients note) == *'grad: 7 runs without -norm,rope' ]] || fail "gradients: $(field gradients note)"
     printf '#!/bin/sh\necho "cases: $*"\n' >bin/gpu_tests
