@@ -58,7 +58,7 @@ op_cases_of() {
 }
 # op_cases PROCESSES MODE [FILTER]
 op_cases() {
-  on_gpu || export NRL_TEST_BACKEND=baseline NRL_TEST_SMALL=4000
+  on_gpu || export NRL_TEST_BACKEND=baseline NRL_TEST_SMALL=500
   [[ -x $bin/$tests ]] || skip "$tests is not in $bin"
   local code=0 i processes=() outputs=()
   for ((i = 0; i < $1; ++i)); do
@@ -96,7 +96,7 @@ stage_big() {
 stage_cpu-kernels() {
   local isa code=0 found=() wrong=()
   [[ -x $bin/op_tests ]] || skip "op_tests is not in $bin"
-  if ! on_gpu; then export NRL_TEST_SMALL=1000; fi
+  if ! on_gpu; then export NRL_TEST_SMALL=500; fi
   for isa in avx512_amx avx512_bf16 avx512 avx2; do
     code=0
     NRL_TEST_BACKEND=$isa NRL_TEST_ONCE=1 run "$bin/op_tests" test >"$work/cpu-$isa" || code=$?
