@@ -9,6 +9,7 @@
 #include "core/base/log.h"
 #include "core/ops/attention_difference.h"
 #include "core/ops/attention_engine.h"
+#include "core/ops/grouped_linear.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/peak.h"
 #include "core/ops/transfer.h"
@@ -47,25 +48,38 @@ JsonValue rate_json(double seconds, double flops, double peak) {
        {"fraction_of_peak", peak > 0 ? JsonValue(flops / seconds / peak) : JsonValue()}});
 }
 
-/// Tokens, outputs, inputs of a linear layer.
+/// Tokens, outputs, inputs of a linear layer, or of each of the layers of experts, which have equal parts of
+/// the tokens.
 struct GemmCase {
   const char* name;
   int64_t n, m, k;
   bool gelu = false;  ///< on a GPU also with GELU behind it
+  int64_t experts = 0;
 };
 // The layers of configs/bench-*.yaml, one microbatch.
-constexpr GemmCase gpu_gemms[] = {
-    {"8b qkv", 32768, 6144, 4096},   {"8b o", 32768, 4096, 4096},        {"8b gate+up", 32768, 28672, 4096},
-    {"8b down", 32768, 4096, 14336}, {"8b head", 8192, 128256, 4096},    {"1b qkv", 32768, 3072, 2048},
-    {"1b o", 32768, 2048, 2048},     {"1b gate+up", 32768, 16384, 2048}, {"1b down", 32768, 2048, 8192},
-    {"1b head", 8192, 128256, 2048}, {"xl qkv", 16384, 4800, 1600},      {"xl mlp", 16384, 6400, 1600, true},
-    {"square", 8192, 8192, 8192}};
-constexpr GemmCase cpu_gemms[] = {{"124m qkv", 1024, 2304, 768},  {"124m o", 1024, 768, 768},
-                                  {"124m up", 1024, 3072, 768},   {"124m down", 1024, 768, 3072},
-                                  {"124m head", 256, 50304, 768}, {"17m qkv", 4096, 1152, 384},
-                                  {"17m o", 4096, 384, 384},      {"17m gate+up", 4096, 2048, 384},
-                                  {"17m down", 4096, 384, 1024},  {"17m head", 256, 8192, 384}};
-constexpr GemmCase quick_gemms[] = {{"quick", 48, 32, 64, true}, {"quick odd", 40, 24, 16}};
+constexpr GemmCase gpu_gemms[] = {{"8b qkv", 32768, 6144, 4096},
+                                  {"8b o", 32768, 4096, 4096},
+                                  {"8b gate+up", 32768, 28672, 4096},
+                                  {"8b down", 32768, 4096, 14336},
+                                  {"8b head", 8192, 128256, 4096},
+                                  {"1b qkv", 32768, 3072, 2048},
+                                  {"1b o", 32768, 2048, 2048},
+                                  {"1b gate+up", 32768, 16384, 2048},
+                                  {"1b down", 32768, 2048, 8192},
+                                  {"1b head", 8192, 128256, 2048},
+                                  {"xl qkv", 16384, 4800, 1600},
+                                  {"xl mlp", 16384, 6400, 1600, true},
+                                  {"square", 8192, 8192, 8192},
+                                  {"30b experts", 32768, 1536, 2048, false, 16},
+                                  {"30b down", 32768, 2048, 768, false, 16},
+                                  {"8x7b experts", 16384, 28672, 4096, false, 4}};
+constexpr GemmCase cpu_gemms[] = {
+    {"124m qkv", 1024, 2304, 768},  {"124m o", 1024, 768, 768},           {"124m up", 1024, 3072, 768},
+    {"124m down", 1024, 768, 3072}, {"124m head", 256, 50304, 768},       {"17m qkv", 4096, 1152, 384},
+    {"17m o", 4096, 384, 384},      {"17m gate+up", 4096, 2048, 384},     {"17m down", 4096, 384, 1024},
+    {"17m head", 256, 8192, 384},   {"experts", 4096, 512, 384, false, 8}};
+constexpr GemmCase quick_gemms[] = {
+    {"quick", 48, 32, 64, true}, {"quick odd", 40, 24, 16}, {"quick experts", 48, 32, 64, false, 3}};
 
 /// Sequences of `length` tokens.
 struct AttentionCase {
@@ -108,23 +122,29 @@ class OtherGemms {
   std::shared_ptr<ops::gemm::Engine> engine_;
 };
 
+size_t gemm_workspace(const Machine& machine, const ops::Exec& e, const GemmCase& c, DType dtype) {
+  if (machine.gpu()) return ops::gpu_linear_workspace(std::max(c.m, c.k), e.partials());
+  return c.experts > 0
+             ? ops::grouped_linear_workspace(c.n, c.m, c.k, dtype, e.threads, e.kernels->bf16_products)
+             : ops::linear_workspace(c.n, c.m, c.k, dtype, e.threads, e.kernels->bf16_products);
+}
+
 /// The operands of the passes of a linear layer, several sets of them.
 class GemmOperands {
  public:
   GemmOperands(Machine& machine, const GemmCase& c, DType dtype)
       : machine_(machine),
         memory_(machine),
-        count_(machine.sets(static_cast<double>((c.n * c.k + c.m * c.k + c.n * c.m) * size_of(dtype)))) {
-    ops::Exec& e = machine.exec();
-    machine.need_workspace(
-        machine.gpu() ? ops::gpu_linear_workspace(std::max(c.m, c.k), e.partials())
-                      : ops::linear_workspace(c.n, c.m, c.k, dtype, e.threads, e.kernels->bf16_products));
+        count_(machine.sets(
+            static_cast<double>((c.n * c.k + weight_rows(c) * c.k + c.n * c.m) * size_of(dtype)))) {
+    machine.need_workspace(gemm_workspace(machine, machine.exec(), c, dtype));
+    if (c.experts > 0) offsets_ = memory_.arithmetic(c.experts + 1, 0, c.n / c.experts);
     for (int i = 0; i < count_; ++i)
       sets_.push_back({.x = memory_.normal(dtype, {c.n, c.k}),
-                       .w = memory_.normal(dtype, {c.m, c.k}, 0.02),
+                       .w = memory_.normal(dtype, {weight_rows(c), c.k}, 0.02),
                        .y = memory_.normal(dtype, {c.n, c.m}, 0.1),
                        .dx = memory_.normal(dtype, {c.n, c.k}),
-                       .dw = memory_.constant(DType::f32, {c.m, c.k}, 0)});
+                       .dw = memory_.constant(DType::f32, {weight_rows(c), c.k}, 0)});
   }
 
   struct Times {
@@ -133,6 +153,19 @@ class GemmOperands {
   Times seconds() {
     ops::Exec& e = machine_.exec();
     Times t;
+    if (offsets_) {
+      t.dgrad = timed([&](const Set& s) {
+        ops::grouped_linear_backward_data(e, {.dout = s.y, .weight = s.w, .offsets = offsets_, .dx = s.dx});
+      });
+      t.wgrad = timed([&](const Set& s) {
+        ops::grouped_linear_backward_weight(
+            e, {.dout = s.y, .x = s.x, .offsets = offsets_, .dweight = s.dw, .accumulate = false});
+      });
+      t.forward = timed([&](const Set& s) {
+        ops::grouped_linear_forward(e, {.x = s.x, .weight = s.w, .offsets = offsets_, .out = s.y});
+      });
+      return t;
+    }
     t.dgrad =
         timed([&](const Set& s) { ops::linear_backward_data(e, {.dout = s.y, .weight = s.w, .dx = s.dx}); });
     t.wgrad = timed([&](const Set& s) {
@@ -146,6 +179,7 @@ class GemmOperands {
   struct Set {
     Tensor x, w, y, dx, dw;
   };
+  static int64_t weight_rows(const GemmCase& c) { return std::max<int64_t>(c.experts, 1) * c.m; }
   double timed(const std::function<void(const Set&)>& call) {
     const double t = machine_.seconds([&](int i) { call(sets_[static_cast<size_t>(i % count_)]); }, count_);
     ops::synchronize(machine_.exec());
@@ -155,6 +189,7 @@ class GemmOperands {
   Machine& machine_;
   Tensors memory_;
   int count_;
+  Tensor offsets_;  ///< of experts
   std::vector<Set> sets_;
 };
 
@@ -195,7 +230,7 @@ void gemm_case(Machine& machine, const GemmCase& c, DType dtype, double peak,
   } else {
     show(c.name, best, row);
   }
-  if (tuned) {
+  if (tuned && c.experts == 0) {
     const OtherGemms other(*machine.exec().libraries, tuned);
     JsonValue of_tuned = JsonValue::object({});
     show("  tuned", operands.seconds(), of_tuned);
