@@ -48,6 +48,10 @@ Problem problem_of(const AttentionBackward& a);
 /// Why no library of fused attention runs this problem; empty when one may.
 std::string unsupported_reason(const Problem& p);
 
+/// Why cuDNN 9.19 must not run this problem on a device with this major number of its compute capability,
+/// though it has a plan: for a dry run without the library. Empty when it may.
+std::string assumed_defect_reason(const Problem& p, int major);
+
 class Engine {
  public:
   virtual ~Engine() = default;

@@ -25,6 +25,7 @@ class DryAttention final : public attention::Engine {
   std::string name() const override { return "cuDNN, assumed"; }
   const std::string& no_plan_reason(const attention::Problem& p, size_t) override {
     reason_ = p.dtype == DType::e4m3 ? fp8_attention_refusal(major_, p.result, p.d) : "";
+    if (reason_.empty()) reason_ = attention::assumed_defect_reason(p, major_);
     return reason_;
   }
   void forward(Exec&, const AttentionForward&) override { NRL_CHECK(false, "attention in a dry run"); }

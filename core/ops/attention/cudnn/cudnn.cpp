@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/device/runtime.h"
+#include "core/ops/attention/cudnn/defects.h"
 #include "core/ops/attention/cudnn/graph.h"
 
 namespace nrl::ops::attention {
@@ -53,17 +54,7 @@ class Cudnn final : public Engine {
   }
 
   std::string not_capturable_reason(const Problem& p) const override {
-    // cudnn-frontend then masks the end of each sequence by lengths that every call copies from a temporary
-    // of its own in pageable host memory.
-    constexpr size_t last_with_mask = 91500;
-    constexpr int64_t tile = 128;
-    if (fe::detail::get_backend_version() > last_with_mask || p.direction == Direction::forward || !p.equal ||
-        p.longest % tile == 0)
-      return {};
-    return fmt::format(
-        "cuDNN {} reads host memory in every call for sequences of {} tokens, not a multiple of {}; cuDNN "
-        "9.15.1 or later does not",
-        fe::detail::get_backend_version_string(), p.longest, tile);
+    return uncapturable_reason(p, version());
   }
 
   void forward(Exec& exec, const AttentionForward& a) override {
@@ -125,9 +116,14 @@ class Cudnn final : public Engine {
     explicit Plan(const Problem& p) : layout(p), sequences(p.sequences) {}
     Layout layout;
     int64_t sequences;
+    size_t cleared = 0;  ///< bytes of cuDNN's own workspace to clear before a call
     std::unique_ptr<SizedGraph> graph;
     std::string reason;
   };
+
+  CudnnVersion version() const {
+    return {static_cast<int>(fe::detail::get_backend_version()), runtime_.properties().major};
+  }
 
   Plan& plan_for(const Problem& problem, size_t workspace) {
     const std::scoped_lock lock(mutex_);
@@ -140,6 +136,7 @@ class Cudnn final : public Engine {
 
   /// Builds the plan; returns why there is none.
   std::string make(Plan& plan, const Problem& p, size_t workspace) {
+    if (std::string defect = defect_reason(p, version()); !defect.empty()) return defect;
     try {
       const auto& device = runtime_.properties();
       auto graph = build_graph(p, options_, device.major * 10 + device.minor);
@@ -152,6 +149,7 @@ class Cudnn final : public Engine {
       if (plan.layout.bytes + static_cast<size_t>(wanted) > workspace)
         return fmt::format("cuDNN wants {} bytes of workspace, there are {}",
                            plan.layout.bytes + static_cast<size_t>(wanted), workspace);
+      if (clears_workspace(p, version())) plan.cleared = static_cast<size_t>(wanted);
       plan.graph = std::move(graph);
       return "";
     } catch (const std::exception& e) {  // the interface throws what its shared libraries lack
@@ -194,6 +192,8 @@ class Cudnn final : public Engine {
     if (const auto status = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(exec.stream));
         status != CUDNN_STATUS_SUCCESS)
       fail(Exit::internal, "cudnnSetStream: {}", fe::detail::get_error_string(status));
+    if (plan.cleared > 0)
+      runtime_.fill(exec.workspace.data + plan.layout.bytes, 0, plan.cleared, exec.stream);
     const auto e = plan.graph->execute(handle_, pointers, exec.workspace.data + plan.layout.bytes);
     if (e.is_bad()) fail(Exit::internal, "cuDNN attention: {}", text_of(e));
   }
