@@ -471,8 +471,8 @@ bool library_runs(Machine& machine, const AttentionCase& c, DType dtype) {
   const AttentionSet set = attention_set(memory, c, dtype);
   const auto chosen = [&](const ops::attention::Problem& p) {
     const auto choice = ops::attention::choose(*e.libraries, p, e.workspace.size);
-    log::info("{:<12} {}: {}", c.name, describe(choice, p.direction).pass,
-              describe(choice, p.direction).implementation);
+    log::info("{:<12} {}: {}", c.name, describe(choice, p).pass,
+              describe(choice, p).implementation);
     return choice.engine != nullptr;
   };
   const bool forward = chosen(ops::attention::problem_of(set.forward));

@@ -13,11 +13,21 @@
 
 namespace nrl::ops {
 
+/// Blocks of rows at equal distances: block s has rows [first + s * step, first + s * step + rows).
+struct RowBlocks {
+  int64_t first = 0, rows = 0, step = 0;
+  auto operator<=>(const RowBlocks&) const = default;
+};
+
 /// What the host knows about the lengths without reading cu_q and cu_k from device memory. The CPU needs none
 /// of it; a GPU needs `longest` and is faster when all sequences have the same length.
 struct SequenceLengths {
   int64_t longest = 0;  ///< no sequence has more queries or keys; 0: unknown
   bool equal = false;   ///< every sequence has exactly `longest` queries and keys
+  /// > 0: the sequences that have both queries and keys are this many, the blocks below. All others lack one
+  /// of them: their queries see nothing, their keys are not seen. Not together with `equal`.
+  int64_t blocks = 0;
+  RowBlocks queries = {}, keys = {};
 };
 
 /// Which of all heads a q of a slice of them has: [first, first + heads) of `all`. They are numbered in the

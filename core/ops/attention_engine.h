@@ -28,10 +28,12 @@ struct Problem {
   DType dtype = DType::bf16;      ///< of q, k and v; e4m3: dout is e5m2
   DType result = DType::bf16;     ///< of out and the gradients
   int64_t queries = 0, keys = 0;  ///< rows of all sequences together
-  int64_t sequences = 0;          ///< room in cu_q and cu_k
-  int64_t longest = 0;            ///< SequenceLengths
-  bool equal = false;             ///< SequenceLengths
-  bool self = true;               ///< every sequence has as many queries as keys
+  /// Of equal lengths: those with queries and keys. Else room in cu_q and cu_k.
+  int64_t sequences = 0;
+  bool equal = false;  ///< all sequences have as many queries, and as many keys, as the first
+  bool self = true;    ///< every sequence has as many queries as keys
+  /// Of equal lengths: where they are. Else `rows` is the length of the longest.
+  RowBlocks query, key;
   int64_t heads = 1, kv_heads = 1, d = 0;
   bool causal = true;
   int64_t window = 0;
@@ -74,8 +76,9 @@ struct Choice {
   std::string reason;        ///< why not the library
 };
 Choice choose(const Libraries& libraries, const Problem& p, size_t workspace);
-/// For note_choice(): "cuDNN 9.19.0" or "our own kernels (f32 tensors)".
-LibraryChoice describe(const Choice& choice, Direction direction);
+/// For note_choice(): "cuDNN 9.19.0" or "our own kernels (f32 tensors)", for the pass "forward" or, where the
+/// keys are not those of the queries' own rows (context parallelism, generation), "forward to other keys".
+LibraryChoice describe(const Choice& choice, const Problem& p);
 /// The dry run of a step: makes the plan of a problem of the step now, and notes who runs it.
 void foresee(const Exec& exec, const Problem& p);
 

@@ -144,6 +144,8 @@ void ContextBounds::write(std::span<const int32_t> documents, bool padded, int32
       write_step_rows(documents, from, w);
     }
   }
+  const bool whole = !padded && documents.size() == static_cast<size_t>(own_.samples()) + 1;
+  for (CallBounds& view : views) view.whole = whole;
   NRL_CHECK(w.written() <= capacity());
 }
 

@@ -31,9 +31,11 @@ struct ContextExchange {
 ContextExchange context_exchange(CpCommType type, int size, int inner);
 
 /// The boundaries of one call (AttentionForward::cu_q, cu_k), and with dropout the rows of its mask
-/// (dropout.rows, key_places).
+/// (dropout.rows, key_places). `whole`: every sample is one document in every microbatch, so that the lengths
+/// are those of its chunks.
 struct CallBounds {
   Tensor cu_q, cu_k, rows = {}, key_places = {};
+  bool whole = false;
 };
 
 /// The boundaries for one exchange on one rank.

@@ -32,7 +32,12 @@ void set_rules(Attention& a, const ContextShape& s, const CallBounds& b, const P
   a.cu_k = b.cu_k;
   a.scale = s.scale;
   a.window = s.window;
-  a.lengths = {.longest = p.keys, .equal = p.keys == p.rows && b.cu_q.dim(0) == 2};
+  a.lengths = {.longest = p.keys, .equal = b.whole && p.keys == p.rows};
+  if (b.whole && p.keys > p.rows) {
+    a.lengths.blocks = 1;
+    a.lengths.queries = {.rows = p.rows, .step = p.rows};
+    a.lengths.keys = {.rows = p.keys, .step = p.keys};
+  }
 }
 
 /// All keys and values by token, (samples * length, 2 * kv_heads * d), from the local ones. `gathered`: as

@@ -24,6 +24,18 @@ struct StepRows {
   }
 };
 
+/// Whose keys each query of a step sees, where samples are whole documents: all queries see the low keys of
+/// an earlier rank, the high queries see all keys of a later one.
+ops::SequenceLengths step_lengths(const ZigZag& z, int step) {
+  const int64_t chunk = z.chunk(), rows = z.sample_rows();
+  const ops::RowBlocks all{.rows = rows, .step = rows}, low{.rows = chunk, .step = rows},
+      // With one sample the tensors have the chunk alone.
+      high{.first = z.samples() == 1 ? 0 : chunk, .rows = chunk, .step = rows};
+  const bool earlier = step <= z.rank();
+  return {
+      .longest = rows, .blocks = z.samples(), .queries = earlier ? all : high, .keys = earlier ? low : all};
+}
+
 /// One attention call. Step 0 is attention among the rank's own rows.
 template <class Attention>
 void set_rules(Attention& a, const ContextShape& s, std::span<const CallBounds> bounds, int step,
@@ -35,8 +47,8 @@ void set_rules(Attention& a, const ContextShape& s, std::span<const CallBounds> 
   a.scale = s.scale;
   a.causal = step == 0;
   a.window = s.window;
-  a.lengths = {.longest = s.zigzag.sample_rows(),
-               .equal = step == 0 && b.cu_q.dim(0) - 1 == s.zigzag.samples()};
+  a.lengths = {.longest = s.zigzag.sample_rows(), .equal = b.whole && step == 0};
+  if (b.whole && step > 0) a.lengths = step_lengths(s.zigzag, step);
 }
 
 /// Keys and values side by side in a (rows, 2 * kv_heads * d).

@@ -18,7 +18,7 @@ struct FakeEngine final : Engine {
   void forward(Exec&, const AttentionForward&) override {}
   void backward(Exec&, const AttentionBackward&) override {}
   std::string not_capturable_reason(const Problem& p) const override {
-    return p.longest % 2 == 1 ? "odd" : "";
+    return p.query.rows % 2 == 1 ? "odd" : "";
   }
   std::string reason_ = "a reason", none_;
 };
@@ -27,7 +27,7 @@ Problem small_problem() {
   return training_problem(Direction::forward, 128, 2, {64, true}, 4, 2, 64);
 }
 std::string text_of(const Libraries& libraries, const Problem& p, size_t workspace) {
-  return describe(choose(libraries, p, workspace), p.direction).implementation;
+  return describe(choose(libraries, p, workspace), p).implementation;
 }
 
 TEST_CASE("A library runs what both our rules and its own support") {
@@ -75,14 +75,61 @@ TEST_CASE("The choice names its reason") {
     p.dtype = dtype;
     CHECK(unsupported_reason(p).empty());
   }
-  p.self = false;
-  CHECK_FALSE(unsupported_reason(p).empty());
-  p.self = true;
+  p.equal = p.self = false;
+  CHECK(unsupported_reason(p) == "sequences of different lengths with other keys than queries");
+  p.equal = p.self = true;
   p.aligned = false;
   CHECK_FALSE(unsupported_reason(p).empty());
   p.aligned = true;
-  p.longest = 1;
+  p.query.rows = 1;
   CHECK_FALSE(unsupported_reason(p).empty());
+}
+
+TEST_CASE("A library runs the queries of a rank with the keys of others") {
+  Libraries libraries;
+  libraries.attention = std::make_shared<FakeEngine>();
+  for (const Direction direction : {Direction::forward, Direction::backward})
+    for (const int64_t samples : {1, 3})
+      for (const bool earlier : {true, false}) {
+        Problem p = ring_problem(direction, samples, 64, earlier, 4, 2, 64);
+        CHECK(unsupported_reason(p).empty());
+        CHECK(choose(libraries, p, 1000).engine == libraries.attention.get());
+        CHECK(describe(choose(libraries, p, 1000), p).pass ==
+              (direction == Direction::forward ? "forward to other keys" : "backward to other keys"));
+        p.equal = false;  // documents within a sample
+        CHECK_FALSE(unsupported_reason(p).empty());
+      }
+  Problem p = gather_problem(Direction::forward, 64, 128, 4, 2, 64);
+  CHECK(unsupported_reason(p).empty());
+  std::swap(p.query, p.key);
+  CHECK(unsupported_reason(p) == "queries that see no key");
+  p = gather_problem(Direction::forward, 1, 128, 4, 2, 64);
+  CHECK_FALSE(unsupported_reason(p).empty());
+}
+
+TEST_CASE("A problem has the blocks of rows that the host knows") {
+  std::vector<float> memory(1 << 16);
+  std::vector<int32_t> cu(4);
+  AttentionForward a;
+  a.q = a.out = make_tensor(memory.data(), DType::bf16, {24, 1, 64});
+  a.k = a.v = make_tensor(memory.data(), DType::bf16, {48, 1, 64});
+  a.cu_q = make_tensor(cu.data(), DType::i32, {4});
+  a.cu_k = make_tensor(cu.data() + 1, DType::i32, {4});
+  a.lengths = {.longest = 16};
+  CHECK_FALSE(problem_of(a).equal);
+  CHECK_FALSE(problem_of(a).self);
+  CHECK(problem_of(a).sequences == 3);
+  a.lengths.blocks = 2;
+  a.lengths.queries = {.first = 4, .rows = 8, .step = 12};
+  a.lengths.keys = {.first = 0, .rows = 16, .step = 24};
+  const Problem p = problem_of(a);
+  CHECK(p.equal);
+  CHECK_FALSE(p.self);
+  CHECK(p.sequences == 2);
+  CHECK(p.query == a.lengths.queries);
+  CHECK(p.key == a.lengths.keys);
+  CHECK(p.queries == 24);
+  CHECK(p.keys == 48);
 }
 
 TEST_CASE("FP8 operands run on a library or not at all") {
@@ -96,6 +143,7 @@ TEST_CASE("FP8 operands run on a library or not at all") {
   };
   CHECK(refused([](Problem& o) { o.result = DType::f32; }));
   CHECK(refused([](Problem& o) { o.equal = false; }));
+  CHECK(refused([](Problem& o) { o.self = false; }));
   CHECK(refused([](Problem& o) { o.d = 72; }));
   CHECK(refused([](Problem& o) { o.d = 144; }));
   CHECK(refused([](Problem& o) { o.dropout = true; }));
@@ -134,7 +182,7 @@ TEST_CASE("A dry run notes each choice once, and what cannot be captured") {
   CHECK(libraries.choices == std::vector<LibraryChoice>{{"attention", "forward", "a library"}});
   CHECK(libraries.not_capturable.empty());
   p.window = 7;
-  p.longest = 65;
+  p.query.rows = p.key.rows = 65;
   foresee(exec, p);  // on our own kernels, which can be captured
   CHECK(libraries.choices.back() == LibraryChoice{"attention", "forward", "our own kernels (a reason)"});
   CHECK(libraries.not_capturable.empty());

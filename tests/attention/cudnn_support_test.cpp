@@ -31,7 +31,7 @@ Problem make(Direction direction, const Lengths& l, const Heads& h, int64_t d, b
 
 std::string text_of(const Problem& p) {
   return fmt::format("{} {} {}x{}{} heads {}/{} D{}{}{}", name_of(p.dtype),
-                     p.direction == Direction::forward ? "forward" : "backward", p.sequences, p.longest,
+                     p.direction == Direction::forward ? "forward" : "backward", p.sequences, p.query.rows,
                      p.equal ? "" : " ragged", p.heads, p.kv_heads, p.d, p.causal ? " causal" : " full",
                      p.window > 0 ? fmt::format(" window {}", p.window) : "");
 }
@@ -49,8 +49,8 @@ int64_t plan_matrix_bytes(const Problem& p) {
   const auto up = [](int64_t n) { return (n + 255) / 256 * 256; };
   const int64_t sequences = p.equal ? p.sequences
                                     : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.sequences))),
-                longest = p.equal ? p.longest
-                                  : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.longest)));
+                longest = p.equal ? p.query.rows
+                                  : static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.query.rows)));
   return 2 * sequences * p.heads * up(longest) * up(longest);
 }
 
@@ -86,6 +86,52 @@ TEST_CASE("cuDNN has a plan for every attention that it gets, within the usual w
         for (const int64_t d : {64, 80, 96, 128, 192, 256})
           for (const Mask& mask : {Mask{true, 0}, {false, 0}, {true, 512}})
             check_plan(make(direction, lengths, heads, d, mask.causal, mask.window));
+}
+
+/// Of what a rank gives a context-parallel call: scratch memory for the rows of the call with the most.
+size_t context_workspace(const Problem& p) {
+  return attention_gpu_workspace(std::max(p.queries, p.keys), p.heads, p.kv_heads, p.d);
+}
+
+TEST_CASE("cuDNN has a plan for the keys of other ranks of a ring") {
+  for (const Direction direction : directions)
+    for (const int64_t samples : {1, 2, 3, 8})
+      for (const int64_t chunk : {64, 100, 128, 512, 2048, 16384})
+        for (const bool earlier : {true, false})
+          for (const Heads& heads : {Heads{32, 32}, {32, 8}, {8, 1}})
+            for (const int64_t d : {64, 80, 128, 256}) {
+              Problem p = ring_problem(direction, samples, chunk, earlier, heads.heads, heads.kv_heads, d);
+              for (const DType dtype : {DType::bf16, DType::f16}) {
+                p.dtype = p.result = dtype;
+                check_plan(p, context_workspace(p));
+              }
+            }
+}
+
+TEST_CASE("cuDNN has a plan for chunks of queries with the gathered keys before them") {
+  for (const Direction direction : directions)
+    for (const int64_t chunk : {64, 100, 128, 512, 2048})
+      for (const int64_t before : {1, 3, 15})
+        for (const Heads& heads : {Heads{32, 32}, {32, 8}, {8, 1}})
+          for (const int64_t d : {64, 80, 128, 256}) {
+            const Problem p =
+                gather_problem(direction, chunk, before * chunk, heads.heads, heads.kv_heads, d);
+            check_plan(p, context_workspace(p));
+            for (const int64_t window : {int64_t{17}, chunk, 2 * chunk + 1}) {
+              const int64_t seen = std::min(window - 1, before * chunk);
+              const Problem w =
+                  gather_problem(direction, chunk, seen, heads.heads, heads.kv_heads, d, window);
+              check_plan(w, context_workspace(w));
+            }
+          }
+}
+
+TEST_CASE("Deterministic gradients of other ranks' keys need a matrix of queries x keys") {
+  for (const bool earlier : {true, false}) {
+    const Problem p = ring_problem(Direction::backward, 1, 2048, earlier, 32, 8, 128);
+    CHECK_FALSE(ask(p, context_workspace(p), true).reason.empty());
+    CHECK(ask(p, context_workspace(p) + (size_t{2} * 32 * 2048 * 4096), true).reason.empty());
+  }
 }
 
 TEST_CASE("cuDNN has a plan for the models that are trained") {

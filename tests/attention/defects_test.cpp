@@ -46,6 +46,20 @@ TEST_CASE("Gradients without a mask are refused on Hopper for 64 keys over a mul
   CHECK(defect_reason(make(Direction::backward, 192, false), {91900, hopper}).starts_with("cuDNN 9.19.0 "));
 }
 
+TEST_CASE("Gradients of other ranks' keys are refused on Hopper where these are 64 over a multiple of 128") {
+  const CudnnVersion v{91900, hopper};
+  for (const int64_t chunk : {32, 64, 96, 128, 192, 256, 1024}) {
+    CAPTURE(chunk);
+    const auto allowed = [&](const Problem& p) { return defect_reason(p, v).empty(); };
+    CHECK(allowed(ring_problem(Direction::backward, 2, chunk, true, 4, 2, 64)) == (chunk % 128 != 64));
+    CHECK(allowed(ring_problem(Direction::backward, 2, chunk, false, 4, 2, 64)) == (2 * chunk % 128 != 64));
+    CHECK(allowed(gather_problem(Direction::backward, chunk, 2 * chunk, 4, 2, 64)) ==
+          (3 * chunk % 128 != 64));
+    CHECK(allowed(ring_problem(Direction::forward, 2, chunk, true, 4, 2, 64)));
+    CHECK(allowed(gather_problem(Direction::forward, chunk, 2 * chunk, 4, 2, 64)));
+  }
+}
+
 TEST_CASE("A dry run without cuDNN knows what 9.19 must not run") {
   CHECK_FALSE(assumed_defect_reason(make(Direction::backward, 192, false), hopper).empty());
   CHECK(assumed_defect_reason(make(Direction::backward, 192, false), blackwell).empty());

@@ -2,6 +2,7 @@
 
 #include "core/ops/attention/cudnn/ragged.h"
 
+#include <cmath>
 #include <vector>
 
 #include "core/ops/attention.h"
@@ -55,24 +56,63 @@ TEST_CASE("Statistics are transposed between row steps") {
               (r < rows ? from[static_cast<size_t>(r * from_step + c)] : -1.0f));
 }
 
-TEST_CASE("Statistics of equal sequences are packed by sequence, and back") {
-  const int64_t heads = 3, sequences = 4, length = 1500;  // more than one block a row, the last one short
-  const int64_t row_step = sequences * length + 5;
-  const auto at = [&](int64_t head, int64_t s, int64_t i) {
-    return static_cast<size_t>(head * row_step + s * length + i);
-  };
-  std::vector<float> ours(static_cast<size_t>(heads * row_step), -1.0f),
-      packed(static_cast<size_t>(heads * sequences * length), -2.0f), back = ours;
-  float next = 0;
-  for (int64_t head = 0; head < heads; ++head)
-    for (int64_t i = 0; i < sequences * length; ++i) ours[at(head, 0, i)] = next++;
-  sim::pack_statistics(nullptr, ours.data(), row_step, heads, sequences, length, packed.data());
-  for (int64_t s = 0; s < sequences; ++s)
+struct Blocks {
+  int64_t sequences, rows;  ///< rows: of all sequences
+  RowBlocks blocks;
+  /// Of a row of the tensor; -1: of none.
+  int64_t sequence_of(int64_t row) const {
+    for (int64_t s = 0; s < sequences; ++s)
+      if (row >= begin(s) && row < begin(s) + blocks.rows) return s;
+    return -1;
+  }
+  int64_t begin(int64_t s) const { return blocks.first + s * blocks.step; }
+};
+const Blocks block_cases[] = {
+    {4, 6000, {0, 1500, 1500}},   // all rows; more than one thread block a head, the last one short
+    {3, 4200, {700, 700, 1400}},  // the second half of each sequence
+    {3, 4200, {0, 700, 1400}},    // the first
+    {1, 1300, {600, 700, 0}},     // of one sequence
+    {2, 50, {3, 10, 20}}};
+
+TEST_CASE("Statistics of sequences of one length are packed by sequence, and back") {
+  const int64_t heads = 3;
+  for (const Blocks& b : block_cases) {
+    CAPTURE(b.sequences, b.rows);
+    const int64_t row_step = b.rows + 5, length = b.blocks.rows;
+    std::vector<float> ours(static_cast<size_t>(heads * row_step), -1.0f),
+        packed(static_cast<size_t>(heads * b.sequences * length), -2.0f);
+    float next = 0;
     for (int64_t head = 0; head < heads; ++head)
-      for (int64_t i = 0; i < length; ++i)
-        REQUIRE(packed[static_cast<size_t>((s * heads + head) * length + i)] == ours[at(head, s, i)]);
-  sim::unpack_statistics(nullptr, packed.data(), heads, sequences, length, back.data(), row_step);
-  CHECK(back == ours);  // and nothing between the heads is written
+      for (int64_t i = 0; i < b.rows; ++i) ours[static_cast<size_t>(head * row_step + i)] = next++;
+    sim::pack_statistics(nullptr, ours.data(), row_step, b.rows, heads, b.sequences, b.blocks, packed.data());
+    for (int64_t s = 0; s < b.sequences; ++s)
+      for (int64_t head = 0; head < heads; ++head)
+        for (int64_t i = 0; i < length; ++i)
+          REQUIRE(packed[static_cast<size_t>((s * heads + head) * length + i)] ==
+                  ours[static_cast<size_t>(head * row_step + b.begin(s) + i)]);
+    std::vector<float> want = ours, back(ours.size(), -1.0f);
+    for (int64_t head = 0; head < heads; ++head)
+      for (int64_t i = 0; i < b.rows; ++i)
+        if (b.sequence_of(i) < 0) want[static_cast<size_t>(head * row_step + i)] = -INFINITY;
+    sim::unpack_statistics(nullptr, packed.data(), heads, b.sequences, b.blocks, back.data(), row_step,
+                           b.rows);
+    CHECK(back == want);  // and nothing between the heads is written
+  }
+}
+
+TEST_CASE("Rows of no sequence are cleared") {
+  const int64_t width = 24, step = 32;
+  for (const Blocks& b : block_cases) {
+    CAPTURE(b.sequences, b.rows);
+    std::vector<bf16> memory(static_cast<size_t>(b.rows * step + 8));
+    for (bf16& v : memory) v.bits = 7;
+    bf16* const x =
+        memory.data() + (16 - reinterpret_cast<uintptr_t>(memory.data()) % 16) % 16 / sizeof(bf16);
+    sim::clear_other_rows_bf16(nullptr, x, b.rows, width, step, b.sequences, b.blocks, 4);
+    for (int64_t row = 0; row < b.rows; ++row)
+      for (int64_t i = 0; i < (row + 1 < b.rows ? step : width); ++i)
+        REQUIRE(x[row * step + i].bits == (b.sequence_of(row) < 0 && i < width ? 0 : 7));
+  }
 }
 
 TEST_CASE("Dense rows are spread over a wider buffer") {

@@ -5,7 +5,9 @@
 #include <cstring>
 
 #include "core/base/philox.h"
+#include "core/ops/attention_engine.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/libraries.h"
 #include "core/ops/transfer.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
@@ -117,6 +119,61 @@ struct Case {
   float scale() const { return 1.0f / std::sqrt(static_cast<float>(problem.d)); }
 };
 
+/// Runs problems on our own kernels, and compares what the host knows of the lengths with the boundaries.
+class CheckingLibrary final : public ops::attention::Engine {
+ public:
+  std::string name() const override { return "a library"; }
+  const std::string& no_plan_reason(const ops::attention::Problem&, size_t) override { return none_; }
+  void forward(ops::Exec& exec, const ops::AttentionForward& a) override {
+    compare(exec, a);
+    ops::Exec own = without_library(exec);
+    ops::sim_kernels().attention_forward(own, a);
+  }
+  void backward(ops::Exec& exec, const ops::AttentionBackward& a) override {
+    compare(exec, a);
+    ops::Exec own = without_library(exec);
+    ops::sim_kernels().attention_backward(own, a);
+  }
+
+  int calls = 0, to_other_keys = 0;
+
+ private:
+  ops::Exec without_library(const ops::Exec& exec) const {
+    ops::Exec own = exec;
+    own.libraries = nullptr;
+    return own;
+  }
+  static std::vector<int32_t> boundaries(ops::Exec& exec, const Tensor& cu) {
+    std::vector<int32_t> values(static_cast<size_t>(cu.numel()));
+    ops::download(exec, cu, values.data());
+    return values;
+  }
+  template <class Attention>
+  void compare(ops::Exec& exec, const Attention& a) {
+    const ops::attention::Problem p = ops::attention::problem_of(a);
+    const std::vector<int32_t> cu_q = boundaries(exec, a.cu_q), cu_k = boundaries(exec, a.cu_k);
+    ++calls;
+    to_other_keys += !p.self;
+    if (!p.equal) {
+      CHECK(p.self);
+      return;
+    }
+    const auto is_block = [](const std::vector<int32_t>& cu, size_t i, const ops::RowBlocks& b, int64_t s) {
+      return cu[i] == b.first + s * b.step && cu[i + 1] - cu[i] == b.rows;
+    };
+    int64_t block = 0;
+    for (size_t i = 0; i + 1 < cu_q.size(); ++i)
+      if (cu_q[i] < cu_q[i + 1] && cu_k[i] < cu_k[i + 1]) {
+        CHECK(is_block(cu_q, i, p.query, block));
+        CHECK(is_block(cu_k, i, p.key, block));
+        ++block;
+      }
+    CHECK(block == p.sequences);
+  }
+
+  const std::string none_;
+};
+
 /// One rank's tensors of a case.
 class LocalRun {
  public:
@@ -143,6 +200,8 @@ class LocalRun {
              .multiprocessors = device ? 2 : 0};
     const size_t scratch = device ? attention_.gpu_workspace() : attention_.workspace(1);
     exec_.workspace = {memory_.allocate(scratch), scratch};
+    libraries_.attention = library;
+    if (device) exec_.libraries = &libraries_;
     const ContextGroups made = groups(exchange.a2a);
     run(made);
     backend.idle();
@@ -175,6 +234,7 @@ class LocalRun {
   }
 
   Tensor out, dq, dk, dv;
+  const std::shared_ptr<CheckingLibrary> library = std::make_shared<CheckingLibrary>();
 
  private:
   ContextGroups groups(int a2a) {
@@ -265,6 +325,7 @@ class LocalRun {
   ContextAttention attention_;
   ContextBounds bounds_;
   std::unique_ptr<comm::Communicator> a2a_, ring_;
+  ops::Libraries libraries_;
   ops::Exec exec_;
 };
 
@@ -296,6 +357,27 @@ std::vector<ContextExchange> exchanges(int size, int64_t window) {
   return all;
 }
 
+/// A library is given all calls of whole samples in bf16 whose chunks it takes, and no others: of a ring
+/// those of the other ranks' keys, of gathered keys all chunks but the first.
+void check_library(const CheckingLibrary& library, Backend& backend, const Case& c,
+                   const ContextExchange& exchange) {
+  const Problem& p = c.problem;
+  if (!backend.on_device() || c.dtype != DType::bf16 || p.dropout > 0) {
+    CHECK(library.calls == 0);
+    return;
+  }
+  const int size = backend.comm().size(), ring = size / exchange.a2a;
+  if (!p.documents.empty()) {  // only attention of a rank's own rows has its keys
+    CHECK(library.to_other_keys == 0);
+    return;
+  }
+  const int first = backend.comm().rank() == 0 ? 1 : 0;
+  const int calls = exchange.gather ? 2 * static_cast<int>(p.samples) : ring,
+            own = exchange.gather ? first * static_cast<int>(p.samples) : 1;
+  CHECK(library.calls == 2 * calls);
+  CHECK(library.to_other_keys == 2 * (calls - own));
+}
+
 void check_all(DType dtype, double tolerance) {
   for (const Problem& p : problems()) {
     const Case c(p, dtype);
@@ -308,6 +390,7 @@ void check_all(DType dtype, double tolerance) {
         run.check("dq", c.dq, run.dq, tolerance);
         run.check("dk", c.dk, run.dk, tolerance);
         run.check("dv", c.dv, run.dv, tolerance);
+        check_library(*run.library, *backend, c, exchange);
       }
     }
   }

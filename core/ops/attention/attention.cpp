@@ -28,6 +28,12 @@ void check_result(const char* op, const char* name, const Tensor& t, Tensor like
   check_heads(op, name, t, like);
 }
 
+/// Whether `count` blocks lie apart within `rows` rows.
+bool fits(const RowBlocks& b, int64_t count, int64_t rows) {
+  return b.first >= 0 && b.rows > 0 && (count == 1 || b.step >= b.rows) &&
+         b.first + (count - 1) * b.step + b.rows <= rows;
+}
+
 /// What forward and backward have in common.
 template <class Arguments>
 void check(const char* op, const Exec& exec, const Arguments& a) {
@@ -57,6 +63,11 @@ void check(const char* op, const Exec& exec, const Arguments& a) {
   NRL_CHECK(!known.equal || (known.longest > 0 && a.q.dim(0) == rows && a.k.dim(0) == rows),
             "{}: {} sequences of equal length {} have not {} queries and {} keys", op, a.cu_q.dim(0) - 1,
             known.longest, a.q.dim(0), a.k.dim(0));
+  NRL_CHECK(known.blocks == 0 || (!known.equal && fits(known.queries, known.blocks, a.q.dim(0)) &&
+                                  fits(known.keys, known.blocks, a.k.dim(0)) &&
+                                  std::max(known.queries.rows, known.keys.rows) <= known.longest),
+            "{}: {} blocks of {} queries and {} keys in {} and {} rows, longest {}", op, known.blocks,
+            known.queries.rows, known.keys.rows, a.q.dim(0), a.k.dim(0), known.longest);
   check_dropout(op, a.dropout, a.q.dim(0));
   NRL_CHECK((!a.dropout.rows && !a.key_places) ||
                 (a.dropout.rows && is_vector(a.key_places, a.k.dim(0), DType::i32)),
@@ -85,8 +96,14 @@ void check_lse(const char* op, const Tensor& lse, const Tensor& q) {
 
 template <class Arguments>
 Cost cost_of(const Exec& exec, const Arguments& a, double matmuls) {
-  const int64_t queries = a.q.dim(0), keys = a.k.dim(0), longest = std::max<int64_t>(a.lengths.longest, 1);
-  const int64_t sequences = std::max<int64_t>(std::max(queries, keys) / longest, 1);
+  const SequenceLengths& known = a.lengths;
+  int64_t queries = a.q.dim(0), keys = a.k.dim(0);
+  const int64_t longest = std::max<int64_t>(known.longest, 1);
+  int64_t sequences = std::max<int64_t>(std::max(queries, keys) / longest, 1);
+  if (known.blocks > 0) {
+    sequences = known.blocks;
+    queries = sequences * known.queries.rows, keys = sequences * known.keys.rows;
+  }
   const double pairs =
       static_cast<double>(sequences) *
       (a.causal ? attention_pairs(queries / sequences, keys / sequences, a.window)

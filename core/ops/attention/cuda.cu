@@ -23,7 +23,7 @@ attention::Engine* engine_for(const Exec& exec, const Attention& a) {
   const attention::Choice choice = attention::choose(*exec.libraries, problem, exec.workspace.size);
   if (choice.engine) return choice.engine;
   NRL_CHECK(!is_fp8(a.q), "attention in FP8: {}", choice.reason);
-  note_choice(exec, describe(choice, problem.direction));
+  note_choice(exec, describe(choice, problem));
   return nullptr;
 }
 

@@ -28,10 +28,12 @@ Problem common(Direction direction, const Attention& a) {
   p.result = a.out.dtype;
   p.queries = a.q.dim(0);
   p.keys = a.k.dim(0);
-  p.sequences = a.cu_q.dim(0) - 1;
-  p.longest = a.lengths.longest;
-  p.equal = a.lengths.equal;
-  p.self = a.lengths.equal || a.cu_q.data == a.cu_k.data;
+  const SequenceLengths& known = a.lengths;
+  p.sequences = known.blocks > 0 ? known.blocks : a.cu_q.dim(0) - 1;
+  p.equal = known.equal || known.blocks > 0;
+  p.self = known.equal || (known.blocks == 0 && a.cu_q.data == a.cu_k.data);
+  p.query = p.key = {.rows = known.longest, .step = known.equal ? known.longest : 0};
+  if (known.blocks > 0) p.query = known.queries, p.key = known.keys;
   p.heads = a.q.dim(1);
   p.kv_heads = a.k.dim(1);
   p.d = a.q.dim(2);
@@ -74,14 +76,16 @@ std::string unsupported_reason(const Problem& p) {
     if (std::string reason = fp8_attention_refusal(fp8_attention_major, p.result, p.d); !reason.empty())
       return reason;
     if (!p.equal) return "FP8 operands of sequences of different lengths";
+    if (!p.self) return "FP8 operands with other keys than queries";
   } else if (p.dtype != DType::bf16 && p.dtype != DType::f16) {
     return fmt::format("{} tensors", nrl::name_of(p.dtype));
   }
   if (p.d % d_multiple != 0)
     return fmt::format("a head dimension of {}, not a multiple of {}", p.d, d_multiple);
   if (p.d > largest_d) return fmt::format("a head dimension of {}, more than {}", p.d, largest_d);
-  if (!p.self) return "sequences with different numbers of queries and keys";
-  if (p.longest <= 1) return "sequences of one token";
+  if (!p.self && !p.equal) return "sequences of different lengths with other keys than queries";
+  if (p.causal && p.query.rows > p.key.rows) return "queries that see no key";
+  if (p.query.rows <= 1 || p.key.rows <= 1) return "sequences of one token";
   if (!p.aligned) return "rows that are not 16-byte aligned";
   // cuDNN takes one seed per call: the mask of a sample would depend on its position in the microbatch.
   if (p.dropout) return "attention dropout, whose mask must not depend on the microbatch";
@@ -96,8 +100,8 @@ Choice choose(const Libraries& libraries, const Problem& p, size_t workspace) {
   return {reason.empty() ? engine : nullptr, reason};
 }
 
-LibraryChoice describe(const Choice& choice, Direction direction) {
-  return {"attention", name_of(direction),
+LibraryChoice describe(const Choice& choice, const Problem& p) {
+  return {"attention", p.self ? name_of(p.direction) : fmt::format("{} to other keys", name_of(p.direction)),
           choice.engine ? choice.engine->name() : fmt::format("our own kernels ({})", choice.reason)};
 }
 
@@ -110,7 +114,7 @@ void foresee(const Exec& exec, const Problem& p) {
          "pass: "
          "{}. Fix: set it to false",
          name_of(p.direction), choice.reason);
-  note_choice(exec, describe(choice, p.direction));
+  note_choice(exec, describe(choice, p));
   std::string& obstacle = exec.libraries->not_capturable;
   if (choice.engine && obstacle.empty()) obstacle = choice.engine->not_capturable_reason(p);
 }

@@ -62,11 +62,16 @@ class Cudnn final : public Engine {
     Plan& plan = plan_for(problem, exec.workspace.size);
     const Layout& at = plan.layout;
     std::byte* const memory = exec.workspace.data;
-    Pointers pointers = {{uid_q, a.q.data}, {uid_k, a.k.data}, {uid_v, a.v.data}, {uid_out, a.out.data}};
+    const RowBlocks &query = problem.query, &key = problem.key;
+    Pointers pointers = {{uid_q, first_row(a.q, query)},
+                         {uid_k, first_row(a.k, key)},
+                         {uid_v, first_row(a.v, key)},
+                         {uid_out, first_row(a.out, query)}};
     if (a.lse) pointers[uid_lse] = at.reorders_lse ? memory + at.lse : a.lse.data;
     describe_sequences(exec, plan, a.cu_q, problem.sequences, pointers);
     describe_scales(exec, plan, a, {}, pointers);
     run(exec, plan, pointers);
+    clear_other_rows(exec, problem, query, a.out);
     if (!at.reorders_lse) return;
     const auto* const lse = reinterpret_cast<const float*>(memory + at.lse);
     auto* const ours = static_cast<float*>(a.lse.data);
@@ -74,8 +79,8 @@ class Cudnn final : public Engine {
       cuda::transpose_f32(exec.stream, lse, problem.heads, problem.queries, problem.heads, ours,
                           problem.lse_row);
     else
-      cuda::unpack_statistics(exec.stream, lse, problem.heads, problem.sequences, problem.longest, ours,
-                              problem.lse_row);
+      cuda::unpack_statistics(exec.stream, lse, problem.heads, problem.sequences, query, ours,
+                              problem.lse_row, problem.queries);
   }
 
   void backward(Exec& exec, const AttentionBackward& a) override {
@@ -83,26 +88,30 @@ class Cudnn final : public Engine {
     Plan& plan = plan_for(problem, exec.workspace.size);
     const Layout& at = plan.layout;
     std::byte* const memory = exec.workspace.data;
+    const RowBlocks &query = problem.query, &key = problem.key;
     const auto* const ours = static_cast<const float*>(a.lse.data);
     auto* const lse = reinterpret_cast<float*>(memory + at.lse);
     if (at.ragged)
       cuda::transpose_f32(exec.stream, ours, problem.lse_row, problem.heads, problem.queries, lse,
                           problem.heads);
     else if (at.reorders_lse)
-      cuda::pack_statistics(exec.stream, ours, problem.lse_row, problem.heads, problem.sequences,
-                            problem.longest, lse);
-    Pointers pointers = {{uid_q, a.q.data},
-                         {uid_k, a.k.data},
-                         {uid_v, a.v.data},
-                         {uid_out, a.out.data},
+      cuda::pack_statistics(exec.stream, ours, problem.lse_row, problem.queries, problem.heads,
+                            problem.sequences, query, lse);
+    Pointers pointers = {{uid_q, first_row(a.q, query)},
+                         {uid_k, first_row(a.k, key)},
+                         {uid_v, first_row(a.v, key)},
+                         {uid_out, first_row(a.out, query)},
                          {uid_lse, at.reorders_lse ? memory + at.lse : a.lse.data},
-                         {uid_dout, a.dout.data},
-                         {uid_dq, a.dq.data},
-                         {uid_dk, at.spread ? memory + at.dk : a.dk.data},
-                         {uid_dv, at.spread ? memory + at.dv : a.dv.data}};
+                         {uid_dout, first_row(a.dout, query)},
+                         {uid_dq, first_row(a.dq, query)},
+                         {uid_dk, at.spread ? memory + at.dk : first_row(a.dk, key)},
+                         {uid_dv, at.spread ? memory + at.dv : first_row(a.dv, key)}};
     describe_sequences(exec, plan, a.cu_q, problem.sequences, pointers);
     describe_scales(exec, plan, a, a.dout.scales, pointers);
     run(exec, plan, pointers);
+    clear_other_rows(exec, problem, query, a.dq);
+    clear_other_rows(exec, problem, key, a.dk);
+    clear_other_rows(exec, problem, key, a.dv);
     if (!at.spread) return;
     for (const auto& [from, to] : {std::pair{at.dk, &a.dk}, {at.dv, &a.dv}})
       cuda::spread_rows_bf16(exec.stream, reinterpret_cast<const bf16*>(memory + from), problem.keys,
@@ -155,6 +164,16 @@ class Cudnn final : public Engine {
     } catch (const std::exception& e) {  // the interface throws what its shared libraries lack
       return e.what();
     }
+  }
+
+  static void* first_row(const Tensor& t, const RowBlocks& blocks) {
+    return static_cast<std::byte*>(t.data) + blocks.first * t.stride[0] * size_of(t.dtype);
+  }
+  /// Zeros where rows belong to none of the blocks that cuDNN was given.
+  static void clear_other_rows(const Exec& exec, const Problem& p, const RowBlocks& blocks, const Tensor& t) {
+    if (!p.equal || p.sequences * blocks.rows == t.dim(0)) return;
+    cuda::clear_other_rows_bf16(exec.stream, static_cast<bf16*>(t.data), t.dim(0), t.dim(1) * t.dim(2),
+                                t.stride[0], p.sequences, blocks, exec.multiprocessors);
   }
 
   static void describe_sequences(const Exec& exec, const Plan& plan, const Tensor& cu, int64_t sequences,

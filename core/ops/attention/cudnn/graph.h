@@ -2,9 +2,12 @@
 // cuDNN graphs of attention problems: tensors, offsets of ragged sequences, and the layout of the
 // workspace. Included by cudnn.cpp alone.
 //
-// Sequences of equal length are a strided (B, H, S, D) tensor. Others are described by offsets and a padding
-// mask ("THD"): the number of sequences and the longest length are rounded up, so that few plans serve many
-// batches. Padding sequences are empty.
+// Sequences of equal length are strided (B, H, S, D) tensors, in which queries and keys may be as many blocks
+// of different lengths: those of other ranks in context parallelism. Others are described by offsets and a
+// padding mask ("THD"): the number of sequences and the longest length are rounded up, so that few plans
+// serve many batches. Padding sequences are empty.
+//
+// A causal mask ends at the last query and the last key, as here.
 //
 // The softmax statistics are ours as (H, tokens). cuDNN gets them packed, (B, H, S): before 9.26 its backward
 // pass reads any other strides as if they were these, without a word, and before 9.12 the forward pass writes
@@ -64,10 +67,16 @@ size_t padded(size_t bytes) {
 
 /// The problem, rounded up, whose plan runs `p`.
 Problem plan_problem(Problem p) {
-  if (p.equal) return p;
+  if (p.equal) {
+    for (RowBlocks* blocks : {&p.query, &p.key}) {
+      blocks->first = 0;
+      if (p.sequences == 1) blocks->step = blocks->rows;
+    }
+    return p;
+  }
   p.sequences = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.sequences)));
-  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.longest)));
-  p.longest = round_up(p.longest, std::max<int64_t>(128, power / 8));
+  const auto power = static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(p.query.rows)));
+  p.query.rows = p.key.rows = round_up(p.query.rows, std::max<int64_t>(128, power / 8));
   return p;
 }
 
@@ -83,8 +92,9 @@ struct Layout {
 
   explicit Layout(const Problem& p) : ragged(!p.equal), fp8(p.dtype == DType::e4m3) {
     if (fp8) numbers = take(sizeof(float) * fp8_numbers);
-    reorders_lse = p.lse_row > 0 && (ragged || p.sequences > 1 || p.lse_row != p.longest);
-    if (reorders_lse) lse = take(sizeof(float) * static_cast<size_t>(p.queries * p.heads));
+    reorders_lse = p.lse_row > 0 && (ragged || p.sequences > 1 || p.lse_row != p.query.rows);
+    const int64_t queries = ragged ? p.queries : p.sequences * p.query.rows;
+    if (reorders_lse) lse = take(sizeof(float) * static_cast<size_t>(queries * p.heads));
     if (!ragged) return;
     // With grouped heads cuDNN allocates dk and dv per query head, with the row steps of dk and dv times the
     // group: many times their size where these are columns of a fused buffer.
@@ -140,8 +150,8 @@ class Builder {
   std::unique_ptr<SizedGraph> forward() {
     auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(p_.lse_row > 0);
     describe(options);
-    auto q = input(uid_q, p_.heads, p_.q), k = input(uid_k, p_.kv_heads, p_.k),
-         v = input(uid_v, p_.kv_heads, p_.v);
+    auto q = input(uid_q, p_.query, p_.heads, p_.q), k = input(uid_k, p_.key, p_.kv_heads, p_.k),
+         v = input(uid_v, p_.key, p_.kv_heads, p_.v);
     TensorPointer out, stats;
     if (layout_.fp8) {
       const auto results =
@@ -153,7 +163,7 @@ class Builder {
       const auto results = graph_->sdpa(q, k, v, options);
       out = results[0], stats = results[1];
     }
-    output(out, uid_out, p_.heads, p_.out);
+    output(out, uid_out, p_.query, p_.heads, p_.out);
     if (stats) {
       stats->set_output(true);
       place_statistics(stats);
@@ -162,9 +172,9 @@ class Builder {
   }
 
   std::unique_ptr<SizedGraph> backward(bool deterministic) {
-    auto q = input(uid_q, p_.heads, p_.q), k = input(uid_k, p_.kv_heads, p_.k),
-         v = input(uid_v, p_.kv_heads, p_.v), out = input(uid_out, p_.heads, p_.out),
-         dout = input(uid_dout, p_.heads, p_.dout);
+    auto q = input(uid_q, p_.query, p_.heads, p_.q), k = input(uid_k, p_.key, p_.kv_heads, p_.k),
+         v = input(uid_v, p_.key, p_.kv_heads, p_.v), out = input(uid_out, p_.query, p_.heads, p_.out),
+         dout = input(uid_dout, p_.query, p_.heads, p_.dout);
     auto stats = graph_->tensor(TensorAttributes());
     place_statistics(stats);
     TensorPointer dq, dk, dv;
@@ -191,9 +201,9 @@ class Builder {
       dq = results[0], dk = results[1], dv = results[2];
     }
     const HeadSteps dense{p_.kv_heads * p_.d, p_.d};
-    output(dq, uid_dq, p_.heads, p_.dq);
-    output(dk, uid_dk, p_.kv_heads, layout_.spread ? dense : p_.dk);
-    output(dv, uid_dv, p_.kv_heads, layout_.spread ? dense : p_.dv);
+    output(dq, uid_dq, p_.query, p_.heads, p_.dq);
+    output(dk, uid_dk, p_.key, p_.kv_heads, layout_.spread ? dense : p_.dk);
+    output(dv, uid_dv, p_.key, p_.kv_heads, layout_.spread ? dense : p_.dv);
     return std::move(graph_);
   }
 
@@ -213,31 +223,38 @@ class Builder {
         TensorAttributes().set_uid(uid).set_dim({n, 1, 1, 1}).set_stride({1, 1, 1, 1}).set_data_type(type));
   }
   /// Rows of one tensor: all sequences, or the first and where each begins.
-  void place(TensorAttributes& t, int64_t heads, int64_t width, int64_t row, int64_t head) {
-    t.set_dim({p_.sequences, heads, p_.longest, width}).set_stride({p_.longest * row, head, row, 1});
+  void place(TensorAttributes& t, const RowBlocks& blocks, int64_t heads, int64_t width, int64_t row,
+             int64_t head) {
+    const int64_t step = layout_.ragged ? blocks.rows : blocks.step;
+    t.set_dim({p_.sequences, heads, blocks.rows, width}).set_stride({step * row, head, row, 1});
     if (layout_.ragged) t.set_ragged_offset(offsets_.at(static_cast<size_t>(layout_.index_of(row))));
   }
-  TensorPointer input(Uid uid, int64_t heads, const HeadSteps& steps) {
+  TensorPointer input(Uid uid, const RowBlocks& blocks, int64_t heads, const HeadSteps& steps) {
     TensorAttributes t;
     t.set_uid(uid);
     if (layout_.fp8 && uid != uid_out)
       t.set_data_type(uid == uid_dout ? fe::DataType_t::FP8_E5M2 : fe::DataType_t::FP8_E4M3);
-    place(t, heads, p_.d, steps.row, steps.head);
+    place(t, blocks, heads, p_.d, steps.row, steps.head);
     return graph_->tensor(t);
   }
-  void output(const TensorPointer& t, Uid uid, int64_t heads, const HeadSteps& steps) {
+  void output(const TensorPointer& t, Uid uid, const RowBlocks& blocks, int64_t heads,
+              const HeadSteps& steps) {
     t->set_uid(uid).set_output(true);
-    place(*t, heads, p_.d, steps.row, steps.head);
+    place(*t, blocks, heads, p_.d, steps.row, steps.head);
   }
   /// Ragged: (tokens, heads), the order for which the interface computes its workspace; else packed.
   void place_statistics(const TensorPointer& t) {
     t->set_uid(uid_lse).set_data_type(fe::DataType_t::FLOAT);
-    if (layout_.ragged) return place(*t, p_.heads, 1, p_.heads, 1);
-    t->set_dim({p_.sequences, p_.heads, p_.longest, 1}).set_stride({p_.heads * p_.longest, p_.longest, 1, 1});
+    if (layout_.ragged) return place(*t, p_.query, p_.heads, 1, p_.heads, 1);
+    const int64_t rows = p_.query.rows;
+    t->set_dim({p_.sequences, p_.heads, rows, 1}).set_stride({p_.heads * rows, rows, 1, 1});
   }
   template <class Options>
   void describe(Options& options) {
-    options.set_attn_scale(p_.scale).set_causal_mask(p_.causal);
+    options.set_attn_scale(p_.scale);
+    if (p_.causal) options.set_diagonal_band_right_bound(0);
+    options.set_diagonal_alignment(p_.causal && !p_.self ? fe::DiagonalAlignment_t::BOTTOM_RIGHT
+                                                         : fe::DiagonalAlignment_t::TOP_LEFT);
     // Keys after i - window, as here.
     if (p_.window > 0) options.set_diagonal_band_left_bound(static_cast<int>(p_.window));
     if (layout_.ragged) options.set_padding_mask(true).set_seq_len_q(lengths_).set_seq_len_kv(lengths_);

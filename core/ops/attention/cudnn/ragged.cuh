@@ -1,7 +1,7 @@
 #pragma once
 // The kernels of ragged.h, which says what they compute; included by cuda.cu alone. One thread per sequence,
 // 32 x 32 tiles of a transpose, one block per 1,024 statistics, one thread per 16 bytes of a
-// copied row.
+// copied or cleared row.
 
 #include "core/device/kernel.h"
 #include "core/ops/attention.h"
@@ -12,10 +12,16 @@ namespace {
 
 constexpr int side_threads = 256, transpose_tile = 32, transpose_rows = 8, statistics_part = 1024;
 
-/// Elements between heads and between sequences.
-struct StatisticsSteps {
-  int64_t head, sequence;
+/// The sequence that a row belongs to and its place there; -1: none.
+struct BlockPlace {
+  int64_t sequence = -1, at = 0;
 };
+__device__ __forceinline__ BlockPlace place_in_blocks(int64_t row, int64_t sequences, const RowBlocks& b) {
+  const int64_t r = row - b.first;
+  if (r < 0) return {};
+  const int64_t s = sequences == 1 ? 0 : r / b.step, at = r - s * b.step;
+  return s < sequences && at < b.rows ? BlockPlace{s, at} : BlockPlace{};
+}
 
 __global__ void __launch_bounds__(side_threads)
     ragged_description_kernel(const int32_t* cu, int64_t sequences, int64_t room, attention::RowSteps steps,
@@ -46,15 +52,35 @@ __global__ void __launch_bounds__(transpose_tile* transpose_rows)
       to[(c0 + i) * to_step + r0 + x] = tile[x * (transpose_tile + 1) + i];
 }
 
+/// One block per part of a head's rows.
+template <bool pack>
 __global__ void __launch_bounds__(side_threads)
-    move_statistics_kernel(const float* from, StatisticsSteps from_steps, float* to, StatisticsSteps to_steps,
-                           int64_t sequences, int64_t length) {
-  const int64_t parts = (length + statistics_part - 1) / statistics_part, row = blockIdx.x / parts,
-                begin = blockIdx.x % parts * statistics_part, head = row / sequences, s = row % sequences;
-  const float* source = from + head * from_steps.head + s * from_steps.sequence;
-  float* target = to + head * to_steps.head + s * to_steps.sequence;
-  const int64_t end = begin + statistics_part < length ? begin + statistics_part : length;
-  for (int64_t i = begin + threadIdx.x; i < end; i += side_threads) target[i] = source[i];
+    move_statistics_kernel(float* ours, int64_t row_step, int64_t rows, int64_t heads, int64_t sequences,
+                           RowBlocks blocks, float* packed) {
+  const int64_t parts = (rows + statistics_part - 1) / statistics_part, head = blockIdx.x / parts,
+                begin = blockIdx.x % parts * statistics_part;
+  const int64_t end = begin + statistics_part < rows ? begin + statistics_part : rows;
+  for (int64_t row = begin + threadIdx.x; row < end; row += side_threads) {
+    const BlockPlace place = place_in_blocks(row, sequences, blocks);
+    float* const mine = ours + head * row_step + row;
+    const int64_t at = (place.sequence * heads + head) * blocks.rows + place.at;
+    if (pack) {
+      if (place.sequence >= 0) packed[at] = *mine;
+    } else {
+      *mine = place.sequence >= 0 ? packed[at] : -INFINITY;
+    }
+  }
+}
+
+/// One block per row, in turns.
+__global__ void __launch_bounds__(side_threads)
+    clear_other_rows_kernel(bf16* x, int64_t rows, int64_t units_per_row, int64_t step, int64_t sequences,
+                            RowBlocks blocks) {
+  for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+    if (place_in_blocks(row, sequences, blocks).sequence >= 0) continue;
+    const kernel::Pack<bf16> zeros{};
+    for (int64_t i = threadIdx.x; i < units_per_row; i += side_threads) zeros.store(x + row * step + i * 8);
+  }
 }
 
 __global__ void __launch_bounds__(side_threads)
@@ -82,12 +108,13 @@ unsigned blocks_of(int64_t n, int64_t per_block) {
   return static_cast<unsigned>((n + per_block - 1) / per_block);
 }
 
-void move_statistics(void* stream, const float* from, const StatisticsSteps& from_steps, float* to,
-                     const StatisticsSteps& to_steps, int64_t heads, int64_t sequences, int64_t length) {
-  if (heads * sequences * length == 0) return;
-  const unsigned blocks = static_cast<unsigned>(heads * sequences) * blocks_of(length, statistics_part);
-  NRL_LAUNCH((move_statistics_kernel), blocks, side_threads, 0, stream, from, from_steps, to, to_steps,
-             sequences, length);
+template <bool pack>
+void move_statistics(void* stream, float* ours, int64_t row_step, int64_t rows, int64_t heads,
+                     int64_t sequences, const RowBlocks& blocks, float* packed) {
+  if (heads * rows == 0) return;
+  const unsigned grid = static_cast<unsigned>(heads) * blocks_of(rows, statistics_part);
+  NRL_LAUNCH((move_statistics_kernel<pack>), grid, side_threads, 0, stream, ours, row_step, rows, heads,
+             sequences, blocks, packed);
 }
 
 }  // namespace
@@ -111,16 +138,21 @@ void transpose_f32(void* stream, const float* from, int64_t from_step, int64_t r
              columns, to, to_step);
 }
 
-void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t heads, int64_t sequences,
-                     int64_t length, float* packed) {
-  move_statistics(stream, ours, {row_step, length}, packed, {length, heads * length}, heads, sequences,
-                  length);
+void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t rows, int64_t heads,
+                     int64_t sequences, const RowBlocks& blocks, float* packed) {
+  move_statistics<true>(stream, const_cast<float*>(ours), row_step, rows, heads, sequences, blocks, packed);
 }
 
-void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences, int64_t length,
-                       float* ours, int64_t row_step) {
-  move_statistics(stream, packed, {length, heads * length}, ours, {row_step, length}, heads, sequences,
-                  length);
+void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences,
+                       const RowBlocks& blocks, float* ours, int64_t row_step, int64_t rows) {
+  move_statistics<false>(stream, ours, row_step, rows, heads, sequences, blocks, const_cast<float*>(packed));
+}
+
+void clear_other_rows_bf16(void* stream, bf16* x, int64_t rows, int64_t width, int64_t step,
+                           int64_t sequences, const RowBlocks& blocks, int multiprocessors) {
+  if (rows * width == 0) return;
+  NRL_LAUNCH((clear_other_rows_kernel), kernel::grid_for(rows, 1, multiprocessors), side_threads, 0, stream,
+             x, rows, width / 8, step, sequences, blocks);
 }
 
 void spread_rows_bf16(void* stream, const bf16* from, int64_t rows, int64_t width, bf16* to, int64_t to_step,

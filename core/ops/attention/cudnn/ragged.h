@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "core/base/dtype.h"
+#include "core/ops/attention.h"
 
 namespace nrl::ops::attention {
 
@@ -47,12 +48,18 @@ void ragged_description(void* stream, const int32_t* cu, int64_t sequences, int6
 void transpose_f32(void* stream, const float* from, int64_t from_step, int64_t rows, int64_t columns,
                    float* to, int64_t to_step);
 
-/// Statistics of `sequences` sequences of equal `length`: ours are (heads, sequences * length) with
-/// `row_step` elements between heads, cuDNN's are (sequences, heads, length), packed.
-void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t heads, int64_t sequences,
-                     int64_t length, float* packed);
-void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences, int64_t length,
-                       float* ours, int64_t row_step);
+/// Statistics of `sequences` sequences whose rows are `blocks`: ours are (heads, rows) with `row_step`
+/// elements between heads, cuDNN's are (sequences, heads, blocks.rows), packed. Rows of ours in no block are
+/// not read and become minus infinity.
+void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t rows, int64_t heads,
+                     int64_t sequences, const RowBlocks& blocks, float* packed);
+void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences,
+                       const RowBlocks& blocks, float* ours, int64_t row_step, int64_t rows);
+
+/// Zeros in those of the `rows` rows of x that are in none of the `blocks`; `width` elements, a multiple of
+/// 8, `step` apart and aligned to 16 bytes.
+void clear_other_rows_bf16(void* stream, bf16* x, int64_t rows, int64_t width, int64_t step,
+                           int64_t sequences, const RowBlocks& blocks, int multiprocessors);
 
 /// `rows` rows of `width` elements, a multiple of 8, dense in `from`, `to_step` apart in `to`; both aligned
 /// to 16 bytes.
