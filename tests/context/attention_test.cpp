@@ -201,7 +201,8 @@ class LocalRun {
     const size_t scratch = device ? attention_.gpu_workspace() : attention_.workspace(1);
     exec_.workspace = {memory_.allocate(scratch), scratch};
     libraries_.attention = library;
-    if (device) exec_.libraries = &libraries_;
+    // Which would only note that it does not run the others.
+    if (device && c.dtype == DType::bf16 && c.problem.dropout == 0) exec_.libraries = &libraries_;
     const ContextGroups made = groups(exchange.a2a);
     run(made);
     backend.idle();

@@ -172,3 +172,20 @@ TEST_CASE("exchanges by name") {
   CHECK(context_exchange(CpCommType::a2a_p2p, 4, 2) == ContextExchange{.a2a = 2});
   CHECK(context_exchange(CpCommType::all_gather, 4, 1) == ContextExchange{.gather = true});
 }
+
+TEST_CASE("the lengths of the calls are known where every sample is one document") {
+  const auto whole = [](const std::vector<int32_t>& documents, bool padded, bool gather) {
+    const ZigZag z(2, 16, 2, 1);
+    const ContextBounds bounds({.gather = gather}, z, 0);
+    std::vector<int32_t> memory(static_cast<size_t>(bounds.capacity()));
+    std::vector<CallBounds> views(static_cast<size_t>(bounds.calls()));
+    bounds.write(documents, padded, memory.data(), memory.data(), views);
+    for (const CallBounds& view : views) CHECK(view.whole == views.front().whole);
+    return views.front().whole;
+  };
+  for (const bool gather : {false, true}) {
+    CHECK(whole({0, 16, 32}, false, gather));
+    CHECK_FALSE(whole({0, 16, 32}, true, gather));  // another microbatch may have documents
+    CHECK_FALSE(whole({0, 3, 16, 32}, false, gather));
+  }
+}

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/ops/attention.h"
+#include "core/ops/attention_engine.h"
 #include "tests/ops/cases.h"
 
 namespace nrl::ops_test {
@@ -136,12 +137,23 @@ void in_poisoned_workspace(const Exec& e, const Problem& p, const Body& body) {
   body(exact);
 }
 
+/// Where a library is there, it runs the forward pass to the keys of other ranks.
+void expect_library(const Exec& e, const Problem& p) {
+  if (!e.libraries || !e.libraries->attention || p.s.keys.empty()) return;
+  const attention::Problem problem = attention::problem_of(p.forward());
+  const attention::Choice choice = attention::choose(*e.libraries, problem, e.workspace.size);
+  expect(choice.engine != nullptr, p.s.name() + " runs on " + describe(choice, problem).implementation);
+}
+
 /// The backward pass reads out and lse of the reference.
 Outputs attention(Exec& e, const Shape& s, DType t) {
   Problem p(t, s);
   const bool rounded = e.multiprocessors > 0;
   const int64_t length = s.d + s.longest(), gradient = 4 * length * (s.heads / s.kv_heads);
-  in_poisoned_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
+  in_poisoned_workspace(e, p, [&](Exec& exact) {
+    expect_library(exact, p);
+    attention_forward(exact, p.forward());
+  });
   Outputs results{{"out", p.out, length, rounded}, {"lse", p.lse, length}};
   Exec reference{.kernels = &reference_kernels()};
   attention_forward(reference, p.forward());
