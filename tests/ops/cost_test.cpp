@@ -560,6 +560,15 @@ TEST_CASE("attention counts the pairs that its mask leaves", "[cost]") {
           CHECK(c.work == Work::attention);
           CHECK(c.head_dim == d);
           CHECK_FALSE(c.library);
+          // The same as blocks among rows that do not count.
+          a.q = a.out = make_tensor(nullptr, DType::bf16, {sequences * queries * 2, heads, d});
+          a.k = a.v = make_tensor(nullptr, DType::bf16, {sequences * keys * 3, 2, d});
+          a.lengths = {.longest = 3 * keys,
+                       .blocks = sequences,
+                       .queries = {.first = queries, .rows = queries, .step = 2 * queries},
+                       .keys = {.rows = keys, .step = 3 * keys}};
+          CHECK(cost(exec, a).flops == c.flops);
+          CHECK(cost(exec, a).keys == c.keys);
         }
 }
 
