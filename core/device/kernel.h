@@ -14,6 +14,7 @@
 #include "core/base/dtype.h"
 
 #if defined(__CUDACC__)
+#include <cstdio>
 
 namespace nrl::device {
 /// Fails (Exit::internal) naming the kernel when the launch was refused.
@@ -130,13 +131,34 @@ __device__ __forceinline__ int nrl_opaque(int x) {
 __device__ __forceinline__ void nrl_signal(unsigned* flag, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
-/// Waits until another block has signalled `value`. That block must have been running before this one could
-/// ask (it took a smaller ticket from a counter), or the grid may never end.
-__device__ __forceinline__ void nrl_wait_for_signal(const unsigned* flag, unsigned value) {
+/// How long a block waits for another one, in nanoseconds: thousands of times as long as any grid takes.
+inline constexpr unsigned long long nrl_longest_wait_ns = 5'000'000'000;
+__device__ __forceinline__ unsigned nrl_acquire(const unsigned* flag) {
   unsigned seen;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
+  return seen;
+}
+/// Not inlined: the arguments of printf would take registers of the kernel.
+inline __device__ __noinline__ void nrl_report_wait(const char* waited_for) {
+  printf("nrl-train: a kernel waited 5 s for %s, which did not come. The kernel stops here.\n", waited_for);
+}
+/// Waits until another block has signalled `value`. That block must have been running before this one could
+/// ask (it took a smaller ticket from a counter). After nrl_longest_wait_ns the kernel says what it
+/// waited for and stops with a trap, which the host sees as an error of the stream: a wait without end would
+/// keep the GPU until it is reset. The wait sleeps between looks, so that it takes no bandwidth from the
+/// block that it waits for.
+__device__ __forceinline__ void nrl_wait_for_signal(const unsigned* flag, unsigned value,
+                                                    const char* waited_for) {
+  if (nrl_acquire(flag) == value) return;
+  unsigned long long begin, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
   do {
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(flag) : "memory");
-  } while (seen != value);
+    __nanosleep(64);
+    if (nrl_acquire(flag) == value) return;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < nrl_longest_wait_ns);
+  nrl_report_wait(waited_for);
+  __trap();
 }
 
 // The host compiler's twins of these are in fiber.h.

@@ -169,7 +169,7 @@ __global__ void take_turns(unsigned* tickets, unsigned* turn, unsigned* list, bo
   NRL_SHARED(unsigned, number, [1]);
   if (threadIdx.x == 0) number[0] = by_ticket ? atomicAdd(tickets, 1u) : blockIdx.x;
   __syncthreads();
-  if (threadIdx.x % 32 == 0) nrl_wait_for_signal(turn, number[0]);
+  if (threadIdx.x % 32 == 0) nrl_wait_for_signal(turn, number[0], "the turn before");
   __syncwarp();
   list[number[0] * blockDim.x + threadIdx.x] = turn[1] + threadIdx.x;
   __syncthreads();
@@ -216,8 +216,23 @@ TEST_CASE("a wait for a block that runs later is an error", "[kernels]") {
   std::vector<unsigned> turn(2), list(9 * 64);
   CHECK(error_of([&] {
           NRL_LAUNCH((take_turns), 9, 64, 0, nullptr, &tickets, turn.data(), list.data(), false);
-        }).find("waits for the signal of a block that has not run") != std::string::npos);
+        }).find("waits for the turn before, the signal of a block that has not run") != std::string::npos);
   sim::set_options(before);
+}
+
+__global__ void waits_forever(unsigned* turn) {
+  if (blockIdx.x == 0) nrl_wait_for_signal(turn, 1, "a signal that nobody sends");
+}
+
+TEST_CASE("a wait for a signal that no block sends ends with an error", "[kernels]") {
+  const sim::Options before = sim::options();
+  sim::set_options({sim::Order::forward, 1, 2, 0.05});
+  unsigned turn = 0;
+  const std::string error = error_of([&] { NRL_LAUNCH((waits_forever), 2, 1, 0, nullptr, &turn); });
+  sim::set_options(before);
+  INFO(error);
+  CHECK(error.find("kernel waits_forever, block (0, 0, 0)") != std::string::npos);
+  CHECK(error.find("waited 0.05 s for a signal that nobody sends") != std::string::npos);
 }
 
 }  // namespace

@@ -210,7 +210,7 @@ __global__ void sum_out_of_turn(float* out, unsigned* arrived, bool fixed) {
   NRL_SHARED(unsigned, ticket, [1]);
   if (threadIdx.x == 0) ticket[0] = atomicAdd(arrived + 1, 1u);
   __syncthreads();
-  if (fixed && threadIdx.x == 0) nrl_wait_for_signal(arrived, ticket[0]);
+  if (fixed && threadIdx.x == 0) nrl_wait_for_signal(arrived, ticket[0], "its turn");
   __syncthreads();
   out[threadIdx.x] += 1.0f;
   __syncthreads();
@@ -222,9 +222,18 @@ __global__ void sum_out_of_turn(float* out, unsigned* arrived, bool fixed) {
 __global__ void turn_without_ticket(float* out, unsigned* arrived, bool fixed) {
   if (threadIdx.x != 0) return;
   const unsigned number = fixed ? atomicAdd(arrived + 1, 1u) : gridDim.x - 1 - blockIdx.x;
-  nrl_wait_for_signal(arrived, number);
+  nrl_wait_for_signal(arrived, number, "its turn");
   out[0] += 1.0f;
   nrl_signal(arrived, number + 1);
+}
+
+/// The last block but one sends no signal to the last one.
+__global__ void missing_signal(float* out, unsigned* arrived, bool fixed) {
+  if (threadIdx.x != 0) return;
+  const unsigned number = atomicAdd(arrived + 1, 1u);
+  if (number > 0) nrl_wait_for_signal(arrived, number, "its turn");
+  out[0] += 1.0f;
+  if (fixed || number < blocks - 2) nrl_signal(arrived, number + 1);
 }
 
 // --- races between blocks ------------------------------------------------------------------------
@@ -377,6 +386,8 @@ const Bug bugs[] = {
     {"sum_out_of_turn", LAUNCH(sum_out_of_turn, blocks, 0, m.arrived, fixed), nullptr, nullptr, race},
     {"turn_without_ticket", LAUNCH(turn_without_ticket, blocks, 0, m.arrived, fixed), "has not run",
      "has not run", "has not run"},
+    {"missing_signal", LAUNCH(missing_signal, blocks, 0, m.arrived, fixed), "waits for its turn",
+     "waits for its turn", "waits for its turn"},
     {"block_race", LAUNCH(block_race, blocks, 0, fixed), nullptr, nullptr, race},
     {"missing_fence", LAUNCH(missing_fence, blocks - 1, 0, m.arrived, fixed), nullptr, nullptr, race},
     {"outside_static", LAUNCH(outside_static, 1, 0, fixed), nullptr, bounds, nullptr},

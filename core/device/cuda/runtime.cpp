@@ -18,8 +18,10 @@ namespace {
 /// What to do about an error, where that is known.
 const char* advice(cudaError_t error) {
   switch (error) {
-    case cudaErrorIllegalAddress:
     case cudaErrorLaunchFailure:
+      return "; an earlier kernel caused it: one that waited in vain for another block has said so above (\"a "
+             "kernel waited\"); for others CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which";
+    case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorIllegalInstruction:
     case cudaErrorInvalidAddressSpace:

@@ -47,8 +47,9 @@ enum class Order : uint8_t { forward, reverse, random };
 
 struct Options {
   Order order = Order::forward;
-  uint64_t seed = 1;  ///< of Order::random
-  int threads = 1;    ///< OS threads of a launch
+  uint64_t seed = 1;               ///< of Order::random
+  int threads = 1;                 ///< OS threads of a launch
+  double block_wait_seconds = 10;  ///< the longest wait for the signal of another block
 };
 
 /// Those of the environment until set_options(); Exit::usage when a variable has no meaning.
@@ -106,11 +107,13 @@ AsyncCopies& async_copies();
 /// another: there the other block is over, or the wait would never end.
 class BlockWait {
  public:
-  /// KernelError when the signal cannot come, or has not come for ten seconds.
-  void pause(const Site& at);
+  /// KernelError, which says what was waited for, when the signal cannot come, or has not come for
+  /// Options::block_wait_seconds.
+  void pause(const char* waited_for, const Site& at);
 
  private:
   std::chrono::steady_clock::time_point first_ = {};
+  double most_seconds_ = 0;
 };
 
 /// Orders the memory accesses of CUDA threads before and after it: __threadfence.

@@ -301,7 +301,8 @@ inline int nrl_opaque(int x) {
 inline void nrl_signal(unsigned* flag, unsigned value) {
   __atomic_store_n(flag, value, __ATOMIC_RELEASE);
 }
-inline void nrl_wait_for_signal(const unsigned* flag, unsigned value, NRL_SITE) {
-  for (nrl::sim::BlockWait wait; __atomic_load_n(flag, __ATOMIC_ACQUIRE) != value;) wait.pause(at);
+inline void nrl_wait_for_signal(const unsigned* flag, unsigned value, const char* waited_for, NRL_SITE) {
+  for (nrl::sim::BlockWait wait; __atomic_load_n(flag, __ATOMIC_ACQUIRE) != value;)
+    wait.pause(waited_for, at);
 }
 #undef NRL_SITE

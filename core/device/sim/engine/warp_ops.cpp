@@ -162,13 +162,21 @@ AsyncCopies& async_copies() {
   return running_block().async_copies();
 }
 
-void BlockWait::pause(const Site& at) {
-  constexpr auto most = std::chrono::seconds(10);
+void BlockWait::pause(const char* waited_for, const Site& at) {
   const auto now = std::chrono::steady_clock::now();
-  if (first_ == std::chrono::steady_clock::time_point()) first_ = now;
+  if (first_ == std::chrono::steady_clock::time_point()) {
+    first_ = now;
+    most_seconds_ = options().block_wait_seconds;
+  }
   if (!running_block().runs_beside_others())
-    fail_thread("waits for the signal of a block that has not run; tickets must order such blocks", at);
-  if (now - first_ > most) fail_thread("waited 10 s for the signal of another block", at);
+    fail_thread(
+        fmt::format("waits for {}, the signal of a block that has not run or sends none; tickets must "
+                    "order such blocks",
+                    waited_for),
+        at);
+  if (std::chrono::duration<double>(now - first_).count() > most_seconds_)
+    fail_thread(fmt::format("waited {:.3g} s for {}, the signal of another block", most_seconds_, waited_for),
+                at);
   std::this_thread::yield();
 }
 

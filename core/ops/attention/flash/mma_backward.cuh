@@ -270,7 +270,9 @@ __global__ void __launch_bounds__(BackwardTiles<D, Dropped>::threads)
     block_range(q0, first_block, last_block);
     float dq[QueryTile::rows][2 * QueryTile::pairs][4] = {};
     if (block < last_block) {
-      if (lane_id() == 0) nrl_wait_for_signal(turn_of(step), static_cast<unsigned>(last_block - block));
+      if (lane_id() == 0)
+        nrl_wait_for_signal(turn_of(step), static_cast<unsigned>(last_block - block),
+                            "dq of the key blocks behind its own (mma_backward_kernel, attention)");
       __syncwarp();
       for_dq_sums<QueryTile>(a, s, head, q0, [&](float4* sums, int m, int n, int half) {
         const float4 sum = __ldcg(sums);
