@@ -26,9 +26,11 @@ void StepWatch::begin(int64_t step, bool graph) {
 
 double StepWatch::limit(const Step& step, bool alone) const {
   const bool known = seconds_.size() >= least_known;
-  const double least = !step.graph || !known || step.after_pause ? limits_.seconds
-                       : alone                                   ? limits_.graph_seconds
-                                                                 : limits_.graph_group_seconds;
+  const bool replayed = step.graph && known && !step.after_pause;
+  const double least =
+      alone      ? replayed ? limits_.graph_seconds : std::min(limits_.seconds, limits_.alone_seconds)
+           : replayed ? limits_.graph_group_seconds
+                 : limits_.seconds;
   return known ? std::max(least, limits_.medians * median(seconds_)) : least;
 }
 

@@ -19,6 +19,7 @@ struct StepLimits {
   /// Without a graph, and for a step after a pause (the first one, or after an evaluation or a checkpoint),
   /// in which ranks may be late: longer than one operation may take, whose watchdog names it.
   double seconds = comm::DeviceCommOptions().nccl_timeout_seconds + 60;
+  double alone_seconds = 120;  ///< the same of one rank, which has no peers to be late
 };
 
 /// A step did not finish in time. The device does not respond: releasing its memory may block, so the process

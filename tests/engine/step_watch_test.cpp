@@ -15,12 +15,14 @@ namespace {
 
 /// The error of a step that never finishes, after `finished` steps that did. `after_pause`: the host waited
 /// for all steps before it began.
-std::string error_of_stuck_step(bool graph, int finished, bool after_pause) {
+std::string error_of_stuck_step(bool graph, int finished, bool after_pause,
+                                const engine::StepLimits& limits = {
+                                    .medians = 0, .graph_seconds = 0.125, .seconds = 0.25}) {
   const auto runtime = device::open_sim();
   const device::Stream stream(*runtime);
   const device::Event done(*runtime), done_before(*runtime);
   const auto group = comm::make_self("dp", 0, nullptr);
-  engine::StepWatch watch({.medians = 0, .graph_seconds = 0.125, .seconds = 0.25});
+  engine::StepWatch watch(limits);
   int64_t step = 0;
   watch.begin(++step, graph);
   for (int i = 1; i < finished; ++i) {
@@ -74,6 +76,12 @@ TEST_CASE("a step that does not end is an error that names rank, step and limit"
   CHECK(contains(error_of_stuck_step(true, 5, true), "within 0.25 s"));
   CHECK(contains(error_of_stuck_step(false, 5, false), "within 0.25 s"));
   CHECK(contains(error_of_stuck_step(true, 2, false), "step 3 did not finish on rank 0 within 0.25 s: a"));
+}
+
+TEST_CASE("a rank without peers does not wait for late ones", "[engine]") {
+  const engine::StepLimits limits{.medians = 0, .seconds = 1000, .alone_seconds = 0.25};
+  CHECK(contains(error_of_stuck_step(false, 1, false, limits), "within 0.25 s"));
+  CHECK(engine::StepLimits().alone_seconds < engine::StepLimits().seconds);
 }
 
 TEST_CASE("a step may take a multiple of the median step", "[engine]") {
