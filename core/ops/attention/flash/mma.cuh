@@ -50,9 +50,12 @@ __device__ __forceinline__ void copy_tile(bf16* to, const HeadRows<bf16>& from, 
 #pragma unroll 1
   for (int i = 0; i < Rows; i += pass * alike)
 #pragma unroll
-    for (int j = 0; j < alike; ++j, p += step)
-      nrl_cp_async16(to + (i + j * pass + r) * D + (u ^ swizzle<D>(r + j * pass)) * 8, p,
-                     i + j * pass < rows);
+    for (int j = 0; j < alike; ++j, p += step) {
+      // Zeros are copied from nowhere, but not from an address outside of the tensor either.
+      const bool real = i + j * pass < rows;
+      nrl_cp_async16(to + (i + j * pass + r) * D + (u ^ swizzle<D>(r + j * pass)) * 8, real ? p : from.data,
+                     real);
+    }
 }
 
 /// Where a lane reads its rows of 8 x 8 matrices: 16 rows and 16 columns (a pair of units) per ldmatrix.
