@@ -3,9 +3,9 @@
 // the GPU; the host compiler compiles the same files with NRL_GPU=sim to run on fibers (fiber.h).
 //
 // Kernels use CUDA's spelling plus: NRL_LAUNCH((kernel<T>), grid, block, shared_bytes, stream,
-// arguments...), NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float, name). They use only what fiber.h
-// models: no wgmma, TMA, clusters, cooperative groups, cub. Launchers live in namespace nrl::ops::NRL_GPU,
-// which is `cuda` or `sim`.
+// arguments...), NRL_RESIDENT((kernel<T>), threads), NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float,
+// name). They use only what fiber.h models: no wgmma, TMA, clusters, cooperative groups, cub. Launchers live
+// in namespace nrl::ops::NRL_GPU, which is `cuda` or `sim`.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,12 @@
 namespace nrl::device {
 /// Fails (Exit::internal) naming the kernel when the launch was refused.
 void check_launch(const char* kernel);
-/// Asks for a kernel's dynamic shared memory where that is needed (core/base/shared_memory.h).
+/// Asks for a kernel's dynamic shared memory where that is needed (core/base/shared_memory.h), once per
+/// kernel. Any thread may call these two.
 void allow_shared_memory(const void* kernel, size_t bytes);
+/// Blocks of a kernel that a multiprocessor of this device runs at a time; at least 1. Asked once per kernel
+/// and number of threads.
+int resident_blocks(const void* kernel, int threads);
 }  // namespace nrl::device
 
 #define NRL_LAUNCH(kernel, grid, block, smem, stream, ...)                           \
@@ -29,6 +33,9 @@ void allow_shared_memory(const void* kernel, size_t bytes);
     kernel<<<grid, block, smem, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__);   \
     ::nrl::device::check_launch(#kernel);                                            \
   } while (0)
+/// Blocks of a kernel without dynamic shared memory that a multiprocessor runs at a time.
+#define NRL_RESIDENT(kernel, threads) \
+  ::nrl::device::resident_blocks(reinterpret_cast<const void*>(kernel), threads)
 #define NRL_SHARED(type, name, ...) __shared__ type name __VA_ARGS__
 #define NRL_DYN_SHARED(type, name)                                   \
   extern __shared__ __align__(128) unsigned char nrl_dyn_smem_raw[]; \
@@ -131,7 +138,7 @@ __device__ __forceinline__ int nrl_opaque(int x) {
 __device__ __forceinline__ void nrl_signal(unsigned* flag, unsigned value) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
-/// How long a block waits for another one, in nanoseconds: thousands of times as long as any grid takes.
+/// How long a block waits for another one, in nanoseconds: a hundred times what the longest grid takes.
 inline constexpr unsigned long long nrl_longest_wait_ns = 5'000'000'000;
 __device__ __forceinline__ unsigned nrl_acquire(const unsigned* flag) {
   unsigned seen;

@@ -2,7 +2,12 @@
 
 #include "core/device/runtime.h"
 
+#include <algorithm>
 #include <cstring>
+#include <map>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
 
 #include <cuda_runtime_api.h>
 
@@ -19,8 +24,8 @@ namespace {
 const char* advice(cudaError_t error) {
   switch (error) {
     case cudaErrorLaunchFailure:
-      return "; an earlier kernel caused it: one that waited in vain for another block has said so above (\"a "
-             "kernel waited\"); for others CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which";
+      return "; an earlier kernel caused it. One that waited in vain for another block has said so above; "
+             "else CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which it was";
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorIllegalInstruction:
@@ -249,10 +254,30 @@ void check_launch(const char* kernel) {
          cudaGetErrorName(error), advice(error));
 }
 
+// A process uses one device, so that what is known of a kernel holds for all of its launches.
+
 void allow_shared_memory(const void* kernel, size_t bytes) {
-  if (bytes > dynamic_shared_unasked)
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-          "cudaFuncSetAttribute of a kernel's shared memory");
+  if (bytes <= dynamic_shared_unasked) return;
+  static std::mutex mutex;
+  static std::unordered_map<const void*, size_t> allowed;
+  const std::lock_guard lock(mutex);
+  size_t& most = allowed[kernel];
+  if (bytes <= most) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        "cudaFuncSetAttribute of a kernel's shared memory");
+  most = bytes;
+}
+
+int resident_blocks(const void* kernel, int threads) {
+  static std::mutex mutex;
+  static std::map<std::pair<const void*, int>, int> known;
+  const std::lock_guard lock(mutex);
+  int& blocks = known[{kernel, threads}];
+  if (blocks > 0) return blocks;
+  int found = 0;
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kernel, threads, 0),
+        "cudaOccupancyMaxActiveBlocksPerMultiprocessor");
+  return blocks = std::max(found, 1);
 }
 
 }  // namespace nrl::device

@@ -10,6 +10,8 @@
 
 #define NRL_LAUNCH(kernel, grid, block, smem, stream, ...) \
   ::nrl::sim::launch(#kernel, stream, kernel, grid, block, smem __VA_OPT__(, ) __VA_ARGS__)
+/// Fixed, so that grids are the same everywhere.
+#define NRL_RESIDENT(kernel, threads) 2
 #define NRL_SHARED(type, name, ...)                                                          \
   using name##_shared_t = type __VA_ARGS__;                                                  \
   name##_shared_t& name = *static_cast<name##_shared_t*>([]() -> void* {                     \
