@@ -162,6 +162,18 @@ TEST_CASE("base-2 exponentials have their limits", "[kernels]") {
   CHECK(y[7] == Approx(std::sqrt(2.0)).epsilon(3e-7));
 }
 
+TEST_CASE("bytes and halves of words are picked as CUDA defines it", "[kernels]") {
+  const unsigned x = 0x33221100u, y = 0x77665544u;
+  for (unsigned selector = 0; selector < 0x8000; selector += 0x0123) {
+    unsigned want = 0;
+    for (unsigned i = 0; i < 4; ++i) want |= ((selector >> 4 * i) % 8 * 0x11u) << 8 * i;
+    CHECK(__byte_perm(x, y, selector) == want);
+  }
+  CHECK(__byte_perm(0x80ff0001u, 0x12345678u, 0x4370) == 0x78801201u);
+  CHECK(__vmaxu2(0x0001ffffu, 0x00020000u) == 0x0002ffffu);
+  CHECK(__vmaxu2(0x7f800000u, 0x7f7fffffu) == 0x7f80ffffu);
+}
+
 // --- blocks that wait for others -----------------------------------------------------------------
 
 /// Block n of `order` appends its number to a list, after block n - 1.

@@ -25,6 +25,17 @@ __device__ __forceinline__ unsigned converted(const float (&x)[4], float inverse
 }
 #endif
 
+/// Byte c of word r becomes byte r of word c.
+__device__ __forceinline__ void transpose_bytes(const unsigned (&rows)[4], unsigned (&columns)[4]) {
+  const unsigned low01 = __byte_perm(rows[0], rows[1], 0x5140), low23 = __byte_perm(rows[2], rows[3], 0x5140),
+                 high01 = __byte_perm(rows[0], rows[1], 0x7362),
+                 high23 = __byte_perm(rows[2], rows[3], 0x7362);
+  columns[0] = __byte_perm(low01, low23, 0x5410);
+  columns[1] = __byte_perm(low01, low23, 0x7632);
+  columns[2] = __byte_perm(high01, high23, 0x5410);
+  columns[3] = __byte_perm(high01, high23, 0x7632);
+}
+
 /// fp8::encode_saturating() of each.
 template <DType format>
 __device__ __forceinline__ unsigned tensor_codes(const float (&x)[4], float inverse) {

@@ -126,14 +126,14 @@ __global__ void __launch_bounds__(threads)
       words[r] =
           column < k && row + r < n ? *reinterpret_cast<const unsigned*>(x + (row + r) * k + column) : 0;
 #pragma unroll
-    for (int c = 0; c < columns_per_lane; ++c)
+    for (int q = 0; q < rows_per_warp / 4; ++q) {
+      const unsigned rows[4] = {words[4 * q], words[4 * q + 1], words[4 * q + 2], words[4 * q + 3]};
+      unsigned columns[columns_per_lane];
+      transpose_bytes(rows, columns);
 #pragma unroll
-      for (int q = 0; q < rows_per_warp / 4; ++q) {
-        unsigned word = 0;
-#pragma unroll
-        for (int r = 0; r < 4; ++r) word |= (words[4 * q + r] >> 8 * c & 0xffu) << 8 * r;
-        tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q) = word;
-      }
+      for (int c = 0; c < columns_per_lane; ++c)
+        tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q) = columns[c];
+    }
     __syncthreads();
     for (int j = w; j < side && column0 + j < k; j += warps)
       if (row0 + lane * 4 < n)

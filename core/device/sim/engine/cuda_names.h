@@ -141,6 +141,18 @@ inline int __clz(int x) {
 inline int __ffs(int x) {
   return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1;
 }
+/// Byte i of the result is the byte that digit i of `selector` (0 to 7) numbers, of x and then y.
+inline unsigned __byte_perm(unsigned x, unsigned y, unsigned selector) {
+  const uint64_t both = uint64_t{y} << 32 | x;
+  unsigned out = 0;
+  for (unsigned i = 0; i < 4; ++i)
+    out |= static_cast<unsigned>(both >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+  return out;
+}
+/// The larger of each half, unsigned.
+inline unsigned __vmaxu2(unsigned x, unsigned y) {
+  return std::max(x & 0xffff0000u, y & 0xffff0000u) | std::max(x & 0xffffu, y & 0xffffu);
+}
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>((uint64_t{a} * b) >> 32);
 }
