@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const TileRows at = tile_rows(rows, t / across);
     if (at.first >= at.end) break;
-    const int64_t row0 = at.first, n = at.end, column0 = t % across * side, row = row0 + w * rows_per_warp,
+    const int64_t n = at.end, column0 = t % across * side, row = at.first + w * rows_per_warp,
                   column = column0 + lane * columns_per_lane;
     const T* from = x + (row - at.shift) * x_step;
     const bool inside = column < k;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
           v[r][c] = static_cast<float>(T(element::normalized(v[r][c], mean, rstd, weight[c]) + bias[c]));
       }
     }
-    writer.write(row0, n, column0, k, [&](int r, int c) { return v[r][c]; });
+    writer.write(at, column0, k, [&](int r, int c) { return v[r][c]; });
   }
   writer.finish();
 }
@@ -260,11 +260,11 @@ void launch(Exec& exec, const Quantize& a) {
   const int64_t k = a.source.columns();
   const Rows rows(a);
   const int64_t tiles = rows.tiles * ((k + side - 1) / side);
-  const dim3 grid(grid_for(tiles, 1, exec.multiprocessors, 3), static_cast<unsigned>(a.parts));
-  NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid, threads, 0, exec.stream,
-             static_cast<const T*>(a.source.x.data), (Source{a.source.activation, a.source.gated}),
-             Norm<T>(a.source.norm), Copy(a.row), Copy(a.column), (a.row ? a.row : a.column).scales.amax,
-             rows, k, a.source.x.step(0));
+  const int resident = NRL_RESIDENT((quantize_kernel<T, format, scaling>), threads);
+  NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident),
+             threads, 0, exec.stream, static_cast<const T*>(a.source.x.data),
+             (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
+             Copy(a.column), (a.row ? a.row : a.column).scales.amax, rows, k, a.source.x.step(0));
 }
 
 template <class T, DType format>
@@ -292,7 +292,8 @@ void quantize_launch(Exec& exec, const Quantize& a) {
 void transpose_launch(Exec& exec, const Transpose& a) {
   const int64_t n = a.x.dim(0), k = a.x.dim(1), tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
   const bool blocks = a.x.scales.kind == Scaling::block128;
-  NRL_LAUNCH(transpose_kernel, grid_for(tiles, 1, exec.multiprocessors, 3), threads, 0, exec.stream,
+  const int resident = NRL_RESIDENT(transpose_kernel, threads);
+  NRL_LAUNCH(transpose_kernel, grid_for(tiles, 1, exec.multiprocessors, resident), threads, 0, exec.stream,
              static_cast<const unsigned char*>(a.x.data), static_cast<unsigned char*>(a.out.data), n, k,
              blocks ? Copy(a.x) : Copy(Tensor{}), blocks ? Copy(a.out) : Copy(Tensor{}));
 }
@@ -301,8 +302,10 @@ void block_magnitudes_launch(Exec& exec, const BlockMagnitudes& a) {
   for_f32_or_bf16(a.part.x.dtype, [&]<class T>() {
     const Part<T> part(a.part);
     if (part.tiles > 0)
-      NRL_LAUNCH(block_magnitudes_kernel<T>, grid_for(part.tiles, 1, exec.multiprocessors, 4), threads, 0,
-                 exec.stream, part, static_cast<unsigned*>(a.amax.data));
+      NRL_LAUNCH(
+          block_magnitudes_kernel<T>,
+          grid_for(part.tiles, 1, exec.multiprocessors, NRL_RESIDENT(block_magnitudes_kernel<T>, threads)),
+          threads, 0, exec.stream, part, static_cast<unsigned*>(a.amax.data));
   });
 }
 
@@ -311,8 +314,9 @@ void quantize_part_launch(Exec& exec, const QuantizePart& a) {
     const Part<T> part(a.part);
     if (part.tiles == 0) return;
     const auto launch = [&]<DType format>() {
-      NRL_LAUNCH((quantize_part_kernel<T, format>), grid_for(part.tiles, 1, exec.multiprocessors, 4), threads,
-                 0, exec.stream, part, static_cast<const float*>(a.scale.data),
+      const int resident = NRL_RESIDENT((quantize_part_kernel<T, format>), threads);
+      NRL_LAUNCH((quantize_part_kernel<T, format>), grid_for(part.tiles, 1, exec.multiprocessors, resident),
+                 threads, 0, exec.stream, part, static_cast<const float*>(a.scale.data),
                  static_cast<unsigned char*>(a.out.data));
     };
     a.out.dtype == DType::e4m3 ? launch.template operator()<DType::e4m3>()

@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(threads, 1)
 #pragma unroll 1
     for (int half = 0; half < halves; ++half) {
       if constexpr (twice) compute(half != 0);
-      writer.write(at.first, at.end, half * width + column0, half * width + width,
+      writer.write(at, half * width + column0, half * width + width,
                    [&](int r, int c) { return pairs[r][c].get(half != 0); });
     }
   }
@@ -154,17 +154,20 @@ template <class T, DType format, Scaling scaling>
 void launch_gradient(Exec& exec, const Quantize& a) {
   const Rows rows(a);
   const int64_t tiles = rows.tiles * ((a.source.dout.dim(1) + side - 1) / side);
-  NRL_LAUNCH((quantize_gradient_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, 3),
-             threads, 0, exec.stream, GradientSource<T>(a.source), Copy(a.row), Copy(a.column),
-             (a.row ? a.row : a.column).scales.amax, rows);
+  const int resident = NRL_RESIDENT((quantize_gradient_kernel<T, format, scaling>), threads);
+  NRL_LAUNCH((quantize_gradient_kernel<T, format, scaling>),
+             grid_for(tiles, 1, exec.multiprocessors, resident), threads, 0, exec.stream,
+             GradientSource<T>(a.source), Copy(a.row), Copy(a.column), (a.row ? a.row : a.column).scales.amax,
+             rows);
 }
 
 template <class T>
 void launch_largest_gradient(Exec& exec, const LargestMagnitude& a) {
   const GradientSource<T> source(a.source);
   const int64_t n = a.source.x.dim(0), packs = source.width / columns_per_lane;
-  NRL_LAUNCH(gradient_magnitude_kernel<T>, grid_for(n * packs, 4 * threads, exec.multiprocessors), threads, 0,
-             exec.stream, source,
+  const int resident = NRL_RESIDENT(gradient_magnitude_kernel<T>, threads);
+  NRL_LAUNCH(gradient_magnitude_kernel<T>, grid_for(n * packs, 4 * threads, exec.multiprocessors, resident),
+             threads, 0, exec.stream, source,
              a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n,
              Divider(packs), static_cast<float*>(a.amax.data));
 }

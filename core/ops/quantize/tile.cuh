@@ -65,13 +65,12 @@ struct TransposedTile {
   }
 };
 
-/// Rows of the source and of the copies, which are in groups where there are offsets, else in equal parts:
-/// part y is that of blocks (., y).
+/// Rows of the source and of the copies, which are in groups where there are offsets, else in equal parts.
 struct Rows {
   const int* offsets = nullptr;
   int groups = 1, unit = 1;
-  int64_t source = 0, copies = 0;  ///< of a part
-  int64_t tiles = 0;               ///< of a part, or of all groups at most: rows of tiles
+  int64_t source = 0, copies = 0;        ///< of a part
+  int64_t tiles_of_part = 0, tiles = 0;  ///< rows of tiles; of all groups at most
 
   explicit Rows(const Quantize& a)
       : source(a.source.x.dim(0) / a.parts), copies(a.row ? a.row.dim(0) / a.parts : a.column.dim(1)) {
@@ -80,18 +79,20 @@ struct Rows {
       groups = static_cast<int>(a.offsets.dim(0)) - 1;
       unit = static_cast<int>(row_unit((a.row ? a.row : a.column).scales.kind));
     }
-    tiles = a.offsets ? most_tiles(source, groups, side) : (source + side - 1) / side;
+    tiles_of_part = a.offsets ? most_tiles(source, groups, side) : (source + side - 1) / side;
+    tiles = tiles_of_part * a.parts;
   }
 };
 /// Rows of a tile in the copies, from `first` to `end`; row i is row i - shift of the source, or zeros from
 /// `zeros` on. Nothing: there is no such tile.
 struct TileRows {
-  int64_t first = 0, end = 0, zeros = 0, shift = 0;
+  int64_t first = 0, end = 0, zeros = 0, shift = 0, part = 0;
 };
 __device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
   if (!rows.offsets) {
-    const int64_t begin = blockIdx.y * rows.source, end = begin + rows.source;
-    return {begin + tile * side, end, end, 0};
+    const int64_t part = rows.tiles == rows.tiles_of_part ? 0 : tile / rows.tiles_of_part,
+                  begin = part * rows.source, end = begin + rows.source;
+    return {begin + (tile - part * rows.tiles_of_part) * side, end, end, 0, part};
   }
   const GroupTile t = find_tile(rows.offsets, rows.groups, side, tile);
   const int64_t begin = group_begin(t.begin, t.group, rows.unit);
@@ -109,19 +110,21 @@ class TileWriter {
       : row_copy_(row_copy),
         column_copy_(column_copy),
         amax_(amax),
+        part_rows_(rows.source),
         rows_(rows.copies),
-        k_(k),
-        part_row_(blockIdx.y * rows.source),
-        part_column_(blockIdx.y * k) {
+        k_(k) {
     if (!in_blocks)
       inverse_ = 1.0f / *reinterpret_cast<const float*>(row_copy.data ? row_copy.scales : column_copy.scales);
   }
 
-  /// The tile at (row0, column0), of rows up to n and columns up to `end`, of which value(r, c) is row r of
-  /// the warp and column c of the lane, 0 outside. All threads of the block must call it.
+  /// The tile at (at.first, column0), of columns up to `end`, of which value(r, c) is row r of the warp and
+  /// column c of the lane, 0 outside. All threads of the block must call it.
   template <class Value>
-  __device__ __forceinline__ void write(int64_t row0, int64_t n, int64_t column0, int64_t end,
+  __device__ __forceinline__ void write(const TileRows& at, int64_t column0, int64_t end,
                                         const Value& value) {
+    const int64_t row0 = at.first, n = at.end;
+    // Of the part: its first row, and that of its transpose.
+    const int64_t part_row = at.part * part_rows_, part_column = at.part * k_;
     NRL_SHARED(unsigned, words, [side][side / 4]);
     NRL_SHARED(unsigned, part, [warps][side]);
     const TransposedTile tile{words};
@@ -156,7 +159,7 @@ class TileWriter {
       if (threadIdx.x == 0) {
         if (row_copy_.data) row_copy_.template store_scale<scaling>(row0, column0, block);
         if (column_copy_.data)
-          column_copy_.template store_scale<scaling>(part_column_ + column0, row0 - part_row_, block);
+          column_copy_.template store_scale<scaling>(part_column + column0, row0 - part_row, block);
       }
     }
     const float block_inverse = in_blocks ? fp8::inverse_scale(block) : inverse_;
@@ -193,40 +196,43 @@ class TileWriter {
       }
     }
     if (column_copy_.data) {
+      const auto tile_word = [&](int c, int q) -> unsigned& {
+        return tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q);
+      };
+      if constexpr (in_lines) {
 #pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c) {
-        const int j = lane * columns_per_lane + c;
-        unsigned byte = block;
-        float inverse = block_inverse;
-        if constexpr (in_lines) {
+        for (int c = 0; c < columns_per_lane; ++c) {
           constexpr int sharing = group / rows_per_warp;  // warps
           unsigned m = 0;
 #pragma unroll
-          for (int i = 0; i < sharing; ++i) m = max(m, part[w / sharing * sharing + i][j]);
-          byte = fp8::scale_of<format>(m);
-          inverse = fp8::inverse_scale(byte);
+          for (int i = 0; i < sharing; ++i)
+            m = max(m, part[w / sharing * sharing + i][lane * columns_per_lane + c]);
+          const unsigned byte = fp8::scale_of<format>(m);
+          const float inverse = fp8::inverse_scale(byte);
           if (w % sharing == 0 && (whole_tile || (inside && row < n)))
-            column_copy_.template store_scale<scaling>(part_column_ + column + c, row - part_row_, byte);
-        }
+            column_copy_.template store_scale<scaling>(part_column + column + c, row - part_row, byte);
 #pragma unroll
-        for (int q = 0; q < rows_per_warp / 4; ++q) {
-          unsigned word = 0;
-          if constexpr (in_lines) {
+          for (int q = 0; q < rows_per_warp / 4; ++q) {
             const float x[4] = {value(4 * q, c), value(4 * q + 1, c), value(4 * q + 2, c),
                                 value(4 * q + 3, c)};
-            word = block_codes<format>(x, byte, inverse);
-          } else {
-#pragma unroll
-            for (int r = 0; r < 4; ++r) word |= (codes[4 * q + r] >> 8 * c & 0xffu) << 8 * r;
+            tile_word(c, q) = block_codes<format>(x, byte, inverse);
           }
-          tile.at(j, w * (rows_per_warp / 4) + q) = word;
+        }
+      } else {
+#pragma unroll
+        for (int q = 0; q < rows_per_warp / 4; ++q) {
+          const unsigned rows[4] = {codes[4 * q], codes[4 * q + 1], codes[4 * q + 2], codes[4 * q + 3]};
+          unsigned columns[columns_per_lane];
+          transpose_bytes(rows, columns);
+#pragma unroll
+          for (int c = 0; c < columns_per_lane; ++c) tile_word(c, q) = columns[c];
         }
       }
       __syncthreads();
       for (int j = w; j < side && column0 + j < end; j += warps)
         if (row0 + lane * 4 < n)
-          *reinterpret_cast<unsigned*>(column_copy_.data + (part_column_ + column0 + j) * rows_ + row0 -
-                                       part_row_ + lane * 4) = tile.at(j, lane);
+          *reinterpret_cast<unsigned*>(column_copy_.data + (part_column + column0 + j) * rows_ + row0 -
+                                       part_row + lane * 4) = tile.at(j, lane);
     }
     __syncthreads();
   }
@@ -244,9 +250,8 @@ class TileWriter {
 
   Copy row_copy_, column_copy_;
   float* amax_;
-  int64_t rows_, k_;
-  int64_t part_row_, part_column_;  ///< of the part: its first row, and that of its transpose
-  float inverse_ = 1.0f;            ///< of the scale of the tensor
+  int64_t part_rows_, rows_, k_;
+  float inverse_ = 1.0f;  ///< of the scale of the tensor
   unsigned largest_ = 0;
 };
 
