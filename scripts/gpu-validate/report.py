@@ -139,8 +139,8 @@ def targets_of(stages, smi):
         def times_of(of):
             return {p["name"]: p[time] for p in prediction(of).get("parts", []) if p.get(time) is not None}
 
-        def producers(times):
-            return sum(times.get(name, 0) for name in ("norms, forward", "activation, forward", "quantization"))
+        def producers(times):  # with FP8 also the gradients of activations are computed as they are rounded
+            return sum(times.get(name, 0) for name in ("norms, forward", "activation, forward", "activation, backward", "quantization"))
 
         bf16, fp8 = times_of("step-8b"), times_of(stage)
         gemms = sum(s for name, s in fp8.items() if name.startswith("layer GEMMs"))

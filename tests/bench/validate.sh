@@ -315,10 +315,11 @@ SCRIPT
     "$script" --stages list | awk '{ print $2 "|" $1 "|60|" }' >table
     for stage in step-8b step-8b-fp8 step-8b-offload; do printf '%s\tpass\t1\t60\tdate\t\n' "$stage"; done >./done
     echo '{"tokens_per_s":1000,"mfu":0.6,"planned_bytes":98,"used_bytes":100,"prediction":{"estimated_s":10,"estimated_mfu":0.61,"parts":[
-      {"name":"norms, forward","measured_s":0.1,"estimated_s":0.1},{"name":"activation, forward","measured_s":0.2,"estimated_s":0.2}]}}' >bench-step-8b.json
+      {"name":"norms, forward","measured_s":0.1,"estimated_s":0.1},{"name":"activation, forward","measured_s":0.2,"estimated_s":0.2},
+      {"name":"activation, backward","measured_s":0.3,"estimated_s":0.3}]}}' >bench-step-8b.json
     echo '{"tokens_per_s":1300,"mfu":0.8,"prediction":{"estimated_s":8,"parts":[{"name":"layer GEMMs, forward","measured_s":1,"estimated_s":1},
       {"name":"layer GEMMs, wgrad","measured_s":2,"estimated_s":1},{"name":"head GEMM, wgrad","measured_s":4,"estimated_s":4},
-      {"name":"quantization","measured_s":0.6,"estimated_s":0.4}]}}' >bench-step-8b-fp8.json
+      {"name":"quantization","measured_s":0.9,"estimated_s":0.7}]}}' >bench-step-8b-fp8.json
     echo '{"tokens_per_s":900,"mfu":0.5,"offload":{"hidden":0.9}}' >bench-step-8b-offload.json
     targets() {
       expect 0 python3 "$source_dir/scripts/gpu-validate/report.py" targets --work . --out . --device cuda --commit c --date d \
