@@ -4,7 +4,7 @@
 // copies; writes (=) both copies and their scales, and raises amax. Gradients of activations: gradient.cuh.
 // transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out and
 // its scales of blocks.
-// largest_magnitude_kernel: every thread reads 4 neighbors at a time; raises amax.
+// largest_magnitude_kernel: every thread reads 4 packs of 16 bytes at a time; raises amax.
 // block_magnitudes_kernel, quantize_part_kernel: a block per tile of 128 x 128 of the matrix, which reads
 // what the part has of it, a warp per row, 4 neighbors per lane; raises amax, or writes (=) out.
 // update_scales_kernel: a thread per tensor; writes (=) scale and amax.
@@ -219,22 +219,68 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
+/// The largest magnitude of packs, whose elements of 16 bits are compared two at a time, as their bits are.
+template <class T>
+struct PackedMagnitude {
+  unsigned packed = 0;
+  __device__ __forceinline__ void add(const Pack<T>& pack) {
+    static_assert(Pack<T>::words == 1 && (sizeof(T) == 4 || std::is_same_v<T, bf16>));
+    const uint4 w = pack.raw[0];
+    if constexpr (sizeof(T) == 4)
+      packed = max(max(packed, max(w.x & fp8::magnitude_bits, w.y & fp8::magnitude_bits)),
+                   max(w.z & fp8::magnitude_bits, w.w & fp8::magnitude_bits));
+    else
+      packed = __vmaxu2(__vmaxu2(packed, __vmaxu2(w.x & low_bits, w.y & low_bits)),
+                        __vmaxu2(w.z & low_bits, w.w & low_bits));
+  }
+  __device__ __forceinline__ unsigned get() const {
+    return sizeof(T) == 4 ? packed : max(packed << 16, packed & 0xffff0000u);
+  }
+
+ private:
+  static constexpr unsigned low_bits = 0x7fff7fffu;
+};
+
+/// Packs of 16 bytes that a thread has in flight.
+constexpr int packs_ahead = 4;
+
 template <class T>
 __global__ void __launch_bounds__(threads)
     largest_magnitude_kernel(const T* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
                              Divider packs_per_row, int64_t x_step, float* amax) {
-  constexpr int width = columns_per_lane;
+  constexpr int width = per_pack<T>;
   unsigned largest = 0;
+  PackedMagnitude<T> packed;
   if (rows_of_groups) n = *rows_of_groups;
-  const int64_t packs = n * packs_per_row.divisor(), step = int64_t{gridDim.x} * threads;
-  for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < packs; i += step) {
-    const int64_t row = packs_per_row.quotient(i), pack = i - row * packs_per_row.divisor();
-    float v[width];
-    load_source(x + row * x_step, pack * width, packs_per_row.divisor() * width, source, v);
+  const int64_t packs = n * packs_per_row.divisor(), step = int64_t{gridDim.x} * threads * packs_ahead;
+  for (int64_t i = int64_t{blockIdx.x} * threads * packs_ahead + threadIdx.x; i < packs; i += step) {
+    const auto each = [&](const auto& take) {
 #pragma unroll
-    for (int c = 0; c < width; ++c) largest = max(largest, magnitude(v[c]));
+      for (int u = 0; u < packs_ahead; ++u) {
+        const int64_t at = i + u * threads;
+        if (at >= packs) continue;
+        const int64_t row = packs_per_row.quotient(at);
+        take(u, x + row * x_step, (at - row * packs_per_row.divisor()) * width);
+      }
+    };
+    if (source.activation == Activation::none) {
+      Pack<T> pack[packs_ahead];
+      each([&](int u, const T* from, int64_t column) { pack[u].load(from + column); });
+#pragma unroll
+      for (int u = 0; u < packs_ahead; ++u) packed.add(pack[u]);
+      continue;
+    }
+    each([&](int, const T* from, int64_t column) {
+#pragma unroll
+      for (int c = 0; c < width; c += columns_per_lane) {
+        float v[columns_per_lane];
+        load_source(from, column + c, packs_per_row.divisor() * width, source, v);
+#pragma unroll
+        for (int e = 0; e < columns_per_lane; ++e) largest = max(largest, magnitude(v[e]));
+      }
+    });
   }
-  raise_amax(amax, largest);
+  raise_amax(amax, max(largest, packed.get()));
 }
 
 struct Update {
@@ -328,11 +374,13 @@ template <class T>
 void launch_largest(Exec& exec, const LargestMagnitude& a) {
   if (a.source.dout) return launch_largest_gradient<T>(exec, a);
   const int64_t n = a.source.x.dim(0), k = a.source.columns();
-  NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, 16 * threads, exec.multiprocessors), threads, 0,
-             exec.stream, static_cast<const T*>(a.source.x.data),
+  const int64_t per_block = int64_t{packs_ahead} * threads * per_pack<T>;
+  const int resident = NRL_RESIDENT(largest_magnitude_kernel<T>, threads);
+  NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, per_block, exec.multiprocessors, resident), threads,
+             0, exec.stream, static_cast<const T*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}),
              a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n,
-             Divider(k / columns_per_lane), a.source.x.step(0), static_cast<float*>(a.amax.data));
+             Divider(k / per_pack<T>), a.source.x.step(0), static_cast<float*>(a.amax.data));
 }
 
 void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
