@@ -196,6 +196,18 @@ NRL_OP_CASES(dispatch) {
                                     [=](Exec& e) { return gate(e, s, t, h, gap, in_place); }, true});
       }
   }
+  // More entries than a block of the GPU looks at at a time.
+  for (const Setup& s : {Setup{3000, 4, 9}, {2600, 4, 9, 900}, {2600, 4, 9, 900, false, true}})
+    registry.tests.push_back({fmt::format("dispatch ({} x {} to {}) capacity {}{} sort", s.n, s.k, s.experts,
+                                          s.capacity, s.by_prob ? " by prob" : ""),
+                              [=](Exec& e) { return sort(e, s); }, true});
+  // More choices than the GPU keeps in registers.
+  for (const DType t : types)
+    registry.tests.push_back({fmt::format("dispatch.{} rows of 11 choices", name_of(t)),
+                              [=](Exec& e) {
+                                return moved(e, {40, 11, 16}, t, 72, 0);
+                              },
+                              true});
   for (const DType t : types)
     registry.tests.push_back({fmt::format("dispatch.{} without rows", name_of(t)),
                               [=](Exec& e) { return in_place_rows(e, t, 37, 72); }, true});

@@ -1,9 +1,10 @@
 // Token dispatch on the GPU; contracts in core/ops/dispatch.h.
 //
 // offsets_kernel    one block; counts the entries of each expert and writes offsets (=)
-// place_kernel      a block per expert, which goes through all entries in order, after four times to find the
-//                   limit if it keeps the most probable; writes row, source (=). The result does not depend
-//                   on the order in which blocks or threads run.
+// place_kernel      a block per expert, which goes through all entries in order, 8 neighbors a thread at a
+// time,
+//                   after four times to find the limit if it keeps the most probable; writes row, source (=).
+//                   The result does not depend on the order in which blocks or threads run.
 // permute_kernel    a warp per row; writes out (=)
 // unpermute_kernel  a warp per token; writes out (=), added in the order of the choices
 // gate_kernel       a warp per entry; writes dprob, dact_out, act_out (=)
@@ -19,6 +20,22 @@ namespace {
 using namespace kernel;
 
 constexpr int max_bins = 1024, place_threads = 512, row_warps = 8;
+/// Entries that a thread reads before it looks at the first, and packs of each operand.
+constexpr int entries_ahead = 8, packs_ahead = 4;
+
+/// Calls each(i, expert[i]) for the entries of this thread of `threads`, in order.
+template <int threads, class Each>
+__device__ __forceinline__ void for_entries(const int* __restrict__ expert, int64_t entries,
+                                            const Each& each) {
+  for (int64_t base = threadIdx.x; base < entries; base += threads * entries_ahead) {
+    int of[entries_ahead];
+#pragma unroll
+    for (int j = 0; j < entries_ahead; ++j)
+      of[j] = base + j * threads < entries ? expert[base + j * threads] : -1;
+#pragma unroll
+    for (int j = 0; j < entries_ahead; ++j) each(base + j * threads, of[j]);
+  }
+}
 
 __global__ void __launch_bounds__(1024)
     offsets_kernel(const int* __restrict__ expert, int64_t entries, int first, int experts, int capacity,
@@ -27,10 +44,10 @@ __global__ void __launch_bounds__(1024)
   const int thread = static_cast<int>(threadIdx.x);
   for (int e = thread; e < experts; e += 1024) count[e] = 0;
   __syncthreads();
-  for (int64_t i = thread; i < entries; i += 1024) {
-    const int e = expert[i] - first;
+  for_entries<1024>(expert, entries, [&](int64_t, int of) {
+    const int e = of - first;
     if (e >= 0 && e < experts) atomicAdd(&count[e], 1);
-  }
+  });
   __syncthreads();
   if (thread != 0) return;
   int sum = 0;
@@ -67,11 +84,11 @@ __device__ __forceinline__ Limit limit_of(const int* __restrict__ expert, const 
   for (int shift = 32 - digit_bits; shift >= 0; shift -= digit_bits) {
     for (int d = thread; d < digits; d += place_threads) count[d] = 0;
     __syncthreads();
-    for (int64_t i = thread; i < entries; i += place_threads) {
-      if (expert[i] != own) continue;
+    for_entries<place_threads>(expert, entries, [&](int64_t i, int of) {
+      if (of != own) return;
       const unsigned order = order_of(prob[i]);
       if ((order & known) == limit.order) atomicAdd(&count[order >> shift & (digits - 1)], 1);
-    }
+    });
     __syncthreads();
     if (thread == 0) {
       int d = digits - 1, left = limit.equals;
@@ -91,43 +108,69 @@ __global__ void __launch_bounds__(place_threads)
     place_kernel(const int* __restrict__ expert, const float* __restrict__ prob, int64_t entries, int first,
                  int experts, int capacity, const int* __restrict__ offsets, int64_t rows,
                  int* __restrict__ row, int* __restrict__ source) {
-  constexpr int warps = place_threads / warp;
-  NRL_SHARED(int, votes_of_warps, [2][2][warps]);  // in turn, so that one barrier per count suffices
+  constexpr int warps = place_threads / warp, ahead = entries_ahead;
+  NRL_SHARED(int, sums_of_warps, [2][2][warps]);  // in turn, so that one barrier per count suffices
   const int e = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp, w = thread / warp, own = first + e;
   const int begin = offsets[e];
   const bool by_prob = capacity > 0 && prob;
   const Limit limit = by_prob ? limit_of(expert, prob, entries, own, capacity) : Limit{0, 0};
   int placed = 0, equals = 0, turn = 0;
-  // The votes of the threads before this one and earlier ones, `total`, to which those of all are added.
-  const auto votes_before = [&](bool vote, int(&of_warps)[warps], int& total) {
-    const unsigned votes = __ballot_sync(all_lanes, vote);
-    if (lane == 0) of_warps[w] = __popc(votes);
+  // The sum of `count` of the threads before this one and of earlier ones, `total`, to which those of all are
+  // added.
+  const auto sum_before = [&](int count, int(&of_warps)[warps], int& total) {
+    int sum = count;
+#pragma unroll
+    for (int o = 1; o < warp; o <<= 1) {
+      const int below = __shfl_up_sync(all_lanes, sum, o);
+      if (lane >= o) sum += below;
+    }
+    if (lane == warp - 1) of_warps[w] = sum;
     __syncthreads();
-    int before = total + __popc(votes & ((1u << lane) - 1));
+    int before = total + sum - count;
     for (int j = 0; j < warps; ++j) {
       if (j < w) before += of_warps[j];
       total += of_warps[j];
     }
     return before;
   };
-  for (int64_t base = 0; base < entries; base += place_threads, turn ^= 1) {
-    const int64_t i = base + thread;
-    const int of = i < entries ? expert[i] - first : -1;
-    if (i < entries && e == 0 && (of < 0 || of >= experts)) row[i] = -1;
-    const bool mine = of == e;
-    bool fits = mine;
-    if (by_prob) {
-      const unsigned order = mine ? order_of(prob[i]) : 0;
-      const bool equal = mine && order == limit.order;
-      const int before = votes_before(equal, votes_of_warps[0][turn], equals);
-      fits = mine && (order > limit.order || (equal && before < limit.equals));
+  for (int64_t base = 0; base < entries; base += place_threads * ahead, turn ^= 1) {
+    // Neighbors, so that the order of threads is that of entries.
+    const int64_t i = base + thread * ahead;
+    int of[ahead];
+    unsigned mine = 0, fits = 0;  // bits of the entries
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) of[j] = i + j < entries ? expert[i + j] - first : -1;
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (i + j < entries && e == 0 && (of[j] < 0 || of[j] >= experts)) row[i + j] = -1;
+      if (of[j] == e) mine |= 1u << j;
     }
-    const int before = votes_before(fits, votes_of_warps[1][turn], placed);
-    if (!mine) continue;
-    const bool kept = fits && (capacity == 0 || before < capacity);
-    row[i] = kept ? begin + before : -1;
-    if (kept) source[begin + before] = static_cast<int>(i);
+    fits = mine;
+    if (by_prob) {
+      unsigned above = 0, equal = 0;
+#pragma unroll
+      for (int j = 0; j < ahead; ++j) {
+        if (!(mine >> j & 1)) continue;
+        const unsigned order = order_of(prob[i + j]);
+        if (order > limit.order) above |= 1u << j;
+        if (order == limit.order) equal |= 1u << j;
+      }
+      int before = sum_before(__popc(equal), sums_of_warps[0][turn], equals);
+      fits = above;
+#pragma unroll
+      for (int j = 0; j < ahead; ++j)
+        if (equal >> j & 1 && before++ < limit.equals) fits |= 1u << j;
+    }
+    int before = sum_before(__popc(fits), sums_of_warps[1][turn], placed);
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (!(mine >> j & 1)) continue;
+      const bool kept = fits >> j & 1 && (capacity == 0 || before < capacity);
+      row[i + j] = kept ? begin + before : -1;
+      if (kept) source[begin + before] = static_cast<int>(i) + j;
+      if (fits >> j & 1) ++before;
+    }
   }
   if (capacity > 0 && placed > capacity) placed = capacity;
   const int64_t end = e + 1 == experts ? rows : offsets[e + 1];
@@ -178,24 +221,48 @@ __global__ void __launch_bounds__(row_warps* warp)
   }
 }
 
-template <class T, int E>
+/// `most`: choices of a token at most, whose rows and probabilities are kept in registers; 0: any number.
+template <class T, int most, int E>
 __global__ void __launch_bounds__(row_warps* warp)
     unpermute_kernel(const T* __restrict__ x, int64_t x_stride, const int* __restrict__ row,
                      const float* __restrict__ prob, int64_t n, int k, int64_t h, const T* addend,
                      int64_t addend_stride, T* out, int64_t out_stride) {
   const int64_t t = int64_t{blockIdx.x} * row_warps + threadIdx.x / warp;
   if (t >= n) return;
+  const auto row_of = [&](int c) { return c >= k ? -1 : row ? row[t * k + c] : static_cast<int>(t * k + c); };
+  const auto prob_of = [&](int c) { return c < k && prob ? prob[t * k + c] : 1.0f; };
+  constexpr int held = most > 0 ? most : 1, ahead = most == 2 ? 2 : packs_ahead;
+  int rows[held];
+  float probs[held];
+#pragma unroll
+  for (int c = 0; c < most; ++c) rows[c] = row_of(c), probs[c] = prob_of(c);
   for (int64_t i = static_cast<int64_t>(threadIdx.x) % warp * E; i < h; i += warp * E) {
     float sum[E] = {};
     if (addend) load_floats(addend + t * addend_stride + i, sum);
-    for (int c = 0; c < k; ++c) {
-      const int64_t r = row ? row[t * k + c] : t * k + c;
-      if (r < 0) continue;
-      const float p = prob ? prob[t * k + c] : 1.0f;
-      float v[E];
-      load_floats(x + r * x_stride + i, v);
+    const auto add = [&](int first) {
+      Pack<T, E> packs[ahead];
+      int from[ahead];
 #pragma unroll
-      for (int j = 0; j < E; ++j) sum[j] += p * v[j];
+      for (int u = 0; u < ahead; ++u) {
+        from[u] = most > 0 ? rows[(first + u) % held] : row_of(first + u);
+        if (from[u] >= 0) packs[u].load(x + from[u] * x_stride + i);
+      }
+#pragma unroll
+      for (int u = 0; u < ahead; ++u) {
+        if (from[u] < 0) continue;
+        const float p = most > 0 ? probs[(first + u) % held] : prob_of(first + u);
+        float v[E];
+        packs[u].get(v);
+#pragma unroll
+        for (int j = 0; j < E; ++j) sum[j] += p * v[j];
+      }
+    };
+    if constexpr (most > 0) {
+#pragma unroll
+      for (int c = 0; c < most; c += ahead) add(c);
+    } else {
+#pragma unroll 1
+      for (int c = 0; c < k; c += ahead) add(c);
     }
     store_floats(out + t * out_stride + i, sum);
   }
@@ -212,11 +279,24 @@ __global__ void __launch_bounds__(row_warps* warp)
   const int64_t lane = threadIdx.x % warp, r = row ? row[i] : i;
   const float p = prob[i];
   float dot = 0;
-  if (r >= 0)
-    for (int64_t j = lane * E; j < f; j += warp * E) {
+  // The results may take the place of the operands, so that only what is loaded before a store is in flight.
+  constexpr int step = warp * E;
+  for (int64_t base = lane * E; r >= 0 && base < f; base += packs_ahead * step) {
+    Pack<T, E> dacts[packs_ahead], acts[packs_ahead];
+#pragma unroll
+    for (int u = 0; u < packs_ahead; ++u) {
+      const int64_t j = base + u * step;
+      if (j >= f) continue;
+      dacts[u].load(dact + r * dact_stride + j);
+      acts[u].load(act + r * act_stride + j);
+    }
+#pragma unroll
+    for (int u = 0; u < packs_ahead; ++u) {
+      const int64_t j = base + u * step;
+      if (j >= f) continue;
       float d[E], a[E];
-      load_floats(dact + r * dact_stride + j, d);
-      load_floats(act + r * act_stride + j, a);
+      dacts[u].get(d);
+      acts[u].get(a);
 #pragma unroll
       for (int q = 0; q < E; ++q) {
         dot += d[q] * a[q];
@@ -226,6 +306,7 @@ __global__ void __launch_bounds__(row_warps* warp)
       store_floats(dact_out + r * dact_out_stride + j, d);
       store_floats(act_out + r * act_out_stride + j, a);
     }
+  }
   dot = warp_sum(dot);
   if (lane == 0) dprob[i] = dot;
 }
@@ -279,12 +360,20 @@ void regroup_launch(Exec& exec, const RegroupRows& a) {
   });
 }
 
-template <class T, int E>
-void unpermute_as(Exec& exec, const Unpermute& a) {
-  NRL_LAUNCH((unpermute_kernel<T, E>), blocks_for(a.out.dim(0)), row_warps * warp, 0, exec.stream,
+template <class T, int E, int most>
+void unpermute_choices(Exec& exec, const Unpermute& a) {
+  NRL_LAUNCH((unpermute_kernel<T, most, E>), blocks_for(a.out.dim(0)), row_warps * warp, 0, exec.stream,
              data_of<const T>(a.x), a.x.step(0), data_of<const int>(a.row), data_of<const float>(a.prob),
              a.out.dim(0), static_cast<int>((a.row ? a.row : a.prob).dim(1)), a.x.dim(1),
              data_of<const T>(a.addend), a.addend ? a.addend.step(0) : 0, data_of<T>(a.out), a.out.step(0));
+}
+
+template <class T, int E>
+void unpermute_as(Exec& exec, const Unpermute& a) {
+  const int64_t k = (a.row ? a.row : a.prob).dim(1);
+  k <= 2   ? unpermute_choices<T, E, 2>(exec, a)
+  : k <= 8 ? unpermute_choices<T, E, 8>(exec, a)
+           : unpermute_choices<T, E, 0>(exec, a);
 }
 
 void unpermute_launch(Exec& exec, const Unpermute& a) {
