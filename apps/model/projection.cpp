@@ -145,54 +145,56 @@ Reads QuantizedOperand::reads_of(const Source& source) const {
          group_reads();
 }
 
-void QuantizedOperand::measure(Run& r, const Source& source) const {
-  if (!scale_) return;
-  const Tensor scale = number(r[scale_]), amax = number(r[amax_]);
-  if (r[source.amax])
-    ops::copy(r.exec(), r[source.amax], r[amax_]);
+Tensor QuantizedOperand::measure(Run& r, const Source& source) const {
+  if (!scale_) return {};
+  const auto ranks = ranks_of_scale(r.layout(), spec_.divided || spec_.gathers, spec_.experts != nullptr);
+  const bool alone = !ranks[0] && !ranks[1];
+  const Tensor given = r[source.amax];
+  if (given && alone) return number(given);
+  const Tensor amax = number(r[amax_]);
+  if (given)
+    ops::copy(r.exec(), given, r[amax_]);
   else if (!source.norm)
     ops::largest_magnitude(
         r.exec(), {.source = values_of(r, source), .amax = zero_amax(r, amax_), .offsets = offsets_of(r)});
-  const bool parts = spec_.divided || spec_.gathers;
-  for (const auto& ranks : ranks_of_scale(r.layout(), parts, spec_.experts != nullptr))
-    if (ranks) r.all_reduce(amax, *ranks, comm::Reduce::max);
-  ops::update_scales(r.exec(), {.amax = make_tensor(amax.data, DType::f32, {1, 1}, amax.device),
-                                .scale = scale,
-                                .format = format_.dtype,
-                                .margin = margin_});
+  for (const auto& group : ranks)
+    if (group) r.all_reduce(amax, *group, comm::Reduce::max);
+  return amax;
 }
 
-void QuantizedOperand::quantize(Run& r, const Source& source, bool with_row, bool with_column) const {
+void QuantizedOperand::quantize(Run& r, const Source& source, bool with_row, bool with_column,
+                                const Tensor& measured) const {
   if (spec_.gathers) {
-    if (with_row) gather(r, source);
+    if (with_row) gather(r, source, measured);
     if (with_column && column_) ops::transpose(r.exec(), {.x = row(r), .out = column(r)});
     return;
   }
   ops::quantize(r.exec(), {.source = values_of(r, source),
                            .row = with_row && row_ ? row(r) : Tensor{},
                            .column = with_column && column_ ? column(r) : Tensor{},
-                           .offsets = offsets_of(r)});
+                           .offsets = offsets_of(r),
+                           .measured = measured,
+                           .margin = margin_});
 }
 
-void QuantizedOperand::gather(Run& r, const Source& source) const {
+void QuantizedOperand::gather(Run& r, const Source& source, const Tensor& measured) const {
   const ModelLayout& layout = r.layout();
   const Tensor codes = r[row_];
   const int64_t n = codes.dim(0) / layout.tensor, first = n * layout.tensor_rank;
-  ops::quantize(r.exec(), {.source = values_of(r, source), .row = row(r).rows(first, n)});
+  ops::quantize(r.exec(), {.source = values_of(r, source),
+                           .row = row(r).rows(first, n),
+                           .measured = measured,
+                           .margin = margin_});
   r.all_gather_async(codes.rows(first, n), codes).wait();
 }
 
 void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
   const Reads from = reads_of(source), measured = source.norm ? from | reads(amax_) : from;
-  r.step(memory::training, step_, measured, writes(row_, column_, scale_, amax_), [&] {
-    measure(r, source);
-    quantize(r, source, true, true);
-  });
+  r.step(memory::training, step_, measured, writes(row_, column_, scale_, amax_),
+         [&] { quantize(r, source, true, true, measure(r, source)); });
   const auto inference = memory::evaluation | (spec_.generation ? memory::generation : 0);
-  r.step(inference, step_, measured, writes(row_, scale_, amax_), [&] {
-    measure(r, source);
-    quantize(r, source, true, false);
-  });
+  r.step(inference, step_, measured, writes(row_, scale_, amax_),
+         [&] { quantize(r, source, true, false, measure(r, source)); });
   // A step each, so that only what is read is recomputed.
   r.step(memory::recompute, step_, from | reads(scale_), writes(row_),
          [&] { quantize(r, source, true, false); });
@@ -202,10 +204,8 @@ void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
 }
 
 void QuantizedOperand::backward_step(Run& r, const Source& source) const {
-  r.dgrad(step_, reads_of(source), writes(row_, column_, scale_, amax_), [&] {
-    measure(r, source);
-    quantize(r, source, true, true);
-  });
+  r.dgrad(step_, reads_of(source), writes(row_, column_, scale_, amax_),
+          [&] { quantize(r, source, true, true, measure(r, source)); });
 }
 
 Projection::Projection(const precision::Recipe& recipe, const AddSlot& add, const ProjectionSpec& spec)

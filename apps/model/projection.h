@@ -89,10 +89,11 @@ class QuantizedOperand {
   Tensor with_scales(const Run& r, Tensor t) const;
   Reads reads_of(const Source& source) const;
   /// Finds the scale of `source`, in a step that writes it.
-  void measure(Run& r, const Source& source) const;
-  void quantize(Run& r, const Source& source, bool row, bool column) const;
+  /// The amax from which quantize() finds the scale; empty if the scale is given.
+  Tensor measure(Run& r, const Source& source) const;
+  void quantize(Run& r, const Source& source, bool row, bool column, const Tensor& measured = {}) const;
   /// Rounds this rank's rows, and gathers those of all.
-  void gather(Run& r, const Source& source) const;
+  void gather(Run& r, const Source& source, const Tensor& measured) const;
 
   OperandSpec spec_;
   precision::Format format_;

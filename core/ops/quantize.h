@@ -27,8 +27,9 @@ struct QuantizeNorm {
 /// gradient of x, with the bits of ActivationBackward::dx; or a norm, with the bits of NormForward::out (both
 /// are rounded to x's type first).
 struct QuantizeSource {
-  Tensor x;  ///< f32 or bf16 with contiguous rows, whose step is a multiple of 16, and contiguous with a
-             ///< norm; N and K are multiples of 16, N only for transposed copies without groups
+  Tensor x;  ///< f32 or bf16 with contiguous rows, whose step is a multiple of 16, aligned to 16 bytes, and
+             ///< contiguous with a norm; N and K are multiples of 16, N only for transposed copies without
+             ///< groups
   Activation activation = Activation::none;
   bool gated = false;
   QuantizeNorm norm = {};  ///< without an activation, and in quantize() without groups only
@@ -45,6 +46,8 @@ constexpr bool halves_scales(Scaling scaling, int64_t half) {
 /// row = x and column = x^T in FP8, x being the source; one may be absent. Both have one type (e4m3 or e5m2)
 /// and one scaling. Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the
 /// maximum of itself and |x| (infinity or NaN if x has one).
+/// With `measured` their scale is found first, as update_scales() does without `keep`, and written (=);
+/// `measured` stays as it is.
 ///
 /// With `offsets` the rows are those of G groups (the experts of grouped_linear.h), [offsets[g], offsets[g +
 /// 1]) of the source. The copies have P >= grouped_rows(N, G, row_unit()) rows, or columns of the
@@ -55,10 +58,12 @@ constexpr bool halves_scales(Scaling scaling, int64_t half) {
 /// are their transposes. N / parts and K are multiples of row_unit() then.
 struct Quantize {
   QuantizeSource source;
-  Tensor row = {};      ///< (N, K), or (P, K), contiguous, with dense scales
-  Tensor column = {};   ///< (K, N), or (K, P), or (parts K, N / parts), the same
-  Tensor offsets = {};  ///< optional (G + 1) i32, ascending from 0
-  int64_t parts = 1;    ///< without offsets and a norm
+  Tensor row = {};       ///< (N, K), or (P, K), contiguous, with dense scales
+  Tensor column = {};    ///< (K, N), or (K, P), or (parts K, N / parts), the same
+  Tensor offsets = {};   ///< optional (G + 1) i32, ascending from 0
+  int64_t parts = 1;     ///< without offsets and a norm
+  Tensor measured = {};  ///< optional (1) f32, amax of the source; with Scaling::tensor, not `scales.amax`
+  int margin = 0;        ///< of `measured`, as in UpdateScales
 };
 void quantize(Exec& exec, const Quantize& a);
 /// One of the parts of a call.

@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <tuple>
@@ -156,6 +157,26 @@ Outputs largest(Exec& e, DType type, int64_t n, int64_t k) {
   return {{"amax", amax}};
 }
 
+/// NaN is above infinity, and that above all numbers, wherever it is.
+void largest_not_finite(Exec& e) {
+  const int64_t n = 3, k = 48;
+  for (const DType type : {DType::f32, DType::bf16})
+    for (const int64_t at : {int64_t{0}, int64_t{1}, int64_t{6}, n * k - 1}) {
+      Buffer x = Buffer(type, {n, k}).normal("x");
+      const auto amax = [&] {
+        Buffer out(DType::f32, {1});
+        largest_magnitude(e, {{x}, out});
+        synchronize(e);
+        return out.get(0);
+      };
+      expect(std::isfinite(amax()), "amax of numbers");
+      x.set(at, -INFINITY);
+      expect(amax() == INFINITY, fmt::format("amax of {} with infinity at {}", name_of(type), at));
+      x.set(n * k / 2, NAN);
+      expect(std::isnan(amax()), fmt::format("amax of {} with infinity at {} and NaN", name_of(type), at));
+    }
+}
+
 /// Columns of a wider matrix, as attention has q, k and v; what lies beside them is larger.
 Outputs part_of_columns(Exec& e, DType type, int64_t n, int64_t k) {
   Buffer wide = Buffer(type, {n, 3 * k}).fill(1e6);
@@ -271,6 +292,43 @@ struct Groups {
   Buffer offsets;
   int64_t used = 0, total = 0;
 };
+
+/// A scale that is found from an amax as x is rounded is that of update_scales(), and the codes are those of
+/// the scale. Rows in groups may be none at all.
+void measured_scale(Exec& e, DType format, int margin, bool grouped, bool gradient) {
+  const int64_t k = 144;
+  for (const double largest : std::array<double, 6>{2.5, 1e-30, 3e38, 0.0, INFINITY, NAN})
+    for (const bool rows : {true, false}) {
+      if (!rows && !grouped) continue;
+      const Groups groups(rows ? std::vector<int64_t>{3, 0, 130} : std::vector<int64_t>{0, 0});
+      const int64_t n = grouped ? groups.total : 144, copied = grouped ? groups.copied(Scaling::tensor) : n;
+      const Buffer x = values(DType::bf16, n, k, "x"), dout = values(DType::bf16, n, k, "dout");
+      QuantizeSource source{.x = x};
+      if (gradient) source.activation = Activation::silu, source.dout = dout;
+      Buffer amax = Buffer(DType::f32, {1}).fill(largest), taken = Buffer(DType::f32, {1, 1}).fill(largest);
+      Copies found(format, Scaling::tensor, copied, k), given(format, Scaling::tensor, copied, k);
+      for (Copies* c : {&found, &given}) {
+        c->given.set(0, 7);
+        c->row.tensor.scales.amax = c->column.tensor.scales.amax = nullptr;
+      }
+      Quantize a{.source = source, .offsets = grouped ? groups.offsets.tensor() : Tensor{}};
+      update_scales(e, {.amax = taken, .scale = given.given, .format = format, .margin = margin});
+      a.row = given.row.tensor, a.column = given.column.tensor;
+      quantize(e, a);
+      a.row = found.row.tensor, a.column = found.column.tensor;
+      a.measured = amax, a.margin = margin;
+      quantize(e, a);
+      synchronize(e);
+      expect(same_bits(found.given, given.given),
+             fmt::format("scale {} of amax {}", found.given.get(0), largest));
+      expect(same_bits(found.row.codes.unpacked(), given.row.codes.unpacked()), "codes of the row copy");
+      expect(same_bits(found.column.codes.unpacked(), given.column.codes.unpacked()),
+             "codes of the column copy");
+      expect(std::isnan(largest) ? std::isnan(amax.get(0))
+                                 : amax.get(0) == Buffer(DType::f32, {1}).fill(largest).get(0),
+             "amax after it was read");
+    }
+}
 
 Outputs grouped_copies(Exec& e, DType format, Scaling kind, const std::vector<int64_t>& rows, int64_t k,
                        bool gated, bool row, bool column) {
@@ -557,7 +615,7 @@ NRL_OP_CASES(quantize) {
       registry.tests.push_back({fmt::format("quantize columns {} ({}, {})", name_of(type), n, k),
                                 [=](Exec& e) { return part_of_columns(e, type, n, k); }, true});
   for (const DType type : {DType::f32, DType::bf16})
-    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {33, 4112}})
+    for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {33, 4112}, {37, 48}})
       registry.tests.push_back({fmt::format("largest_magnitude {} ({}, {})", name_of(type), n, k),
                                 [=](Exec& e) { return largest(e, type, n, k); }, true});
   for (const DType type : {DType::f32, DType::bf16})
@@ -623,6 +681,15 @@ NRL_OP_CASES(quantize) {
                                        [=](Exec& e) { in_parts(e, type, format, finite); },
                                        !(type == DType::bf16 && format == DType::e4m3)});
     }
+  for (const DType format : {DType::e4m3, DType::e5m2})
+    for (const bool grouped : {false, true})
+      for (const bool gradient : {false, true})
+        registry.properties.push_back(
+            {fmt::format("quantize.measured {}{}{}", name_of(format), grouped ? " groups" : "",
+                         gradient ? " gradient" : ""),
+             [=](Exec& e) { measured_scale(e, format, grouped ? 3 : -1, grouped, gradient); },
+             format == DType::e4m3});
+  registry.properties.push_back({"quantize.largest_not_finite", largest_not_finite});
   registry.properties.push_back({"quantize.non_finite", non_finite});
   registry.properties.push_back({"grouped_linear.refused_fp8", refused_experts});
   for (const DType type : {DType::f32, DType::bf16})

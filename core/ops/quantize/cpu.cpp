@@ -354,7 +354,11 @@ void quantize_as(Exec& exec, const Quantize& a) {
 }
 
 void quantize_kernel(Exec& exec, const Quantize& a) {
-  const DType format = (a.row ? a.row : a.column).dtype;
+  const Tensor& either = a.row ? a.row : a.column;
+  const DType format = either.dtype;
+  if (a.measured)
+    *static_cast<float*>(either.scales.data) =
+        fp8::tensor_scale(*data_of<const float>(a.measured), format, a.margin, 1.0f);
   for (int64_t p = 0; p < a.parts; ++p) {
     const Quantize part = part_of(a, p);
     format == DType::e4m3 ? quantize_as<DType::e4m3>(exec, part) : quantize_as<DType::e5m2>(exec, part);

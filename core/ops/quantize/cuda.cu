@@ -71,10 +71,10 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     quantize_kernel(const T* __restrict__ x, Source source, Norm<T> norm, Copy row_copy, Copy column_copy,
-                    float* amax, Rows rows, int64_t k, int64_t x_step) {
+                    float* amax, Measured measured, Rows rows, int64_t k, int64_t x_step) {
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t across = (k + side - 1) / side, tiles = rows.tiles * across;
-  TileWriter<format, scaling> writer(row_copy, column_copy, amax, rows, k);
+  TileWriter<format, scaling> writer(row_copy, column_copy, amax, measured, rows, k);
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const TileRows at = tile_rows(rows, t / across);
     if (at.first >= at.end) break;
@@ -310,7 +310,8 @@ void launch(Exec& exec, const Quantize& a) {
   NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident),
              threads, 0, exec.stream, static_cast<const T*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
-             Copy(a.column), (a.row ? a.row : a.column).scales.amax, rows, k, a.source.x.step(0));
+             Copy(a.column), (a.row ? a.row : a.column).scales.amax, Measured(a), rows, k,
+             a.source.x.step(0));
 }
 
 template <class T, DType format>

@@ -86,11 +86,11 @@ struct GradientSource {
 template <class T, DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, 1)
     quantize_gradient_kernel(GradientSource<T> source, Copy row_copy, Copy column_copy, float* amax,
-                             Rows rows) {
+                             Measured measured, Rows rows) {
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int halves = source.gated ? 2 : 1;
   const int64_t width = source.width, across = (width + side - 1) / side, tiles = rows.tiles * across;
-  TileWriter<format, scaling> writer(row_copy, column_copy, amax, rows, halves * width);
+  TileWriter<format, scaling> writer(row_copy, column_copy, amax, measured, rows, halves * width);
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const TileRows at = tile_rows(rows, t / across);
     if (at.first >= at.end) break;
@@ -158,7 +158,7 @@ void launch_gradient(Exec& exec, const Quantize& a) {
   NRL_LAUNCH((quantize_gradient_kernel<T, format, scaling>),
              grid_for(tiles, 1, exec.multiprocessors, resident), threads, 0, exec.stream,
              GradientSource<T>(a.source), Copy(a.row), Copy(a.column), (a.row ? a.row : a.column).scales.amax,
-             rows);
+             Measured(a), rows);
 }
 
 template <class T>

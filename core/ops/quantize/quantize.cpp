@@ -15,6 +15,10 @@ double block_scale_bytes(const Tensor& t) {
   return t.scales.kind == Scaling::block128 ? scale_bytes(t) : 0.0;
 }
 
+bool is_margin(int margin) {
+  return margin >= -64 && margin <= 64;
+}
+
 /// Whether `dout` belongs to the output of the activation of x.
 bool is_gradient(const QuantizeSource& s) {
   return s.activation != Activation::none && !s.norm && s.dout.rank == 2 && s.dout.dtype == s.x.dtype &&
@@ -24,8 +28,9 @@ bool is_gradient(const QuantizeSource& s) {
 
 bool is_source(const QuantizeSource& s) {
   return s.x.data && s.x.rank == 2 && is_f32_or_bf16(s.x) && dense_rows(s.x) && s.x.step(0) % 16 == 0 &&
-         (!s.norm || s.x.contiguous()) && s.x.dim(1) % (s.gated ? 32 : 16) == 0 &&
-         (!s.gated || s.activation != Activation::none) && (!s.dout || is_gradient(s));
+         reinterpret_cast<uintptr_t>(s.x.data) % 16 == 0 && (!s.norm || s.x.contiguous()) &&
+         s.x.dim(1) % (s.gated ? 32 : 16) == 0 && (!s.gated || s.activation != Activation::none) &&
+         (!s.dout || is_gradient(s));
 }
 
 void check_norm(const QuantizeSource& s) {
@@ -67,8 +72,9 @@ void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns
 
 Cost cost(const Exec&, const Quantize& a) {
   const QuantizeNorm& norm = a.source.norm;
-  return {.read = bytes_of(a.source.x, a.source.dout, norm.weight, norm.bias, norm.mean, norm.rstd),
-          .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
+  return {
+      .read = bytes_of(a.source.x, a.source.dout, norm.weight, norm.bias, norm.mean, norm.rstd, a.measured),
+      .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
 }
 
 Cost cost(const Exec&, const Transpose& a) {
@@ -121,6 +127,11 @@ void quantize(Exec& exec, const Quantize& a) {
                   (a.row.scales.data == a.column.scales.data && a.row.scales.amax == a.column.scales.amax),
               "quantize: the copies have scales of their own");
   }
+  const Scales& scales = either.scales;
+  NRL_CHECK(!a.measured || (scales.kind == Scaling::tensor && is_vector(a.measured, 1, DType::f32) &&
+                            !scales.amax && a.measured.data != scales.data && is_margin(a.margin)),
+            "quantize: measured is {}, scales are {}, margin {}", describe(a.measured), name_of(scales.kind),
+            a.margin);
   const trace::Range range("quantize");
   exec.kernels->quantize(exec, a);
 }
@@ -175,7 +186,7 @@ void update_scales(Exec& exec, const UpdateScales& a) {
   NRL_CHECK(a.amax.rank == 2 && a.amax.dtype == DType::f32 && a.amax.dim(0) > 0 && dense_rows(a.amax) &&
                 is_vector(a.scale, a.amax.dim(1), DType::f32) && (a.amax.data || a.amax.numel() == 0),
             "update_scales: amax is {}, scale is {}", describe(a.amax), describe(a.scale));
-  NRL_CHECK((a.format == DType::e4m3 || a.format == DType::e5m2) && a.margin >= -64 && a.margin <= 64,
+  NRL_CHECK((a.format == DType::e4m3 || a.format == DType::e5m2) && is_margin(a.margin),
             "update_scales: {} with margin {}", name_of(a.format), a.margin);
   NRL_CHECK(!a.blocks || a.amax.dim(0) == 1, "update_scales: {} of blocks", describe(a.amax));
   const trace::Range range("update_scales");

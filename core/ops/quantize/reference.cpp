@@ -98,7 +98,20 @@ std::vector<int64_t> rows_of_copies(const Quantize& a) {
   return rows;
 }
 
+/// The scale of a tensor whose largest magnitude is `amax`; `otherwise` where none was measured.
+double scale_of(double amax, DType format, int margin, double otherwise) {
+  if (!(amax > 0) || !std::isfinite(amax)) return otherwise;
+  const double most = fp8_numbers(format).back();
+  return std::clamp(std::ldexp(static_cast<double>(static_cast<float>(amax / most)), margin), 0x1p-126,
+                    0x1p127);
+}
+
 void quantize_both(Exec& exec, const Quantize& a) {
+  if (a.measured) {
+    const Tensor& either = a.row ? a.row : a.column;
+    *static_cast<float*>(either.scales.data) =
+        static_cast<float>(scale_of(load(a.measured, 0), either.dtype, a.margin, 1));
+  }
   for (int64_t p = 0; a.parts > 1 && p < a.parts; ++p) quantize_both(exec, part_of(a, p));
   if (a.parts > 1) return;
   const std::vector<int64_t> rows = rows_of_copies(a);
@@ -181,12 +194,7 @@ void update(Exec&, const UpdateScales& a) {
     const double amax = a.most_recent ? history[0] : *std::max_element(history.begin(), history.end());
     for (int64_t r = a.amax.dim(0) - 1; r > 0; --r) store(a.amax, r, i, history[static_cast<size_t>(r - 1)]);
     store(a.amax, 0, i, 0);
-    if (amax > 0)
-      store(a.scale, i,
-            std::clamp(std::ldexp(static_cast<double>(static_cast<float>(amax / most)), a.margin), 0x1p-126,
-                       0x1p127));
-    else if (!a.keep)
-      store(a.scale, i, 1);
+    store(a.scale, i, scale_of(amax, a.format, a.margin, a.keep ? load(a.scale, i) : 1.0));
   }
 }
 

@@ -100,21 +100,37 @@ __device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
           begin + t.rows, begin - t.begin};
 }
 
+/// What the scale of a tensor is found from (Quantize::measured), if anything.
+struct Measured {
+  const float* amax = nullptr;
+  int margin = 0;
+
+  explicit Measured(const Quantize& a) : amax(static_cast<const float*>(a.measured.data)), margin(a.margin) {}
+};
+
 /// Writes (=) the codes and scales of tiles to both copies.
 template <DType format, Scaling scaling>
 class TileWriter {
  public:
   /// `k`: columns of the copies. `amax`, if not null, is raised by finish().
   __device__ __forceinline__ TileWriter(const Copy& row_copy, const Copy& column_copy, float* amax,
-                                        const Rows& rows, int64_t k)
+                                        const Measured& measured, const Rows& rows, int64_t k)
       : row_copy_(row_copy),
         column_copy_(column_copy),
         amax_(amax),
         part_rows_(rows.source),
         rows_(rows.copies),
         k_(k) {
-    if (!in_blocks)
-      inverse_ = 1.0f / *reinterpret_cast<const float*>(row_copy.data ? row_copy.scales : column_copy.scales);
+    if (in_blocks) return;
+    auto* const scale = reinterpret_cast<float*>(row_copy.data ? row_copy.scales : column_copy.scales);
+    if (!measured.amax) {
+      inverse_ = 1.0f / *scale;
+      return;
+    }
+    // Every block finds the scale; the first one writes it, and none reads it.
+    const float found = fp8::tensor_scale(*measured.amax, format, measured.margin, 1.0f);
+    if (blockIdx.x == 0 && threadIdx.x == 0) *scale = found;
+    inverse_ = 1.0f / found;
   }
 
   /// The tile at (at.first, column0), of columns up to `end`, of which value(r, c) is row r of the warp and
