@@ -1,8 +1,7 @@
 // Token dispatch on the GPU; contracts in core/ops/dispatch.h.
 //
 // offsets_kernel    one block; counts the entries of each expert and writes offsets (=)
-// place_kernel      a block per expert, which goes through all entries in order, 8 neighbors a thread at a
-// time,
+// place_kernel      a block per expert, which goes through all entries in order, 8 neighbors to a thread,
 //                   after four times to find the limit if it keeps the most probable; writes row, source (=).
 //                   The result does not depend on the order in which blocks or threads run.
 // permute_kernel    a warp per row; writes out (=)
