@@ -60,13 +60,13 @@ op_cases_of() {
 op_cases() {
   on_gpu || export NRL_TEST_BACKEND=baseline NRL_TEST_SMALL=500
   [[ -x $bin/$tests ]] || skip "$tests is not in $bin"
-  local code=0 i processes=() outputs=()
+  local code=0 i children=() outputs=()
   for ((i = 0; i < $1; ++i)); do
     outputs+=("$work/all-cases-$i")
     op_cases_of "$i/$1" "${@:2}" >"$work/all-cases-$i" &
-    processes+=($!)
+    children+=($!)
   done
-  for i in "${processes[@]}"; do wait "$i" || code=$?; done
+  for i in "${children[@]}"; do wait "$i" || code=$?; done
   cat "${outputs[@]}"
   note "$({ grep -hE '^(FAILED|left out)' "${outputs[@]}" | head -n 2; grep -hE "^(lost|$2):" "${outputs[@]}"; } | sum_of_cases | paste -sd ';')"
   return $code
@@ -94,17 +94,17 @@ stage_big() {
 }
 # The kernels of the CPU: on a machine with instructions that others lack they are proven here only.
 stage_cpu-kernels() {
-  local isa code=0 found=() wrong=()
+  local isa code=0 results=() wrong=()
   [[ -x $bin/op_tests ]] || skip "op_tests is not in $bin"
   if ! on_gpu; then export NRL_TEST_SMALL=500; fi
   for isa in avx512_amx avx512_bf16 avx512 avx2; do
     code=0
     NRL_TEST_BACKEND=$isa NRL_TEST_ONCE=1 run "$bin/op_tests" test >"$work/cpu-$isa" || code=$?
     tail -n 50 "$work/cpu-$isa"
-    ((code == 77)) || found+=("$isa: $(grep '^test:' "$work/cpu-$isa" | sed 's/^test: //')")
+    ((code == 77)) || results+=("$isa: $(grep '^test:' "$work/cpu-$isa" | sed 's/^test: //')")
     ((code == 0 || code == 77)) || wrong+=("$isa")
   done
-  note "$(IFS=';' && echo "${found[*]}")${wrong[*]:+; failed: ${wrong[*]}}"
+  note "$(IFS=';' && echo "${results[*]}")${wrong[*]:+; failed: ${wrong[*]}}"
   ((${#wrong[@]} == 0))
 }
 stage_libraries() {

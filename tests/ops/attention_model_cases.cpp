@@ -273,9 +273,8 @@ void model_shape(Exec& e, const Shape& s) {
   std::string library;
   for (const attention::Problem& p : problems) {
     const attention::Choice choice = attention::choose(*e.libraries, p, exact.workspace.size);
-    expect(choice.engine || simulated,
-           fmt::format("{}: {} runs on {}", s.name(), describe(choice, p).pass,
-                       describe(choice, p).implementation));
+    expect(choice.engine || simulated, fmt::format("{}: {} runs on {}", s.name(), describe(choice, p).pass,
+                                                   describe(choice, p).implementation));
     if (choice.engine) library = choice.engine->name();
   }
   train(exact, a, a);
