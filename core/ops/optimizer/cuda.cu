@@ -199,6 +199,7 @@ __device__ __forceinline__ void encode_four(const Moment& a, int64_t at, int cou
     largest = max(largest, __shfl_xor_sync(all_lanes, largest, o));
   const unsigned byte = fp8::scale_of<format>(largest);
   const float inverse = fp8::inverse_scale(byte);
+  __syncwarp();  // the other lanes of the block of the scale have read the old one
   if (count > 0 && at % moment_block == 0) a.scales[at / moment_block] = static_cast<unsigned char>(byte);
   Code codes[4];
 #pragma unroll

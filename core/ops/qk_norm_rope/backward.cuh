@@ -193,6 +193,7 @@ __global__ void __launch_bounds__(backward_threads)
           rotated_back(dx, a.rotation, task.token, i) * weight_at(i) * (static_cast<float>(x[i]) * rstd);
     }
     const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
+    __syncwarp();  // other lanes have read what this one overwrites
     auto gradient = [&](float dy, int i) {
       return T(rstd * (dy * weight_at(i) - static_cast<float>(x[i]) * rstd * mean_dy_xhat));
     };
