@@ -9,13 +9,14 @@
 
 namespace nrl::kernel_test {
 
-/// Runs `body` in several orders and numbers of OS threads.
+/// Runs `body` in several orders, on several numbers of OS threads and of blocks that take turns.
 template <class Body>
 void in_every_order(const Body& body) {
   const sim::Options before = sim::options();
   for (const sim::Options& options :
        {sim::Options{}, sim::Options{sim::Order::reverse, 1, 1}, sim::Options{sim::Order::random, 1, 1},
-        sim::Options{sim::Order::random, 2, 1}, sim::Options{sim::Order::forward, 1, 3}}) {
+        sim::Options{sim::Order::random, 2, 1}, sim::Options{sim::Order::forward, 1, 3},
+        sim::Options{sim::Order::random, 1, 1, 3}, sim::Options{sim::Order::random, 2, 2, 2}}) {
     sim::set_options(options);
     body();
   }

@@ -223,12 +223,49 @@ TEST_CASE("ldmatrix wants rows that start at 16 bytes of shared memory, and a wh
 
 TEST_CASE("a wait for a block that runs later is an error", "[kernels]") {
   const sim::Options before = sim::options();
-  sim::set_options({sim::Order::reverse, 1, 1});
-  unsigned tickets = 0;
-  std::vector<unsigned> turn(2), list(9 * 64);
-  CHECK(error_of([&] {
-          NRL_LAUNCH((take_turns), 9, 64, 0, nullptr, &tickets, turn.data(), list.data(), false);
-        }).find("waits for the turn before, the signal of a block that has not run") != std::string::npos);
+  const auto run = [](int resident, bool by_ticket) {
+    sim::set_options({sim::Order::reverse, 1, 1, resident});
+    unsigned tickets = 0;
+    std::vector<unsigned> turn(2), list(9 * 64);
+    return error_of(
+        [&] { NRL_LAUNCH((take_turns), 9, 64, 0, nullptr, &tickets, turn.data(), list.data(), by_ticket); });
+  };
+  for (int resident : {1, 3, 8}) {
+    CHECK(run(resident, false).find("waits for the turn before, the signal of a block that has not run") !=
+          std::string::npos);
+    CHECK(run(resident, true) == "no error");  // nothing is left of the blocks that were given up
+  }
+  CHECK(run(9, false) == "no error");
+  sim::set_options(before);
+}
+
+__global__ void one_after_another(int* order, int* count) {
+  for (int i = 0; i < 2; ++i) {
+    if (threadIdx.x == 0) order[(*count)++] = static_cast<int>(blockIdx.x);
+    __syncthreads();
+  }
+}
+
+TEST_CASE("resident blocks take turns at their barriers", "[kernels]") {
+  const sim::Options before = sim::options();
+  const auto run = [](const sim::Options& options) {
+    sim::set_options(options);
+    std::vector<int> order(8);
+    int count = 0;
+    NRL_LAUNCH((one_after_another), 4, 33, 0, nullptr, order.data(), &count);
+    return order;
+  };
+  const auto first = [&run](int resident) {
+    std::vector<int> order = run({sim::Order::forward, 1, 1, resident});
+    order.resize(4);
+    return order;
+  };
+  CHECK(first(1) == std::vector<int>{0, 0, 1, 1});
+  CHECK(first(2) == std::vector<int>{0, 1, 0, 1});
+  CHECK(first(4) == std::vector<int>{0, 1, 2, 3});
+  const std::vector<int> random = run({sim::Order::random, 1, 1, 4});
+  CHECK(run({sim::Order::random, 1, 1, 4}) == random);
+  CHECK(run({sim::Order::random, 2, 1, 4}) != random);
   sim::set_options(before);
 }
 
@@ -238,7 +275,7 @@ __global__ void waits_forever(unsigned* turn) {
 
 TEST_CASE("a wait for a signal that no block sends ends with an error", "[kernels]") {
   const sim::Options before = sim::options();
-  sim::set_options({sim::Order::forward, 1, 2, 0.05});
+  sim::set_options({.threads = 2, .block_wait_seconds = 0.05});
   unsigned turn = 0;
   const std::string error = error_of([&] { NRL_LAUNCH((waits_forever), 2, 1, 0, nullptr, &turn); });
   sim::set_options(before);

@@ -6,9 +6,9 @@ namespace nrl::ops_test {
 inline constexpr const char* uncovered_without_gpu =
     R"(What only a GPU can show:
   kernels     wgmma, TMA, mbarriers, clusters and cooperative groups are not modeled, and not used
-  kernels     reordering of memory accesses; the engine runs one thread at a time (a missing fence is a race to
-              the thread sanitizer, but no order is ever weaker than the program's)
-  kernels     progress of blocks that wait for others; the engine checks that those have smaller tickets
+  kernels     results of reordered memory accesses; the engine's are sequentially consistent (accesses that
+              nothing orders are a race to the thread sanitizer; the scopes of signals are not told apart)
+  kernels     progress of blocks that wait for others; the engine checks that those have started
   kernels     the GPU's __expf, __logf, __fdividef, ex2 and its fused multiply-adds: accuracy against the same
               references
   kernels     registers at run time, occupancy, bank conflicts, divergence, speed

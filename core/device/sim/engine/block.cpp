@@ -75,7 +75,8 @@ void ThreadBlock::prepare(size_t block_index, const Options& options) {
   count_ = alive_ = static_cast<int>(dim.x * dim.y * dim.z);
   barrier_count_ = barrier_sum_ = 0;
   failed_ = false;
-  beside_others_ = options.threads > 1;
+  beside_threads_ = options.threads > 1;
+  beside_others_ = beside_threads_ || options.resident > 1;
   ++runs_;
   shared_.reset(launch_->shared);
   for (int i = 0; i < count_; ++i) {
@@ -114,7 +115,15 @@ bool ThreadBlock::run_warp(int warp) {
     next_end_ = high;
     while (next_ < next_end_ && !failed_)
       resume(*stacks_.take(lane_at(next_).number, &ThreadBlock::enter), nullptr);
-    any = true;
+    any = moved_ = true;
+  } else {
+    for (int i = low; i < high && !failed_; ++i) {
+      Lane& lane = lane_at(i);
+      if (lane.state != State::in_block_wait) continue;
+      resume(*lane.stack, &lane);
+      moved_ |= lane.state != State::in_block_wait;
+      any = true;
+    }
   }
   for (bool again = true; again && !failed_;) {
     again = false;
@@ -122,27 +131,28 @@ bool ThreadBlock::run_warp(int warp) {
       Lane& lane = lane_at(i);
       if (lane.state != State::ready) continue;
       resume(*lane.stack, &lane);
-      any = again = true;
+      any = again = moved_ = true;
     }
   }
   return any;
 }
 
-void ThreadBlock::run(const Launch& launch, size_t block_index, const Options& options, void (*body)(void*),
-                      void* arguments) {
+void ThreadBlock::start(const Launch& launch, size_t block_index, const Options& options, void (*body)(void*),
+                        void* arguments) {
   launch_ = &launch;
   body_ = body;
   arguments_ = arguments;
+  prepare(block_index, options);
+}
+
+Progress ThreadBlock::step() {
   active_block = this;
   current_block = this;
-  prepare(block_index, options);
-  while (alive_ > 0 && !failed_) {
-    bool any = false;
-    for (int w = 0; w < warps() && !failed_; ++w) any |= run_warp(warp_order_[static_cast<size_t>(w)]);
-    if (!any && !failed_) {
-      failed_ = true;
-      failure_ = deadlock();
-    }
+  bool any = moved_ = false;
+  for (int w = 0; w < warps() && !failed_; ++w) any |= run_warp(warp_order_[static_cast<size_t>(w)]);
+  if (!any && !failed_) {
+    failed_ = true;
+    failure_ = deadlock();
   }
   active_block = nullptr;
   current_block = nullptr;
@@ -151,17 +161,24 @@ void ThreadBlock::run(const Launch& launch, size_t block_index, const Options& o
     abandon();
     throw KernelError(failure_);
   }
+  return alive_ == 0 ? Progress::done : moved_ ? Progress::moved : Progress::waits;
 }
 
 void ThreadBlock::join() {
+  if (alive_ > 0) abandon();
   for (char& end : end_) sanitizer::acquire(&end);
 }
 
-/// After a failure: suspended lanes will not be resumed.
+/// After a failure: suspended lanes will not be resumed. The caller's accesses follow theirs.
 void ThreadBlock::abandon() {
+  alive_ = 0;
+  for (const Lane& lane : lanes_) {
+    if (!lane.fiber) continue;
+    sanitizer::become(lane.fiber);
+    sanitizer::release(&failed_);
+  }
+  sanitizer::become(scheduler_fiber_);
   sanitizer::acquire(&failed_);
-  for (char& passed : barrier_passed_) sanitizer::acquire(&passed);
-  for (Lane& lane : lanes_) sanitizer::acquire(&lane.mask);
   stacks_.give_back_all();
   for (Lane& lane : lanes_) {
     if (lane.fiber) __tsan_destroy_fiber(lane.fiber);
@@ -182,7 +199,6 @@ void ThreadBlock::fail(std::string text, const Site& at) {
   failed_ = true;
   failure_ = place(&here(), at) + text;
   std::string().swap(text);  // no destructor of this stack will run
-  sanitizer::release(&failed_);
   suspend();
   std::abort();
 }

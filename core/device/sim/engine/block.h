@@ -35,7 +35,10 @@ void permute(const Options& options, uint64_t stream, std::span<Int> out, Int fi
   }
 }
 
-enum class State : uint8_t { fresh, ready, in_warp_op, in_barrier, done };
+enum class State : uint8_t { fresh, ready, in_warp_op, in_barrier, in_block_wait, done };
+
+/// State of a block after a step: some thread has moved on, all wait for other blocks, or all have returned.
+enum class Progress : uint8_t { moved, waits, done };
 
 /// One CUDA thread.
 struct Lane : ThreadView {
@@ -46,8 +49,8 @@ struct Lane : ThreadView {
   unsigned mask;
   const WarpOp* op;
   void* payload;
-  void* resume_after;             ///< thread sanitizer: what to acquire when the warp operation is done
-  std::array<char, 2> completed;  ///< thread sanitizer: what the lanes of an operation it completed acquire
+  void* resume_after;             ///< thread sanitizer: what to acquire when __syncwarp is done
+  std::array<char, 2> completed;  ///< thread sanitizer: what the lanes of a __syncwarp it completed acquire
   int completions;
   void* fiber = nullptr;  ///< the thread sanitizer's
   AsyncCopies* copies = nullptr;
@@ -60,10 +63,14 @@ class ThreadBlock : public BlockView {
   ThreadBlock(const ThreadBlock&) = delete;
   ThreadBlock& operator=(const ThreadBlock&) = delete;
 
-  /// Runs the block with this linear index.
-  void run(const Launch& launch, size_t block_index, const Options& options, void (*body)(void*),
-           void* arguments);
-  /// The caller's accesses follow those of all blocks run so far.
+  /// Begins the block with this linear index; launch and arguments outlive it.
+  void start(const Launch& launch, size_t block_index, const Options& options, void (*body)(void*),
+             void* arguments);
+  /// Runs each warp until it waits; KernelError.
+  Progress step();
+  /// No other block runs any more that this one could wait for.
+  void alone() { beside_others_ = false; }
+  /// The caller's accesses follow those of all blocks run so far; one that is not done is given up.
   void join();
 
   // Called by CUDA threads.
@@ -73,7 +80,9 @@ class ThreadBlock : public BlockView {
   void* shared_array(const void* key, size_t bytes, size_t align, const Site& at);
   const SharedMemory& shared() const { return shared_; }
   AsyncCopies& async_copies();
+  void wait_for_block(const Site& at);
   bool runs_beside_others() const { return beside_others_; }
+  bool runs_beside_threads() const { return beside_threads_; }
 
  private:
   struct Warp {
@@ -89,7 +98,7 @@ class ThreadBlock : public BlockView {
   void jump(Stack& from, Stack& to, bool for_good);
   void ended(Lane& lane);
   void open_barrier();
-  bool try_complete(const Lane& arrived);
+  bool try_complete(Lane& arrived);
   std::string place(const Lane* lane, const Site& at) const;
   std::string deadlock() const;
   void abandon();
@@ -121,7 +130,9 @@ class ThreadBlock : public BlockView {
 
   int runs_ = 0;
   bool failed_ = false;
-  bool beside_others_ = false;  ///< other OS threads run blocks of this launch
+  bool moved_ = false;           ///< in this step
+  bool beside_others_ = false;   ///< other blocks of this launch run at the same time
+  bool beside_threads_ = false;  ///< on other OS threads
   std::string failure_;
   // Objects for the thread sanitizer; only their addresses matter.
   char start_ = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// Runs grids of CUDA threads on the CPU: one block at a time per OS thread, one fiber per CUDA thread.
-// Kernels reach it through CUDA's names (fiber.h).
+// Runs grids of CUDA threads on the CPU: one fiber per CUDA thread, one block at a time per OS thread or
+// several that take turns at their barriers. Kernels reach it through CUDA's names (fiber.h).
 //
 // Undefined behavior becomes visible. A barrier that not all threads reach, a deadlock, a lane
 // outside its mask, a shuffle from a lane that is not there, a misaligned 16-byte access, a launch that the
@@ -10,7 +10,8 @@
 // thread, so that races inside a block and between blocks are reported.
 //
 // Environment: NRL_SIM_ORDER=forward|reverse|random[:seed] is the order of blocks, warps and lanes,
-// NRL_SIM_THREADS the number of OS threads a grid is dealt to (1).
+// NRL_SIM_THREADS the number of OS threads a grid is dealt to (1), NRL_SIM_RESIDENT the number of blocks that
+// take turns on each (1).
 
 #include <chrono>
 #include <cstddef>
@@ -47,8 +48,9 @@ enum class Order : uint8_t { forward, reverse, random };
 
 struct Options {
   Order order = Order::forward;
-  uint64_t seed = 1;               ///< of Order::random
-  int threads = 1;                 ///< OS threads of a launch
+  uint64_t seed = 1;  ///< of Order::random
+  int threads = 1;    ///< OS threads of a launch
+  int resident = 1;   ///< blocks of an OS thread that take turns at their barriers, in that order
   double block_wait_seconds = 10;  ///< the longest wait for the signal of another block
 };
 
@@ -77,12 +79,17 @@ inline constinit thread_local const BlockView* current_block = nullptr;
 int barrier(int value, const Site& at);
 
 /// An operation of the lanes of a warp. The last lane to arrive applies it to the payloads of all `lanes`
-/// (bits); payloads of other lanes are null.
+/// (bits); payloads of other lanes are null. As in CUDA, only __syncwarp orders the memory accesses of the
+/// lanes: shuffles, votes and matrix operations exchange values alone. `apply` runs on one lane but accesses
+/// the registers of all, so it must be NRL_EXCHANGE.
 struct WarpOp {
   const char* name;
   void (*apply)(void* const* payloads, unsigned lanes);
-  bool whole_warp = false;  ///< all 32 lanes must take part
+  bool whole_warp = false;     ///< all 32 lanes must take part
+  bool orders_memory = false;  ///< accesses before it happen before those after it, among its lanes
 };
+/// The thread sanitizer must not see a function's accesses.
+#define NRL_EXCHANGE __attribute__((no_sanitize_thread))
 void collective(unsigned mask, const WarpOp& op, void* payload, const Site& at);
 
 /// The static shared array of this block that is declared at `key`.
@@ -103,11 +110,11 @@ struct AsyncCopies {
 };
 AsyncCopies& async_copies();
 
-/// The wait of a block for another one, which must have started before. Blocks of one OS thread run one after
-/// another: there the other block is over, or the wait would never end.
+/// The wait of a block for another one, which must have started before.
 class BlockWait {
  public:
-  /// KernelError, which says what was waited for, when the signal cannot come, or has not come for
+  /// Lets other threads and blocks run. KernelError, which says what was waited for, when no block that has
+  /// started can give the signal, or when other OS threads have not given it for
   /// Options::block_wait_seconds.
   void pause(const char* waited_for, const Site& at);
 
@@ -115,9 +122,6 @@ class BlockWait {
   std::chrono::steady_clock::time_point first_ = {};
   double most_seconds_ = 0;
 };
-
-/// Orders the memory accesses of CUDA threads before and after it: __threadfence.
-void fence();
 
 struct Launch {
   ::dim3 grid, block;

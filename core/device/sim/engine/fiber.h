@@ -50,7 +50,7 @@ struct Shuffle {
   T in, out;
   int source;
 
-  static void apply(void* const* payloads, unsigned lanes) {
+  NRL_EXCHANGE static void apply(void* const* payloads, unsigned lanes) {
     for (int i = 0; i < warp_size; ++i) {
       if (!(lanes >> i & 1)) continue;
       auto* me = static_cast<Shuffle*>(payloads[i]);
@@ -90,7 +90,7 @@ struct Vote {
   bool in;
   unsigned out;
 
-  static void apply(void* const* payloads, unsigned lanes) {
+  NRL_EXCHANGE static void apply(void* const* payloads, unsigned lanes) {
     unsigned votes = 0;
     for (int i = 0; i < warp_size; ++i) {
       if (lanes >> i & 1 && static_cast<const Vote*>(payloads[i])->in) votes |= 1u << i;
@@ -109,7 +109,7 @@ inline unsigned vote(unsigned mask, bool in, const Site& at) {
 
 struct SyncWarp {
   static void apply(void* const*, unsigned) {}
-  static constexpr WarpOp op{"__syncwarp", &apply};
+  static constexpr WarpOp op{"__syncwarp", &apply, false, true};
 };
 
 /// mma.sync.aligned.row.col of operands of 16 bits (m16n8k16: bf16 or f16) or 8 (m16n8k32: FP8), with the
@@ -130,7 +130,7 @@ struct MatrixTile {
     v.bits = static_cast<decltype(v.bits)>(word >> (32 / in_word * i));
     return v;
   }
-  static void apply(void* const* payloads, unsigned) {
+  NRL_EXCHANGE static void apply(void* const* payloads, unsigned) {
     float a[16][depth], b[depth][8 * N], d[16][8 * N];
     for (int lane = 0; lane < warp_size; ++lane) {
       const auto* tile = static_cast<const MatrixTile*>(payloads[lane]);
@@ -158,22 +158,40 @@ struct MatrixTile {
   static constexpr WarpOp op{"mma.sync", &apply, true};
 };
 
-/// ldmatrix.sync.aligned.m8n8.x4(.trans).shared.b16.
+/// ldmatrix.sync.aligned.m8n8.x4(.trans).shared.b16. The lanes exchange addresses of rows; each loads its own
+/// elements, by weak accesses that only a barrier or __syncwarp orders with stores of other lanes.
 template <bool Transposed>
 struct MatrixLoad {
-  const void* row;
-  unsigned* out;
+  const char* row;
+  const char* elements[4][Transposed ? 2 : 1];  ///< in rows of this lane and others, for each matrix
 
-  static void apply(void* const* payloads, unsigned) {
-    for (int matrix = 0; matrix < 4; ++matrix) {
-      uint16_t m[8][8];
-      for (int r = 0; r < 8; ++r)
-        std::memcpy(m[r], static_cast<const MatrixLoad*>(payloads[matrix * 8 + r])->row, sizeof m[r]);
-      for (int lane = 0; lane < warp_size; ++lane) {
-        const int group = lane / 4, pair = lane % 4 * 2;
-        const unsigned low = Transposed ? m[pair][group] : m[group][pair],
-                       high = Transposed ? m[pair + 1][group] : m[group][pair + 1];
-        static_cast<MatrixLoad*>(payloads[lane])->out[matrix] = low | high << 16;
+  NRL_EXCHANGE static void apply(void* const* payloads, unsigned) {
+    const char* rows[warp_size];
+    for (int lane = 0; lane < warp_size; ++lane)
+      rows[lane] = static_cast<const MatrixLoad*>(payloads[lane])->row;
+    for (int lane = 0; lane < warp_size; ++lane) {
+      const int group = lane / 4, pair = lane % 4 * 2;
+      for (int m = 0; m < 4; ++m) {
+        const char* const* matrix = rows + m * 8;
+        auto& mine = static_cast<MatrixLoad*>(payloads[lane])->elements[m];
+        if constexpr (Transposed) {
+          mine[0] = matrix[pair] + group * 2;
+          mine[1] = matrix[pair + 1] + group * 2;
+        } else {
+          mine[0] = matrix[group] + pair * 2;
+        }
+      }
+    }
+  }
+  void load(unsigned* f) const {
+    for (int m = 0; m < 4; ++m) {
+      if constexpr (Transposed) {
+        uint16_t low, high;
+        std::memcpy(&low, elements[m][0], sizeof low);
+        std::memcpy(&high, elements[m][1], sizeof high);
+        f[m] = low | static_cast<unsigned>(high) << 16;
+      } else {
+        std::memcpy(&f[m], elements[m][0], sizeof f[m]);
       }
     }
   }
@@ -212,12 +230,6 @@ inline int __syncthreads_and(int predicate, NRL_SITE) {
 }
 inline void __syncwarp(unsigned mask = 0xffffffffu, NRL_SITE) {
   nrl::sim::collective(mask, nrl::sim::SyncWarp::op, nullptr, at);
-}
-inline void __threadfence() {
-  nrl::sim::fence();
-}
-inline void __threadfence_block() {
-  nrl::sim::fence();
 }
 inline void __trap(NRL_SITE) {
   nrl::sim::fail_thread("__trap", at);
@@ -269,8 +281,9 @@ void nrl_ldmatrix_x4(unsigned* f, const void* base, int offset, NRL_SITE) {
   nrl::sim::check_aligned(row, 16, at);
   if (!nrl::sim::in_shared_memory(row, 16))
     nrl::sim::fail_thread("ldmatrix of memory that is not shared", at);
-  nrl::sim::MatrixLoad<Transposed> load{row, f};
-  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixLoad<Transposed>::op, &load, at);
+  nrl::sim::MatrixLoad<Transposed> rows{row, {}};
+  nrl::sim::collective(0xffffffffu, nrl::sim::MatrixLoad<Transposed>::op, &rows, at);
+  rows.load(f);
 }
 // The copy happens as late as allowed: in the wait for its group. Until then the destination is NaN, so that
 // reading it too early shows even where it has a plausible older tile, and writing it while other threads

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <exception>
 #include <list>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -47,41 +48,105 @@ Options options_of_environment() {
       fail(Exit::usage, "NRL_SIM_THREADS={} is not a number of threads", text);
     }
   }
+  if (const char* text = std::getenv("NRL_SIM_RESIDENT")) {
+    if (!parse(std::string_view(text), o.resident) || o.resident < 1) {
+      fail(Exit::usage, "NRL_SIM_RESIDENT={} is not a number of blocks", text);
+    }
+  }
   return o;
 }
 
 std::mutex options_mutex;
 std::optional<Options> chosen;
 
-/// A multiprocessor, as it were: blocks follow each other in its resident slots. Slots are for the thread
-/// sanitizer, which sees blocks of one slot as ordered and of two slots as concurrent. Which blocks share a
-/// slot alternates from launch to launch.
+/// What the workers of a launch have in common.
+struct Grid {
+  const Launch& launch;
+  const Options& options;
+  void (*body)(void*);
+  void* arguments;
+  std::vector<uint32_t> blocks = {};  ///< in the order in which they start
+  std::atomic<size_t> next = 0;
+
+  bool start(size_t i, ThreadBlock& slot) {
+    if (i >= blocks.size()) return false;
+    slot.start(launch, blocks[i], options, body, arguments);
+    return true;
+  }
+};
+
+/// A multiprocessor, as it were: blocks follow each other in its resident slots.
 class Worker {
  public:
-  void run(const Launch& launch, const std::vector<uint32_t>& blocks, std::atomic<size_t>& next,
-           const Options& options, void (*body)(void*), void* arguments) {
-    if (busy_) throw KernelError(fmt::format("kernel {}: launched by a kernel", launch.kernel));
+  void run(Grid& grid) {
+    if (busy_) throw KernelError(fmt::format("kernel {}: launched by a kernel", grid.launch.kernel));
     busy_ = true;
-    const size_t shift = launches_++ % 2;
     std::exception_ptr error;
     try {
-      for (size_t i; (i = next.fetch_add(1)) < blocks.size();) {
-        const size_t slot = sanitizer::thread() ? (i >> shift) % 2 : 0;
-        if (!slots_[slot]) slots_[slot].emplace();
-        slots_[slot]->run(launch, blocks[i], options, body, arguments);
+      if (grid.options.resident > 1) {
+        run_together(grid);
+      } else {
+        run_one_by_one(grid);
       }
     } catch (...) {
       error = std::current_exception();
     }
-    for (auto& slot : slots_) {
-      if (slot) slot->join();
-    }
+    for (auto& slot : slots_) slot->join();
     busy_ = false;
+    ++launches_;
     if (error) std::rethrow_exception(error);
   }
 
  private:
-  std::optional<ThreadBlock> slots_[2];
+  ThreadBlock& slot(size_t i) {
+    while (slots_.size() <= i) slots_.push_back(std::make_unique<ThreadBlock>());
+    return *slots_[i];
+  }
+
+  /// To the thread sanitizer blocks of one slot are ordered, and blocks of two slots are concurrent. Which
+  /// blocks share a slot alternates from launch to launch.
+  void run_one_by_one(Grid& grid) {
+    for (size_t i; (i = grid.next.fetch_add(1)) < grid.blocks.size();) {
+      ThreadBlock& block = slot(sanitizer::thread() ? (i >> launches_ % 2) % 2 : 0);
+      grid.start(i, block);
+      while (block.step() != Progress::done) {
+      }
+    }
+  }
+
+  void run_together(Grid& grid) {
+    struct Resident {
+      ThreadBlock* block;
+      bool waits;
+    };
+    std::vector<Resident> residents;
+    for (size_t i = 0; i < static_cast<size_t>(grid.options.resident); ++i)
+      if (grid.start(grid.next.fetch_add(1), slot(i))) residents.push_back({slots_[i].get(), false});
+    const bool random = grid.options.order == Order::random;
+    for (size_t turn = 0; !residents.empty(); ++turn) {
+      const size_t drawn = random ? philox4x32(turn, ~uint64_t{1}, grid.options.seed)[0] : turn;
+      Resident& one = residents[drawn % residents.size()];
+      switch (one.block->step()) {
+        case Progress::waits:
+          one.waits = true;
+          // Only a block that has not started could give the signals.
+          if (grid.options.threads == 1 && std::ranges::all_of(residents, &Resident::waits))
+            one.block->alone();
+          continue;
+        case Progress::done:
+          if (!grid.start(grid.next.fetch_add(1), *one.block)) {
+            std::swap(one, residents.back());
+            residents.pop_back();
+          }
+          break;
+        case Progress::moved:
+          break;
+      }
+      for (Resident& r : residents) r.waits = false;
+    }
+  }
+
+  std::vector<std::unique_ptr<ThreadBlock>> slots_;
   size_t launches_ = 0;
   bool busy_ = false;
 };
@@ -140,12 +205,12 @@ void check_launch(const Launch& launch, size_t argument_bytes) {
 void run_grid(const Launch& launch, void (*body)(void*), void* arguments) {
   Worker& here = worker_here();
   const Options chosen_options = options();
-  std::vector<uint32_t> blocks(size_t{launch.grid.x} * launch.grid.y * launch.grid.z);
-  permute(chosen_options, ~uint64_t{0}, std::span<uint32_t>(blocks));
-  std::atomic<size_t> next = 0;
-  const size_t threads = std::min(static_cast<size_t>(chosen_options.threads), blocks.size());
+  Grid grid{launch, chosen_options, body, arguments};
+  grid.blocks.resize(size_t{launch.grid.x} * launch.grid.y * launch.grid.z);
+  permute(chosen_options, ~uint64_t{0}, std::span<uint32_t>(grid.blocks));
+  const size_t threads = std::min(static_cast<size_t>(chosen_options.threads), grid.blocks.size());
   if (threads == 1) {
-    here.run(launch, blocks, next, chosen_options, body, arguments);
+    here.run(grid);
     return;
   }
   std::mutex mutex;
@@ -154,11 +219,11 @@ void run_grid(const Launch& launch, void (*body)(void*), void* arguments) {
   for (size_t t = 0; t < threads; ++t) {
     pool.emplace_back([&] {
       try {
-        Worker().run(launch, blocks, next, chosen_options, body, arguments);
+        Worker().run(grid);
       } catch (...) {
         const std::lock_guard lock(mutex);
         if (!error) error = std::current_exception();
-        next = blocks.size();
+        grid.next = grid.blocks.size();
       }
     });
   }

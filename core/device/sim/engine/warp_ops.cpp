@@ -1,6 +1,5 @@
 // Barriers and warp operations of CUDA threads.
 
-#include <atomic>
 #include <cstring>
 #include <thread>
 
@@ -52,8 +51,9 @@ void ThreadBlock::open_barrier() {
 
 // --- warp operations -----------------------------------------------------------------------------
 
-/// Carries out the operation that `arrived` waits in when no lane of its mask is missing.
-bool ThreadBlock::try_complete(const Lane& arrived) {
+/// Carries out the operation that `arrived` waits in when no lane of its mask is missing. To the thread
+/// sanitizer the caller is `arrived`.
+bool ThreadBlock::try_complete(Lane& arrived) {
   const int w = arrived.number / warp_size;
   Warp& warp = warp_[static_cast<size_t>(w)];
   const unsigned mask = arrived.mask;
@@ -72,16 +72,15 @@ bool ThreadBlock::try_complete(const Lane& arrived) {
     }
     present |= 1u << i;
     payloads[i] = lane.payload;
-    sanitizer::acquire(&lane.mask);
+    if (lane.op->orders_memory) sanitizer::acquire(&lane.mask);
   }
   if (arrived.op->whole_warp && present != ~0u) {
     fail(fmt::format("{} with the lanes {:08x} only; it needs a whole warp", arrived.op->name, present),
          arrived.site);
   }
   arrived.op->apply(payloads, present);
-  Lane& me = here();
-  char* completed = &me.completed[static_cast<size_t>(++me.completions % 2)];
-  sanitizer::release(completed);
+  char* completed = &arrived.completed[static_cast<size_t>(++arrived.completions % 2)];
+  if (arrived.op->orders_memory) sanitizer::release(completed);
   warp.waiting &= ~present;
   for (int i = 0; i < lanes_of(w); ++i) {
     if (!(present >> i & 1)) continue;
@@ -103,9 +102,9 @@ bool ThreadBlock::try_complete(const Lane& arrived) {
   me.site = at;
   me.state = State::in_warp_op;
   warp_[static_cast<size_t>(me.number / warp_size)].waiting |= 1u << me.lane;
-  sanitizer::release(&me.mask);
+  if (op.orders_memory) sanitizer::release(&me.mask);
   if (!try_complete(me)) suspend();
-  sanitizer::acquire(me.resume_after);
+  if (op.orders_memory) sanitizer::acquire(me.resume_after);
 }
 
 /// A thread has returned from the kernel: others may have waited for it.
@@ -116,9 +115,20 @@ void ThreadBlock::ended(Lane& lane) {
   warp.alive &= ~(1u << lane.lane);
   if (--alive_ == barrier_count_ && barrier_count_ > 0) open_barrier();
   for (int i = 0; i < lanes_of(w) && warp.waiting != 0 && !failed_; ++i) {
-    const Lane& other = lanes_[static_cast<size_t>(w * warp_size + i)];
-    if (other.state == State::in_warp_op && (other.mask >> lane.lane & 1)) try_complete(other);
+    Lane& other = lanes_[static_cast<size_t>(w * warp_size + i)];
+    if (other.state != State::in_warp_op || !(other.mask >> lane.lane & 1)) continue;
+    sanitizer::become(other.fiber);  // no access of this thread is ordered by an operation without it
+    try_complete(other);
+    sanitizer::become(lane.fiber);
   }
+}
+
+void ThreadBlock::wait_for_block(const Site& at) {
+  Lane& me = here();
+  me.site = at;
+  me.state = State::in_block_wait;
+  suspend();
+  me.state = State::ready;
 }
 
 AsyncCopies& ThreadBlock::async_copies() {
@@ -163,28 +173,25 @@ AsyncCopies& async_copies() {
 }
 
 void BlockWait::pause(const char* waited_for, const Site& at) {
-  const auto now = std::chrono::steady_clock::now();
-  if (first_ == std::chrono::steady_clock::time_point()) {
-    first_ = now;
-    most_seconds_ = options().block_wait_seconds;
-  }
-  if (!running_block().runs_beside_others())
+  ThreadBlock& block = running_block();
+  if (!block.runs_beside_others())
     fail_thread(
         fmt::format("waits for {}, the signal of a block that has not run or sends none; tickets must "
                     "order such blocks",
                     waited_for),
         at);
-  if (std::chrono::duration<double>(now - first_).count() > most_seconds_)
-    fail_thread(fmt::format("waited {:.3g} s for {}, the signal of another block", most_seconds_, waited_for),
-                at);
-  std::this_thread::yield();
-}
-
-void fence() {
-  static char object;
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  sanitizer::acquire(&object);
-  sanitizer::release(&object);
+  if (block.runs_beside_threads()) {
+    const auto now = std::chrono::steady_clock::now();
+    if (first_ == std::chrono::steady_clock::time_point()) {
+      first_ = now;
+      most_seconds_ = options().block_wait_seconds;
+    }
+    if (std::chrono::duration<double>(now - first_).count() > most_seconds_)
+      fail_thread(
+          fmt::format("waited {:.3g} s for {}, the signal of another block", most_seconds_, waited_for), at);
+    std::this_thread::yield();
+  }
+  block.wait_for_block(at);
 }
 
 }  // namespace nrl::sim
