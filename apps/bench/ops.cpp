@@ -84,6 +84,8 @@ class OpCases {
     embeddings();
     loss();
     optimizer();
+    fp8();
+    experts();
     rest();
   }
 
@@ -305,6 +307,105 @@ class OpCases {
       a.x = m.normal(DType::f32, {n});
       a.out = m.copy_of(DType::f64, {1}, &zero);
       return [this, a] { ops::add_sum_of_squares(e_, a); };
+    });
+  }
+
+  /// An FP8 matrix (rows, columns) with scales; of a tensor with those of `like`.
+  static Tensor codes(Tensors& m, Scaling scaling, int64_t rows, int64_t columns, const Tensor& like = {}) {
+    Tensor t = make_tensor(bytes_as(m, DType::e4m3, rows * columns).data, DType::e4m3, {rows, columns});
+    const ScaleMatrix at = scale_matrix(scaling, rows, columns);
+    void* const scales = scaling == Scaling::tensor && like ? like.scales.data
+                                                            : m.constant(DType::f32, {at.bytes / 4}, 1).data;
+    t.scales = {.data = scales, .kind = scaling, .row_step = at.row_step, .column_step = at.column_step};
+    return t;
+  }
+
+  /// Rounding to FP8, a copy by rows and one by columns: of a matrix, of SwiGLU's result and of its gradient.
+  void fp8() {
+    const int64_t unit = row_unit(Scaling::row128), n = (s_.tokens + unit - 1) / unit * unit,
+                  h = s_.hidden / unit * unit > 0 ? s_.hidden / unit * unit : unit,
+                  f = s_.ffn / unit * unit > 0 ? s_.ffn / unit * unit : unit;
+    const DType type = a_ == DType::f32 ? DType::f32 : DType::bf16;
+    const auto source = [=](Tensors& m, bool activation, bool gradient) {
+      ops::QuantizeSource x{.x = m.normal(type, {n, activation ? 2 * f : h})};
+      if (activation) x.activation = ops::Activation::silu, x.gated = true;
+      if (gradient) x.dout = m.normal(type, {n, f});
+      return x;
+    };
+    struct Kind {
+      const char* name;
+      bool activation, gradient;
+    };
+    for (const Kind kind :
+         {Kind{"", false, false}, {"_swiglu", true, false}, {"_swiglu_gradient", true, true}}) {
+      const int64_t columns = !kind.activation ? h : kind.gradient ? 2 * f : f;
+      for (const auto& [name, scaling] : {std::pair{"tensor", Scaling::tensor}, {"row128", Scaling::row128}})
+        add(fmt::format("quantize_{}{}", name, kind.name), false, k_.quantize, [=, this](Tensors& m) -> Run {
+          const Tensor row = codes(m, scaling, n, columns);
+          const ops::Quantize q{.source = source(m, kind.activation, kind.gradient),
+                                .row = row,
+                                .column = codes(m, scaling, columns, n, row)};
+          return [this, q] { ops::quantize(e_, q); };
+        });
+      add(fmt::format("largest_magnitude{}", kind.name), false, k_.largest_magnitude,
+          [=, this](Tensors& m) -> Run {
+            const ops::LargestMagnitude l{.source = source(m, kind.activation, kind.gradient),
+                                          .amax = m.constant(DType::f32, {1}, 0)};
+            return [this, l] { ops::largest_magnitude(e_, l); };
+          });
+    }
+    add("transpose_fp8", false, k_.transpose, [=, this](Tensors& m) -> Run {
+      const Tensor x = codes(m, Scaling::tensor, n, h);
+      const ops::Transpose t{.x = x, .out = codes(m, Scaling::tensor, h, n, x)};
+      return [this, t] { ops::transpose(e_, t); };
+    });
+  }
+
+  /// Rows of tokens to experts, eight for each token, and back. The sort reads and writes little: its time
+  /// counts, not its bandwidth.
+  void experts() {
+    const int64_t n = s_.tokens, k = 8, count = 64, rows = n * k, h = s_.hidden / 2, f = s_.ffn / 16;
+    // Entry i of a token goes to an expert of its own, so that they differ.
+    const auto choices = [=](Tensors& m) {
+      std::vector<int32_t> expert(static_cast<size_t>(rows));
+      for (int64_t i = 0; i < rows; ++i)
+        expert[static_cast<size_t>(i)] = static_cast<int32_t>((i / k * 37 + i % k * (count / k)) % count);
+      return m.copy_of(DType::i32, {n, k}, expert.data());
+    };
+    // Entry i in row i, as if tokens had come in the order of experts.
+    const auto in_order = [=](Tensors& m) { return m.arithmetic(rows, 0, 1); };
+    const auto rows_of_choices = [=](Tensors& m) {
+      return make_tensor(in_order(m).data, DType::i32, {n, k});
+    };
+    add("dispatch_sort", false, k_.dispatch_sort, [=, this](Tensors& m) -> Run {
+      const ops::DispatchSort d{.expert = choices(m),
+                                .offsets = m.arithmetic(count + 1, 0, 0),
+                                .row = rows_of_choices(m),
+                                .source = in_order(m)};
+      return [this, d] { ops::dispatch_sort(e_, d); };
+    });
+    add("permute", false, k_.permute, [=, this](Tensors& m) -> Run {
+      const ops::Permute p{
+          .x = m.normal(a_, {n, h}), .source = in_order(m), .top_k = k, .out = m.normal(a_, {rows, h})};
+      return [this, p] { ops::permute(e_, p); };
+    });
+    add("unpermute", false, k_.unpermute, [=, this](Tensors& m) -> Run {
+      const ops::Unpermute u{.x = m.normal(a_, {rows, h}),
+                             .row = rows_of_choices(m),
+                             .prob = m.normal(DType::f32, {n, k}),
+                             .out = m.normal(a_, {n, h})};
+      return [this, u] { ops::unpermute(e_, u); };
+    });
+    add("gate_backward", false, k_.gate_backward, [=, this](Tensors& m) -> Run {
+      const Tensor dact = m.normal(a_, {rows, f}), act = m.normal(a_, {rows, f});
+      const ops::GateBackward g{.dact = dact,
+                                .act = act,
+                                .prob = m.normal(DType::f32, {n, k}),
+                                .row = rows_of_choices(m),
+                                .dprob = m.normal(DType::f32, {n, k}),
+                                .dact_out = dact,
+                                .act_out = act};
+      return [this, g] { ops::gate_backward(e_, g); };
     });
   }
 
