@@ -22,8 +22,7 @@ std::string refusal(const Config& config, const model::ModelSpec& spec, int majo
   const precision::Recipe recipe = recipe_for(config, DeviceType::cuda, spec.layers);
   if (!recipe.quantizes_any()) return {};
   const precision::QuantizedGemms& formats = recipe.quantized();
-  return ops::fp8_gemm_refusal(major, formats.input.scaling, formats.weight.scaling, recipe.activations(),
-                               spec.qkv_bias || spec.o_bias || spec.mlp_bias);
+  return ops::fp8_gemm_refusal(major, formats.input.scaling, formats.weight.scaling);
 }
 
 // The same of attention with FP8 operands.
@@ -41,17 +40,15 @@ Diagnostic attention_refused(const ConfigResult& result, std::string_view gpu, c
                   {fmt::format("set {} to false, or device: cpu, which emulates FP8", attention_key)});
 }
 
-/// The values of `name`, but for the present one, with which the rest of the configuration is valid and
-/// `runs`: "a, b".
-std::string fitting_values(const ConfigResult& result, std::string_view name,
-                           const std::function<bool(const Config&)>& runs) {
-  const std::string text = dump_resolved(result), now = value_text(result.config, name);
+/// The recipes, but for the present one, with which the rest of the configuration is valid and `runs`:
+/// "a, b".
+std::string fitting_recipes(const ConfigResult& result, const std::function<bool(const Config&)>& runs) {
+  const std::string text = dump_resolved(result), now = value_text(result.config, key);
   std::string out;
-  for (const std::string& value : allowed_values(name)) {
-    const std::vector<std::string> change{fmt::format("{}={}", name, value)};
+  for (const std::string& value : allowed_values(key)) {
+    const std::vector<std::string> change{fmt::format("{}={}", key, value)};
     const ConfigResult changed = load_config_text(text, "changed.yaml", change);
-    if (value != now && value != "auto" && changed.ok() && runs(changed.config))
-      out += (out.empty() ? "" : ", ") + value;
+    if (value != now && changed.ok() && runs(changed.config)) out += (out.empty() ? "" : ", ") + value;
   }
   return out;
 }
@@ -67,10 +64,9 @@ Diagnostic refused(const ConfigResult& result, const model::ModelSpec& spec, std
     });
   };
   std::vector<std::string> notes;
-  for (const std::string_view name : {std::string_view(key), std::string_view("policy.precision")})
-    if (const std::string values = fitting_values(result, name, runs); !values.empty())
-      notes.push_back(fmt::format("{} {}: {}", gpu == any_gpu ? "a GPU may run" : fmt::format("{} runs", gpu),
-                                  name, values));
+  if (const std::string values = fitting_recipes(result, runs); !values.empty())
+    notes.push_back(fmt::format("{} {}: {}", gpu == any_gpu ? "a GPU may run" : fmt::format("{} runs", gpu),
+                                key, values));
   notes.emplace_back("or set policy.fp8_cfg.enabled to false");
   return diagnose(result, key,
                   fmt::format("{}: {} does not run on {}: {}", key,
@@ -83,6 +79,16 @@ Diagnostic refused(const ConfigResult& result, const model::ModelSpec& spec, std
 Diagnostics check_fp8_on_gpus(const ConfigResult& result, const model::ModelSpec& spec) {
   const Fp8Config& fp8 = result.config.policy.fp8_cfg;
   if (!fp8.enabled || !result.sound(key)) return {};
+  if (constexpr const char* precision = "policy.precision";
+      result.sound(precision) && result.config.policy.precision == Precision::float32)
+    return {diagnose(result, precision,
+                     fmt::format("{}: float32 does not run on a GPU with policy.fp8_cfg.enabled: true: a GPU "
+                                 "rounds bfloat16 to FP8",
+                                 precision),
+                     "",
+                     {fmt::format("set {} to bfloat16, or policy.fp8_cfg.enabled to false, or device: cpu, "
+                                  "which emulates FP8",
+                                  precision)})};
   if (spec.expert_layers() > 0 && fp8.fp8_recipe == Fp8Recipe::mxfp8)
     return {diagnose(result, key,
                      fmt::format("{}: mxfp8 does not support models with experts on a GPU, and {} has some",

@@ -117,8 +117,8 @@ void add_fp8(PolicyTable& t) {
   NRL_POLICY_KEY(t, fp8_cfg.enabled)
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
       .help(
-          "Round the operands of GEMMs to FP8. A CPU rounds them and computes in fp32. In models with "
-          "experts a GPU does not support mxfp8.");
+          "Round the operands of GEMMs to FP8. A CPU rounds them and computes in fp32. A GPU does not "
+          "support policy.precision: float32 with it, nor mxfp8 in models with experts.");
   NRL_POLICY_KEY(t, fp8_cfg.fp8)
       .alias("policy.megatron_cfg.fp8_cfg.fp8")
       .help(

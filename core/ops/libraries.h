@@ -57,9 +57,9 @@ std::vector<std::string> cuda_library_versions();
 /// For a dry run on a device with this major number of its compute capability: answers what the rules of the
 /// libraries allow (GemmPlan::validate, attention::unsupported_reason) and computes nothing.
 std::unique_ptr<Libraries> open_dry_run_libraries(int major, const LibraryOptions& options);
-/// Why a device with this major number does not multiply FP8 inputs and weights with these scales into `out`,
-/// with a bias of its type; empty if it does.
-std::string fp8_gemm_refusal(int major, Scaling input, Scaling weight, DType out, bool bias);
+/// Why a device with this major number does not multiply FP8 inputs and weights with these scales; empty if
+/// it does.
+std::string fp8_gemm_refusal(int major, Scaling input, Scaling weight);
 
 /// The same of attention with FP8 operands, results in `out` and heads of d columns, which devices with this
 /// major number run.

@@ -302,22 +302,30 @@ LAYOUTS
   sim_fp8_experts)
     corpus
     model=("policy.model=${experts/intermediate_size: 40/intermediate_size: 48}" policy.fp8_cfg.enabled=true)
+    # A CPU rounds the gradient of logits only if they are bf16.
+    bf16=(policy.precision=bfloat16 policy.logits_dtype=bfloat16)
     config cpu
     config sim
-    config bf16
-    expect 0 run 1 cpu.yaml "${sim[@]}" device=cpu "${model[@]}" policy.precision=float32
-    expect 0 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.precision=float32
-    # The same numbers are rounded to FP8, but for one in about a million, which sums in another order move.
-    same cpu/logs/metrics.jsonl sim/logs/metrics.jsonl 1e-3
-    # In bf16 far more numbers are at such a border.
-    expect 0 run 1 bf16.yaml "${sim[@]}" "${model[@]}" policy.precision=bfloat16
-    same cpu/logs/metrics.jsonl bf16/logs/metrics.jsonl 3e-2
+    config fp32
+    expect 0 run 1 cpu.yaml "${sim[@]}" device=cpu "${model[@]}" "${bf16[@]}"
+    expect 0 run 1 sim.yaml "${sim[@]}" "${model[@]}" "${bf16[@]}"
+    # The same numbers are rounded, but for those in the middle of two, where the order of a sum decides. In two steps these
+    # change losses by up to 9e-7 and norms by 5e-4 with 8 seeds, in six norms by 2e-2.
+    for device in cpu sim; do head -2 $device/logs/metrics.jsonl >$device.jsonl; done
+    same cpu.jsonl sim.jsonl 1e-3
+    same cpu/logs/metrics.jsonl sim/logs/metrics.jsonl 4e-2
+    # Activations in fp32 are rounded to FP8 on a CPU only. With 8 seeds norms differed by up to 7e-2.
+    expect 0 run 1 fp32.yaml "${sim[@]}" device=cpu "${model[@]}" policy.precision=float32
+    same fp32/logs/metrics.jsonl sim/logs/metrics.jsonl 1e-1
+    config refused
+    for ranks in 1 2; do
+      expect 78 run $ranks refused.yaml "${sim[@]}" kernels.share_device=true "${model[@]}" policy.precision=float32
+      grep -q 'policy.precision: float32 does not run on a GPU with policy.fp8_cfg.enabled: true' err.txt || fail "$(cat out.txt err.txt)"
+      grep -q 'set policy.precision to bfloat16' err.txt || fail "$(cat out.txt err.txt)"
+    done
     # Scales of 32 numbers are for CPUs and models without experts.
     expect 78 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.fp8_cfg.fp8_recipe=mxfp8
     grep -q 'mxfp8 does not support models with experts on a GPU' err.txt out.txt || fail "$(cat out.txt err.txt)"
-    # No GPU adds a bias to this GEMM.
-    expect 78 run 1 sim.yaml "${sim[@]}" policy.fp8_cfg.enabled=true policy.precision=float32 policy.model.attention_bias=true
-    grep -q 'FP8 GEMMs add no bias in f32' err.txt || fail "$(cat out.txt err.txt)"
     ;;
   sim_float16)
     corpus

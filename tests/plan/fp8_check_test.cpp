@@ -38,8 +38,8 @@ std::string problems(const char* gpu, const std::vector<std::string>& always,
 }  // namespace
 
 TEST_CASE("a refused recipe names values that the GPU runs", "[plan]") {
-  const auto found = [](const char* gpu, const std::vector<std::string>& overrides, bool bias = false) {
-    return problems(gpu, {}, overrides, 128, fmt::format("\"attention_bias\": {}", bias));
+  const auto found = [](const char* gpu, const std::vector<std::string>& overrides) {
+    return problems(gpu, {}, overrides, 128, "\"attention_bias\": true");
   };
   const auto says = [](const std::string& text, const std::string& part) {
     CAPTURE(text, part);
@@ -60,8 +60,25 @@ TEST_CASE("a refused recipe names values that the GPU runs", "[plan]") {
   // Values with which other keys would be refused are not named.
   CHECK(found("b200", {"policy.fp8_cfg.fp8_recipe=blockwise", "policy.fp8_cfg.fp8_param=true"})
             .find("B200 runs " + recipe + "tensorwise, delayed\n") != std::string::npos);
-  says(found("h100", {"policy.precision=float32"}, true), "a GPU may run policy.precision: bfloat16");
   CHECK(found("a100", {}).find("A100 runs") == std::string::npos);
+}
+
+TEST_CASE("FP8 operands of activations in f32 are for CPUs", "[plan]") {
+  const auto found = [](const char* gpu, const std::vector<std::string>& overrides) {
+    return problems(gpu, {}, overrides, 128, "\"attention_bias\": false");
+  };
+  for (const char* gpu : {"h100", "b200"})
+    for (const char* recipe : {"tensorwise", "delayed", "blockwise", "mxfp8"}) {
+      const std::string text =
+          found(gpu, {"policy.precision=float32", std::string("policy.fp8_cfg.fp8_recipe=") + recipe});
+      CAPTURE(gpu, recipe, text);
+      CHECK(text.find("policy.precision: float32 does not run on a GPU with policy.fp8_cfg.enabled: true") !=
+            std::string::npos);
+      CHECK(text.find("set policy.precision to bfloat16") != std::string::npos);
+    }
+  for (const char* precision : {"auto", "fastest", "bfloat16"})
+    CHECK(found("h100", {std::string("policy.precision=") + precision}).empty());
+  CHECK(found("h100", {"policy.precision=float32", "policy.fp8_cfg.enabled=false"}).empty());
 }
 
 TEST_CASE("attention with FP8 operands is checked against the GPU", "[plan]") {
@@ -81,6 +98,5 @@ TEST_CASE("attention with FP8 operands is checked against the GPU", "[plan]") {
        "attention with FP8 operands does not run on H100: it takes compute capability 10.x");
   says(found("b200", {}, 40), "a head dimension of 40, not a multiple of 16 up to 128");
   says(found("b200", {}, 192), "a head dimension of 192");
-  says(found("b200", {"policy.precision=float32"}), "results in f32, not bf16");
   says(found("b200", {"data.reset_attention_mask=true"}), "sequences of different lengths");
 }

@@ -31,14 +31,13 @@ void check(const char* op, const Tensor& wide, const Tensor& x, const Tensor& of
 }
 
 /// What the tensor cores of a GPU do not multiply. Fails before a run begins, when kernels are collected.
-void refuse_on_gpu(const Exec& exec, const Tensor& a, const Tensor& b, const Tensor& result) {
+void refuse_on_gpu(const Exec& exec, const Tensor& a, const Tensor& b) {
   if (!exec.libraries || !is_fp8(a)) return;
   std::string why;
   if (a.scales.kind == Scaling::mx32)
     why = "no kernel for mx32 scales";
   else if (exec.device)  // else a dry run without one, whose configuration was checked
-    why =
-        fp8_gemm_refusal(exec.device->properties().major, a.scales.kind, b.scales.kind, result.dtype, false);
+    why = fp8_gemm_refusal(exec.device->properties().major, a.scales.kind, b.scales.kind);
   if (!why.empty())
     fail(Exit::unavailable,
          "policy.fp8_cfg.fp8_recipe: this GPU has no FP8 GEMM of experts of {} x {}: {}. Fix: use another "
@@ -102,7 +101,7 @@ Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a) {
 }
 
 void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
-  refuse_on_gpu(exec, a.x, a.weight, a.out);
+  refuse_on_gpu(exec, a.x, a.weight);
   if (noted(exec, Kernel::grouped_linear_forward, a)) return;
   constexpr const char* op = "grouped_linear_forward";
   if (is_fp8(a.x)) {
@@ -117,7 +116,7 @@ void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
 }
 
 void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a) {
-  refuse_on_gpu(exec, a.dout, a.weight, a.dx);
+  refuse_on_gpu(exec, a.dout, a.weight);
   if (noted(exec, Kernel::grouped_linear_backward_data, a)) return;
   constexpr const char* op = "grouped_linear_backward_data";
   if (is_fp8(a.dout)) {
@@ -132,7 +131,7 @@ void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a
 }
 
 void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeight& a) {
-  refuse_on_gpu(exec, a.dout, a.x, a.dweight);
+  refuse_on_gpu(exec, a.dout, a.x);
   if (noted(exec, Kernel::grouped_linear_backward_weight, a)) return;
   constexpr const char* op = "grouped_linear_backward_weight";
   if (is_fp8(a.dout)) {
