@@ -10,9 +10,9 @@
 // Both operands may be FP8, in the copies that linear.h names and by groups as quantize() makes them: x (P,
 // K) and dout (P, M), transposed (K, P) and (M, P), P >= grouped_rows(R, E, unit). The weight's copies are
 // those of the experts below each other: (E M, K), transposed (E K, M). weight and x are e4m3, dout is e4m3
-// or e5m2. out and dx have R rows in f32 or bf16. A CPU upcasts the operands to f32. A GPU multiplies them on
-// tensor cores, with scales of tensors, or row128 with row128 or block128, and refuses mx32
-// (Exit::unavailable when kernels are collected).
+// or e5m2. out and dx have R rows in bf16, on a CPU also in f32. A CPU upcasts the operands to f32. A GPU
+// multiplies them on tensor cores, with scales of tensors, or row128 with row128 or block128, and refuses
+// mx32 (Exit::unavailable when kernels are collected).
 
 #include "core/ops/exec.h"
 #include "core/ops/linear.h"

@@ -27,9 +27,9 @@ struct QuantizeNorm {
 /// gradient of x, with the bits of ActivationBackward::dx; or a norm, with the bits of NormForward::out (both
 /// are rounded to x's type first).
 struct QuantizeSource {
-  Tensor x;  ///< f32 or bf16 with contiguous rows, whose step is a multiple of 16, aligned to 16 bytes, and
-             ///< contiguous with a norm; N and K are multiples of 16, N only for transposed copies without
-             ///< groups
+  Tensor x;  ///< bf16, on a CPU also f32, with contiguous rows, whose step is a multiple of 16, aligned to 16
+             ///< bytes, and contiguous with a norm; N and K are multiples of 16, N only for transposed copies
+             ///< without groups
   Activation activation = Activation::none;
   bool gated = false;
   QuantizeNorm norm = {};  ///< without an activation, and in quantize() without groups only

@@ -108,11 +108,11 @@ using Outputs = std::vector<Output>;
 
 /// mode `test`: `body` builds its inputs (from Philox, so they are the same each time), runs the ops and
 /// returns the results. It is called with the reference, then twice per ISA with 2 threads;
-/// `any_threads`: one thread must give the same bits as two.
+/// `any_threads`: one thread must give the same bits as two; `no_gpu`: a GPU has no kernel for it.
 struct TestCase {
   std::string name;
   std::function<Outputs(ops::Exec&)> body;
-  bool any_threads = false;
+  bool any_threads = false, no_gpu = false;
 };
 
 /// The same context with few blocks on a GPU, so that each of them has several rounds of work.
@@ -129,7 +129,8 @@ inline ops::Exec few_blocks(const ops::Exec& e) {
 struct PropertyCase {
   std::string name;
   std::function<void(ops::Exec& cpu)> body;
-  bool large = false;  ///< left out with NRL_TEST_SMALL, whatever its tensors
+  bool large = false;   ///< left out with NRL_TEST_SMALL, whatever its tensors
+  bool no_gpu = false;  ///< a GPU has no kernel for it
 };
 struct Failure {
   std::string text;

@@ -193,7 +193,7 @@ void run_tests(const Registry& registry) {
     guarded(test.name, [&] {
       const Outputs want = test.body(reference.exec);
       for (const Backend& backend : all) {
-        if (!backend.runs(test.name)) continue;
+        if (!backend.runs(test.name) || (test.no_gpu && backend.gpu)) continue;
         guarded(fmt::format("{} [{}]", test.name, backend.name),
                 [&] { run_test(test, backend, want, worst, worst_name); }, {&backend, 1});
         ++count;
@@ -206,7 +206,7 @@ void run_tests(const Registry& registry) {
       continue;
     }
     for (const Backend& backend : all) {
-      if (!backend.runs(property.name)) continue;
+      if (!backend.runs(property.name) || (property.no_gpu && backend.gpu)) continue;
       guarded(fmt::format("{} [{}]", property.name, backend.name),
               [&] {
                 Context two(backend, 2);

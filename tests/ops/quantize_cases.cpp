@@ -76,6 +76,14 @@ Buffer values(DType type, int64_t n, int64_t k, const std::string& name) {
   return x;
 }
 
+/// Types that are rounded to FP8.
+std::vector<DType> sources(const Exec& e) {
+  return e.libraries ? std::vector{DType::bf16} : std::vector{DType::f32, DType::bf16};
+}
+bool only_cpu(DType source) {
+  return source == DType::f32;
+}
+
 Outputs copies(Exec& e, DType type, DType format, Scaling kind, int64_t n, int64_t k, bool row, bool column,
                int64_t parts = 1) {
   const Buffer x = values(type, parts * n, k, "x");
@@ -160,7 +168,7 @@ Outputs largest(Exec& e, DType type, int64_t n, int64_t k) {
 /// NaN is above infinity, and that above all numbers, wherever it is.
 void largest_not_finite(Exec& e) {
   const int64_t n = 3, k = 48;
-  for (const DType type : {DType::f32, DType::bf16})
+  for (const DType type : sources(e))
     for (const int64_t at : {int64_t{0}, int64_t{1}, int64_t{6}, n * k - 1}) {
       Buffer x = Buffer(type, {n, k}).normal("x");
       const auto amax = [&] {
@@ -330,10 +338,10 @@ void measured_scale(Exec& e, DType format, int margin, bool grouped, bool gradie
     }
 }
 
-Outputs grouped_copies(Exec& e, DType format, Scaling kind, const std::vector<int64_t>& rows, int64_t k,
-                       bool gated, bool row, bool column) {
+Outputs grouped_copies(Exec& e, DType type, DType format, Scaling kind, const std::vector<int64_t>& rows,
+                       int64_t k, bool gated, bool row, bool column) {
   const Groups groups(rows);
-  Buffer x = values(DType::f32, groups.total, gated ? 2 * k : k, "x");
+  Buffer x = values(type, groups.total, gated ? 2 * k : k, "x");
   // What belongs to no expert is not read.
   for (int64_t i = groups.used * x.tensor().dim(1); i < x.size(); ++i) x.set(i, NAN);
   Copies c(format, kind, groups.copied(kind), k);
@@ -409,7 +417,7 @@ void refused_experts(Exec& e) {
   const Groups groups({128});
   const Fp8Matrix x(DType::e4m3, Scaling::mx32, groups.copied(Scaling::mx32), 128),
       w(DType::e4m3, Scaling::mx32, 128, 128);
-  const Buffer out(DType::f32, {groups.total, 128});
+  const Buffer out(DType::bf16, {groups.total, 128});
   KernelSet needed;
   Exec dry = e;
   dry.needed = &needed;
@@ -423,6 +431,40 @@ void refused_experts(Exec& e) {
   expect(message.find("no kernel for mx32 scales") != std::string::npos, "refusal: " + message);
 }
 
+/// A GPU says so where it is given activations in f32.
+void refused_f32(Exec& e) {
+  if (!e.libraries) return;
+  const auto message = [](const std::function<void()>& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& refused) {
+      expect(refused.code() == Exit::internal, "exit code of a refusal");
+      return refused.what();
+    }
+    return "";
+  };
+  const auto expect_refused = [&](const std::string& op, const std::function<void()>& call) {
+    const std::string text = message(call);
+    expect(text.find(op + ": ") != std::string::npos && text.find("bf16 only") != std::string::npos,
+           fmt::format("refusal of {}: {}", op, text));
+  };
+  const int64_t n = 16, k = 32;
+  const Buffer x(DType::f32, {n, k});
+  Copies c(DType::e4m3, Scaling::tensor, n, k);
+  Buffer amax(DType::f32, {1});
+  expect_refused("quantize", [&] { quantize(e, {.source = {x}, .row = c.row.tensor}); });
+  expect_refused("largest_magnitude", [&] { largest_magnitude(e, {.source = {x}, .amax = amax}); });
+  const Groups groups({n});
+  Copies rows(DType::e4m3, Scaling::tensor, groups.copied(Scaling::tensor), k),
+      weight(DType::e4m3, Scaling::tensor, n, k);
+  for (Copies* matrix : {&rows, &weight}) matrix->given.set(0, 1);
+  Buffer out(DType::f32, {groups.total, n});
+  expect_refused("FP8 GEMM of experts", [&] {
+    grouped_linear_forward(
+        e, {.x = rows.row.tensor, .weight = weight.row.tensor, .offsets = groups.offsets, .out = out});
+  });
+}
+
 /// An activation that is computed as it is rounded gives the codes of one that is stored in f32, but for
 /// numbers in the middle of two, where the last bit of the activation decides.
 void fused_activation(Exec& e, DType type, Activation kind, bool gated, Scaling scaling) {
@@ -434,8 +476,10 @@ void fused_activation(Exec& e, DType type, Activation kind, bool gated, Scaling 
   Buffer amax(DType::f32, {1}), want_amax(DType::f32, {1});
   for (Copies* c : {&fused, &apart}) c->given.set(0, 0.01);
   activation_forward(e, {.kind = kind, .gated = gated, .x = input, .out = act});
-  quantize(e, {.source = {act}, .row = apart.row.tensor, .column = apart.column.tensor});
-  largest_magnitude(e, {{act}, want_amax});
+  synchronize(e);
+  Exec reference{.kernels = &reference_kernels()};  // a GPU does not round f32
+  quantize(reference, {.source = {act}, .row = apart.row.tensor, .column = apart.column.tensor});
+  largest_magnitude(reference, {{act}, want_amax});
   const QuantizeSource source{.x = x, .activation = kind, .gated = gated};
   quantize(e, {.source = source, .row = fused.row.tensor, .column = fused.column.tensor});
   largest_magnitude(e, {source, amax});
@@ -555,9 +599,10 @@ void fused_norm(Exec& e, DType type, DType weights, NormKind kind, bool with_bia
 /// NaN and infinity spoil their block, or in a scaled tensor themselves, and are seen in amax.
 void non_finite(Exec& e) {
   const int64_t n = 256, k = 256, at = 5 * k + 130;
+  const DType type = sources(e).front();
   for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::block128, Scaling::mx32})
     for (const double bad : {static_cast<double>(NAN), static_cast<double>(INFINITY)}) {
-      Buffer x = Buffer(DType::f32, {n, k}).normal("x");
+      Buffer x = Buffer(type, {n, k}).normal("x");
       x.set(at, bad);
       Copies c(DType::e4m3, kind, n, k);
       c.given.set(0, 1.0);
@@ -597,7 +642,8 @@ NRL_OP_CASES(quantize) {
             registry.tests.push_back(
                 {fmt::format("quantize {} {} {} ({}, {}){}{}", name_of(type), name_of(format), name_of(kind),
                              n, k, row ? " row" : "", column ? " column" : ""),
-                 [=](Exec& e) { return copies(e, type, format, kind, n, k, row, column); }, true});
+                 [=](Exec& e) { return copies(e, type, format, kind, n, k, row, column); }, true,
+                 only_cpu(type)});
           }
   for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::block128, Scaling::mx32})
     for (const bool row : {false, true}) {
@@ -613,11 +659,12 @@ NRL_OP_CASES(quantize) {
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{16, 16}, {37, 160}})
       registry.tests.push_back({fmt::format("quantize columns {} ({}, {})", name_of(type), n, k),
-                                [=](Exec& e) { return part_of_columns(e, type, n, k); }, true});
+                                [=](Exec& e) { return part_of_columns(e, type, n, k); }, true,
+                                only_cpu(type)});
   for (const DType type : {DType::f32, DType::bf16})
     for (const auto& [n, k] : {std::pair<int64_t, int64_t>{1, 16}, {33, 4112}, {37, 48}})
       registry.tests.push_back({fmt::format("largest_magnitude {} ({}, {})", name_of(type), n, k),
-                                [=](Exec& e) { return largest(e, type, n, k); }, true});
+                                [=](Exec& e) { return largest(e, type, n, k); }, true, only_cpu(type)});
   for (const DType type : {DType::f32, DType::bf16})
     for (const DType gradient : {DType::e4m3, DType::e5m2}) {
       // Pairs of all three suffice: the products are slow where they are emulated.
@@ -630,20 +677,22 @@ NRL_OP_CASES(quantize) {
                                   [=, in = input, w = weight](Exec& e) {
                                     return linear(e, type, gradient, in, w, 128, 256, 384, accumulate);
                                   },
-                                  true});
+                                  true, only_cpu(type)});
     }
   for (const Scaling kind : {Scaling::tensor, Scaling::row128, Scaling::mx32})
     for (const std::vector<int64_t>& rows :
          {std::vector<int64_t>{7}, {0, 33, 0, 1, 130}, {16, 128, 3}, {140, 140}}) {
-      for (const bool gated : {false, true})
-        for (const auto& [row, column] : {std::pair{true, true}, {true, false}, {false, true}})
-          registry.tests.push_back(
-              {fmt::format("quantize groups {} of {}{}{}{}", name_of(kind), list(rows), gated ? " gated" : "",
-                           row ? " row" : "", column ? " column" : ""),
-               [=, r = row, c = column](Exec& e) {
-                 return grouped_copies(e, gated ? DType::e5m2 : DType::e4m3, kind, rows, 144, gated, r, c);
-               },
-               true});
+      for (const DType type : {DType::f32, DType::bf16})
+        for (const bool gated : {false, true})
+          for (const auto& [row, column] : {std::pair{true, true}, {true, false}, {false, true}})
+            registry.tests.push_back(
+                {fmt::format("quantize groups {} {} of {}{}{}{}", name_of(type), name_of(kind), list(rows),
+                             gated ? " gated" : "", row ? " row" : "", column ? " column" : ""),
+                 [=, r = row, c = column](Exec& e) {
+                   return grouped_copies(e, type, gated ? DType::e5m2 : DType::e4m3, kind, rows, 144, gated,
+                                         r, c);
+                 },
+                 true, only_cpu(type)});
       for (const DType type : {DType::f32, DType::bf16})
         registry.tests.push_back(
             {fmt::format("grouped_linear fp8 {} {} of {}", name_of(type), name_of(kind), list(rows)),
@@ -653,7 +702,7 @@ NRL_OP_CASES(quantize) {
                               type == DType::f32);
              },
              // Without AVX-512 oneDNN multiplies whole tensors; the order of its sums depends on the threads.
-             kind != Scaling::tensor});
+             kind != Scaling::tensor, only_cpu(type)});
     }
   for (const bool most_recent : {false, true})
     for (const bool keep : {false, true})
@@ -679,7 +728,7 @@ NRL_OP_CASES(quantize) {
         registry.properties.push_back({fmt::format("quantize.in_parts {} {}{}", name_of(type),
                                                    name_of(format), finite ? "" : " not finite"),
                                        [=](Exec& e) { in_parts(e, type, format, finite); },
-                                       !(type == DType::bf16 && format == DType::e4m3)});
+                                       !(type == DType::bf16 && format == DType::e4m3), only_cpu(type)});
     }
   for (const DType format : {DType::e4m3, DType::e5m2})
     for (const bool grouped : {false, true})
@@ -692,6 +741,7 @@ NRL_OP_CASES(quantize) {
   registry.properties.push_back({"quantize.largest_not_finite", largest_not_finite});
   registry.properties.push_back({"quantize.non_finite", non_finite});
   registry.properties.push_back({"grouped_linear.refused_fp8", refused_experts});
+  registry.properties.push_back({"quantize.refused_f32", refused_f32});
   for (const DType type : {DType::f32, DType::bf16})
     for (const NormKind kind : {NormKind::rms, NormKind::layer})
       for (const bool bias : {false, true}) {
@@ -701,7 +751,7 @@ NRL_OP_CASES(quantize) {
               {fmt::format("quantize.fused_norm {} {}{} {}", name_of(type),
                            kind == NormKind::rms ? "rms" : "layer", bias ? " bias" : "", name_of(scaling)),
                [=](Exec& e) { fused_norm(e, type, bias ? DType::f32 : type, kind, bias, scaling); },
-               !(type == DType::bf16 && kind == NormKind::rms)});
+               !(type == DType::bf16 && kind == NormKind::rms), only_cpu(type)});
       }
   for (const DType type : {DType::f32, DType::bf16})
     for (const bool gated : {false, true})
@@ -716,7 +766,7 @@ NRL_OP_CASES(quantize) {
                 {fmt::format("quantize.fused_gradient {} {}{} {} of {}", name_of(type), activation,
                              gated ? " gated" : "", name_of(scaling), list(rows)),
                  [=, a = kind](Exec& e) { fused_gradient(e, type, a, gated, scaling, rows); },
-                 !(type == DType::bf16 && usual)});
+                 !(type == DType::bf16 && usual), only_cpu(type)});
           }
   for (const DType type : {DType::f32, DType::bf16})
     for (const bool gated : {false, true})
@@ -728,7 +778,7 @@ NRL_OP_CASES(quantize) {
               {fmt::format("quantize.fused_activation {} {}{} {}", name_of(type), activation,
                            gated ? " gated" : "", name_of(scaling)),
                [=, a = kind](Exec& e) { fused_activation(e, type, a, gated, scaling); },
-               !(type == DType::bf16 && gated && kind == Activation::silu)});
+               !(type == DType::bf16 && gated && kind == Activation::silu), only_cpu(type)});
 }
 
 }  // namespace nrl::ops_test

@@ -1,7 +1,7 @@
 #pragma once
 // GEMMs of experts with FP8 operands on tensor cores: c[m, n] (=, +=) = sum over k of a[m, k] b[n, k], the
-// copies of which have k contiguous (linear.h) and rows by groups (quantize.h). Tiles, blocks and stages are
-// those of the bf16 kernel, of 64 numbers in 64 bytes.
+// copies of which have k contiguous (linear.h) and rows by groups (quantize.h). c is bf16, a gradient of
+// weights f32. Tiles, blocks and stages are those of the bf16 kernel, of 64 numbers in 64 bytes.
 //
 // Every 128 numbers of k are summed apart, then multiplied by the scales of their blocks, if there are any,
 // and added in f32; scales of tensors are applied at the end. FP8 tensor cores (8.9, 12.0) keep some 14 bits
@@ -174,7 +174,11 @@ void launch_fp8(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, c
   NRL_CHECK(packed_rows(a) && packed_rows(b) && packed_rows(c), "FP8 GEMM of experts: {} x {} gives {}",
             describe(a), describe(b), describe(c));
   const int experts = static_cast<int>(offsets.dim(0)) - 1;
-  const auto with = [&]<class A, class C>() {
+  using C = std::conditional_t<weight, float, bf16>;
+  NRL_CHECK(c.dtype == dtype_of<C>::value,
+            "FP8 GEMM of experts: the result is {}, but a GPU has kernels for {} only", describe(c),
+            name_of(dtype_of<C>::value));
+  const auto with = [&]<class A>() {
     Fp8Problem<C> p{.a = Fp8Operand(a),
                     .b = Fp8Operand(b),
                     .c = static_cast<C*>(c.data),
@@ -189,14 +193,8 @@ void launch_fp8(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, c
     has_scale_blocks(a.scales.kind) ? launch_fp8_kernel<weight, A, true>(exec, p, c.dim(0))
                                     : launch_fp8_kernel<weight, A, false>(exec, p, c.dim(0));
   };
-  const auto with_result = [&]<class A>() {
-    if constexpr (weight)
-      with.template operator()<A, float>();
-    else
-      for_f32_or_bf16(c.dtype, [&]<class C>() { with.template operator()<A, C>(); });
-  };
-  a.dtype == DType::e4m3 ? with_result.template operator()<fp8::Number<DType::e4m3>>()
-                         : with_result.template operator()<fp8::Number<DType::e5m2>>();
+  a.dtype == DType::e4m3 ? with.template operator()<fp8::Number<DType::e4m3>>()
+                         : with.template operator()<fp8::Number<DType::e5m2>>();
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// FP8 operands on the GPU; formulas in core/ops/quantize.h.
+// FP8 operands on the GPU; formulas in core/ops/quantize.h. What is rounded is bf16 there; parts of weights
+// may be f32.
 //
 // quantize_kernel: a block per tile of 128 x 128 (tile.cuh), which holds whole blocks of scales of both
 // copies; writes (=) both copies and their scales, and raises amax. Gradients of activations: gradient.cuh.
@@ -15,6 +16,7 @@
 #include "core/ops/quantize/gradient.cuh"
 #include "core/ops/quantize/tile.cuh"
 #include "core/ops/quantize/update.h"
+#include "core/ops/shared/check.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -26,9 +28,8 @@ struct Source {
   Activation activation;
   bool gated;
 };
-template <class T>
 struct Norm {
-  FloatVector<T> weight, bias;
+  FloatVector<bf16> weight, bias;
   const float *mean, *rstd;
 
   explicit Norm(const QuantizeNorm& a)
@@ -53,8 +54,7 @@ __device__ __forceinline__ float activated(Activation kind, float x) {
 }
 
 /// Four neighbors of a row of the source of `k` columns, which begins at `row`.
-template <class T>
-__device__ __forceinline__ void load_source(const T* row, int64_t column, int64_t k, Source s,
+__device__ __forceinline__ void load_source(const bf16* row, int64_t column, int64_t k, Source s,
                                             float (&v)[columns_per_lane]) {
   load_floats(row + column, v);
   if (s.activation == Activation::none) return;
@@ -68,9 +68,9 @@ __device__ __forceinline__ void load_source(const T* row, int64_t column, int64_
 }
 
 // Scales of blocks take more registers than two blocks per multiprocessor have.
-template <class T, DType format, Scaling scaling>
+template <DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
-    quantize_kernel(const T* __restrict__ x, Source source, Norm<T> norm, Copy row_copy, Copy column_copy,
+    quantize_kernel(const bf16* __restrict__ x, Source source, Norm norm, Copy row_copy, Copy column_copy,
                     float* amax, Measured measured, Rows rows, int64_t k, int64_t x_step) {
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int64_t across = (k + side - 1) / side, tiles = rows.tiles * across;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
     if (at.first >= at.end) break;
     const int64_t n = at.end, column0 = t % across * side, row = at.first + w * rows_per_warp,
                   column = column0 + lane * columns_per_lane;
-    const T* from = x + (row - at.shift) * x_step;
+    const bf16* from = x + (row - at.shift) * x_step;
     const bool inside = column < k;
     float v[rows_per_warp][columns_per_lane];
 #pragma unroll
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
         const float mean = norm.mean ? norm.mean[row + r] : 0.0f, rstd = norm.rstd[row + r];
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c)
-          v[r][c] = static_cast<float>(T(element::normalized(v[r][c], mean, rstd, weight[c]) + bias[c]));
+          v[r][c] = static_cast<float>(bf16(element::normalized(v[r][c], mean, rstd, weight[c]) + bias[c]));
       }
     }
     writer.write(at, column0, k, [&](int r, int c) { return v[r][c]; });
@@ -219,23 +219,16 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The largest magnitude of packs, whose elements of 16 bits are compared two at a time, as their bits are.
-template <class T>
+/// The largest magnitude of packs, whose elements are compared two at a time, as their bits are.
 struct PackedMagnitude {
   unsigned packed = 0;
-  __device__ __forceinline__ void add(const Pack<T>& pack) {
-    static_assert(Pack<T>::words == 1 && (sizeof(T) == 4 || std::is_same_v<T, bf16>));
+  __device__ __forceinline__ void add(const Pack<bf16>& pack) {
+    static_assert(Pack<bf16>::words == 1);
     const uint4 w = pack.raw[0];
-    if constexpr (sizeof(T) == 4)
-      packed = max(max(packed, max(w.x & fp8::magnitude_bits, w.y & fp8::magnitude_bits)),
-                   max(w.z & fp8::magnitude_bits, w.w & fp8::magnitude_bits));
-    else
-      packed = __vmaxu2(__vmaxu2(packed, __vmaxu2(w.x & low_bits, w.y & low_bits)),
-                        __vmaxu2(w.z & low_bits, w.w & low_bits));
+    packed = __vmaxu2(__vmaxu2(packed, __vmaxu2(w.x & low_bits, w.y & low_bits)),
+                      __vmaxu2(w.z & low_bits, w.w & low_bits));
   }
-  __device__ __forceinline__ unsigned get() const {
-    return sizeof(T) == 4 ? packed : max(packed << 16, packed & 0xffff0000u);
-  }
+  __device__ __forceinline__ unsigned get() const { return max(packed << 16, packed & 0xffff0000u); }
 
  private:
   static constexpr unsigned low_bits = 0x7fff7fffu;
@@ -244,13 +237,12 @@ struct PackedMagnitude {
 /// Packs of 16 bytes that a thread has in flight.
 constexpr int packs_ahead = 4;
 
-template <class T>
 __global__ void __launch_bounds__(threads)
-    largest_magnitude_kernel(const T* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
+    largest_magnitude_kernel(const bf16* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
                              Divider packs_per_row, int64_t x_step, float* amax) {
-  constexpr int width = per_pack<T>;
+  constexpr int width = per_pack<bf16>;
   unsigned largest = 0;
-  PackedMagnitude<T> packed;
+  PackedMagnitude packed;
   if (rows_of_groups) n = *rows_of_groups;
   const int64_t packs = n * packs_per_row.divisor(), step = int64_t{gridDim.x} * threads * packs_ahead;
   for (int64_t i = int64_t{blockIdx.x} * threads * packs_ahead + threadIdx.x; i < packs; i += step) {
@@ -264,13 +256,13 @@ __global__ void __launch_bounds__(threads)
       }
     };
     if (source.activation == Activation::none) {
-      Pack<T> pack[packs_ahead];
-      each([&](int u, const T* from, int64_t column) { pack[u].load(from + column); });
+      Pack<bf16> pack[packs_ahead];
+      each([&](int u, const bf16* from, int64_t column) { pack[u].load(from + column); });
 #pragma unroll
       for (int u = 0; u < packs_ahead; ++u) packed.add(pack[u]);
       continue;
     }
-    each([&](int, const T* from, int64_t column) {
+    each([&](int, const bf16* from, int64_t column) {
 #pragma unroll
       for (int c = 0; c < width; c += columns_per_lane) {
         float v[columns_per_lane];
@@ -300,40 +292,41 @@ __global__ void __launch_bounds__(threads)
     fp8::update_scale(amax + i, u.step, u.rows, scale + i, u.format, u.margin, u.most_recent, u.keep);
 }
 
-template <class T, DType format, Scaling scaling>
+template <DType format, Scaling scaling>
 void launch(Exec& exec, const Quantize& a) {
-  if (a.source.dout) return launch_gradient<T, format, scaling>(exec, a);
+  if (a.source.dout) return launch_gradient<format, scaling>(exec, a);
   const int64_t k = a.source.columns();
   const Rows rows(a);
   const int64_t tiles = rows.tiles * ((k + side - 1) / side);
-  const int resident = NRL_RESIDENT((quantize_kernel<T, format, scaling>), threads);
-  NRL_LAUNCH((quantize_kernel<T, format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident),
-             threads, 0, exec.stream, static_cast<const T*>(a.source.x.data),
-             (Source{a.source.activation, a.source.gated}), Norm<T>(a.source.norm), Copy(a.row),
-             Copy(a.column), (a.row ? a.row : a.column).scales.amax, Measured(a), rows, k,
-             a.source.x.step(0));
+  const int resident = NRL_RESIDENT((quantize_kernel<format, scaling>), threads);
+  NRL_LAUNCH((quantize_kernel<format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident), threads,
+             0, exec.stream, static_cast<const bf16*>(a.source.x.data),
+             (Source{a.source.activation, a.source.gated}), Norm(a.source.norm), Copy(a.row), Copy(a.column),
+             (a.row ? a.row : a.column).scales.amax, Measured(a), rows, k, a.source.x.step(0));
 }
 
-template <class T, DType format>
+template <DType format>
 void launch_scaling(Exec& exec, const Quantize& a) {
   switch ((a.row ? a.row : a.column).scales.kind) {
     case Scaling::row128:
-      return launch<T, format, Scaling::row128>(exec, a);
+      return launch<format, Scaling::row128>(exec, a);
     case Scaling::block128:
-      return launch<T, format, Scaling::block128>(exec, a);
+      return launch<format, Scaling::block128>(exec, a);
     case Scaling::mx32:
-      return launch<T, format, Scaling::mx32>(exec, a);
+      return launch<format, Scaling::mx32>(exec, a);
     default:
-      return launch<T, format, Scaling::tensor>(exec, a);
+      return launch<format, Scaling::tensor>(exec, a);
   }
 }
 
+void check_source(const char* op, const QuantizeSource& s) {
+  NRL_CHECK(s.x.dtype == DType::bf16, "{}: x is {}, but a GPU has kernels for bf16 only", op, describe(s.x));
+}
+
 void quantize_launch(Exec& exec, const Quantize& a) {
-  const bool e4m3 = (a.row ? a.row : a.column).dtype == DType::e4m3;
-  if (a.source.x.dtype == DType::bf16)
-    e4m3 ? launch_scaling<bf16, DType::e4m3>(exec, a) : launch_scaling<bf16, DType::e5m2>(exec, a);
-  else
-    e4m3 ? launch_scaling<float, DType::e4m3>(exec, a) : launch_scaling<float, DType::e5m2>(exec, a);
+  check_source("quantize", a.source);
+  (a.row ? a.row : a.column).dtype == DType::e4m3 ? launch_scaling<DType::e4m3>(exec, a)
+                                                  : launch_scaling<DType::e5m2>(exec, a);
 }
 
 void transpose_launch(Exec& exec, const Transpose& a) {
@@ -371,21 +364,17 @@ void quantize_part_launch(Exec& exec, const QuantizePart& a) {
   });
 }
 
-template <class T>
-void launch_largest(Exec& exec, const LargestMagnitude& a) {
-  if (a.source.dout) return launch_largest_gradient<T>(exec, a);
+void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
+  check_source("largest_magnitude", a.source);
+  if (a.source.dout) return launch_largest_gradient(exec, a);
   const int64_t n = a.source.x.dim(0), k = a.source.columns();
-  const int64_t per_block = int64_t{packs_ahead} * threads * per_pack<T>;
-  const int resident = NRL_RESIDENT(largest_magnitude_kernel<T>, threads);
-  NRL_LAUNCH(largest_magnitude_kernel<T>, grid_for(n * k, per_block, exec.multiprocessors, resident), threads,
-             0, exec.stream, static_cast<const T*>(a.source.x.data),
+  const int64_t per_block = int64_t{packs_ahead} * threads * per_pack<bf16>;
+  const int resident = NRL_RESIDENT(largest_magnitude_kernel, threads);
+  NRL_LAUNCH(largest_magnitude_kernel, grid_for(n * k, per_block, exec.multiprocessors, resident), threads, 0,
+             exec.stream, static_cast<const bf16*>(a.source.x.data),
              (Source{a.source.activation, a.source.gated}),
              a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n,
-             Divider(k / per_pack<T>), a.source.x.step(0), static_cast<float*>(a.amax.data));
-}
-
-void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
-  a.source.x.dtype == DType::bf16 ? launch_largest<bf16>(exec, a) : launch_largest<float>(exec, a);
+             Divider(k / per_pack<bf16>), a.source.x.step(0), static_cast<float*>(a.amax.data));
 }
 
 void update_scales_launch(Exec& exec, const UpdateScales& a) {

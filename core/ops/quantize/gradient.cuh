@@ -1,12 +1,11 @@
 #pragma once
 // Gradients of activations that are computed where they are rounded to FP8; included by cuda.cu alone. Of x =
-// [gate, up] and dout, each rounded to T as activation_backward() would store it:
+// [gate, up] and dout in bf16, each rounded to bf16 as activation_backward() would store it:
 //
 //   gated: dgate = dout * up * f'(gate), dup = dout * f(gate)      plain: dx = dout * f'(x)
 //
 // quantize_gradient_kernel: a block per tile of 128 x 128 of dout (tile.cuh); writes (=) the tile of dgate to
-// both copies and then that of dup, and raises amax. In bf16 both stay in registers; those in f32 do not fit,
-// and are computed twice.
+// both copies and then that of dup, and raises amax. Both stay in registers.
 // gradient_magnitude_kernel: every thread reads 4 neighbors of dout at a time; raises amax.
 
 #include "core/ops/kernel_table.h"
@@ -18,33 +17,25 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// dgate and dup of one element, or in f32 one of them.
-template <class T>
+/// dgate and dup of one element.
 struct GradientPair {
-  float one = 0;
-  __device__ __forceinline__ void set(float dgate, float dup, bool second) { one = second ? dup : dgate; }
-  __device__ __forceinline__ float get(bool) const { return one; }
-};
-template <>
-struct GradientPair<bf16> {
   unsigned both = 0;
-  __device__ __forceinline__ void set(float dgate, float dup, bool) { both = pack_bf16(dgate, dup); }
+  __device__ __forceinline__ void set(float dgate, float dup) { both = pack_bf16(dgate, dup); }
   __device__ __forceinline__ float get(bool second) const {
     return __uint_as_float(second ? both & 0xffff0000u : both << 16);
   }
 };
 
-template <class T>
 struct GradientSource {
-  const T *x, *dout;
+  const bf16 *x, *dout;
   int64_t x_step, dout_step;
   int64_t width;  ///< columns of dout; `up` begins so many behind `gate`
   Activation kind;
   bool gated;
 
   explicit GradientSource(const QuantizeSource& s)
-      : x(static_cast<const T*>(s.x.data)),
-        dout(static_cast<const T*>(s.dout.data)),
+      : x(static_cast<const bf16*>(s.x.data)),
+        dout(static_cast<const bf16*>(s.dout.data)),
         x_step(s.x.step(0)),
         dout_step(s.dout.step(0)),
         width(s.dout.dim(1)),
@@ -63,7 +54,7 @@ struct GradientSource {
     if (gated) load_floats(x + row * x_step + width + column, factor);
 #pragma unroll
     for (int c = 0; c < columns_per_lane; ++c) {
-      const element::ValueAndSlope<float> y = element::activation<ActivationMath<T>, kind>(v[c]);
+      const element::ValueAndSlope<float> y = element::activation<ActivationMath<bf16>, kind>(v[c]);
       dgate[c] = element::gate_gradient(y.slope, factor[c], g[c]);
       dup[c] = element::up_gradient(y.value, g[c]);
     }
@@ -83,9 +74,9 @@ struct GradientSource {
 };
 
 // Pairs take more registers than two blocks per multiprocessor have.
-template <class T, DType format, Scaling scaling>
+template <DType format, Scaling scaling>
 __global__ void __launch_bounds__(threads, 1)
-    quantize_gradient_kernel(GradientSource<T> source, Copy row_copy, Copy column_copy, float* amax,
+    quantize_gradient_kernel(GradientSource source, Copy row_copy, Copy column_copy, float* amax,
                              Measured measured, Rows rows) {
   const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
   const int halves = source.gated ? 2 : 1;
@@ -96,34 +87,27 @@ __global__ void __launch_bounds__(threads, 1)
     if (at.first >= at.end) break;
     const int64_t row = at.first + w * rows_per_warp, column0 = t % across * side,
                   column = column0 + lane * columns_per_lane;
-    GradientPair<T> pairs[rows_per_warp][columns_per_lane];
-    const auto compute = [&](bool second) {
-      source.with_kind([&]<Activation kind>() {
+    GradientPair pairs[rows_per_warp][columns_per_lane];
+    source.with_kind([&]<Activation kind>() {
 #pragma unroll
-        for (int r = 0; r < rows_per_warp; ++r) {
-          if (column >= width || row + r >= at.zeros) continue;
-          float dgate[columns_per_lane], dup[columns_per_lane];
-          source.template get<kind>(row + r - at.shift, column, dgate, dup);
+      for (int r = 0; r < rows_per_warp; ++r) {
+        if (column >= width || row + r >= at.zeros) continue;
+        float dgate[columns_per_lane], dup[columns_per_lane];
+        source.get<kind>(row + r - at.shift, column, dgate, dup);
 #pragma unroll
-          for (int c = 0; c < columns_per_lane; ++c) pairs[r][c].set(dgate[c], dup[c], second);
-        }
-      });
-    };
-    constexpr bool twice = sizeof(T) == 4;
-    if constexpr (!twice) compute(false);
+        for (int c = 0; c < columns_per_lane; ++c) pairs[r][c].set(dgate[c], dup[c]);
+      }
+    });
 #pragma unroll 1
-    for (int half = 0; half < halves; ++half) {
-      if constexpr (twice) compute(half != 0);
+    for (int half = 0; half < halves; ++half)
       writer.write(at, half * width + column0, half * width + width,
                    [&](int r, int c) { return pairs[r][c].get(half != 0); });
-    }
   }
   writer.finish();
 }
 
-template <class T>
 __global__ void __launch_bounds__(threads)
-    gradient_magnitude_kernel(GradientSource<T> source, const int* rows_of_groups, int64_t n, Divider packs,
+    gradient_magnitude_kernel(GradientSource source, const int* rows_of_groups, int64_t n, Divider packs,
                               float* amax) {
   constexpr int unroll = 2;  // four or six accesses in flight
   unsigned largest = 0;
@@ -136,7 +120,7 @@ __global__ void __launch_bounds__(threads)
       for (int u = 0; u < unroll; ++u) {
         const int64_t i = base + u * threads, row = packs.quotient(i);
         if (i < count)
-          source.template get<kind>(row, (i - row * packs.divisor()) * columns_per_lane, dgate[u], dup[u]);
+          source.get<kind>(row, (i - row * packs.divisor()) * columns_per_lane, dgate[u], dup[u]);
       }
 #pragma unroll
       for (int u = 0; u < unroll; ++u)
@@ -147,26 +131,24 @@ __global__ void __launch_bounds__(threads)
         }
     }
   });
-  combine_amax<T>(reinterpret_cast<unsigned*>(amax), largest);
+  combine_amax<bf16>(reinterpret_cast<unsigned*>(amax), largest);
 }
 
-template <class T, DType format, Scaling scaling>
+template <DType format, Scaling scaling>
 void launch_gradient(Exec& exec, const Quantize& a) {
   const Rows rows(a);
   const int64_t tiles = rows.tiles * ((a.source.dout.dim(1) + side - 1) / side);
-  const int resident = NRL_RESIDENT((quantize_gradient_kernel<T, format, scaling>), threads);
-  NRL_LAUNCH((quantize_gradient_kernel<T, format, scaling>),
-             grid_for(tiles, 1, exec.multiprocessors, resident), threads, 0, exec.stream,
-             GradientSource<T>(a.source), Copy(a.row), Copy(a.column), (a.row ? a.row : a.column).scales.amax,
-             Measured(a), rows);
+  const int resident = NRL_RESIDENT((quantize_gradient_kernel<format, scaling>), threads);
+  NRL_LAUNCH((quantize_gradient_kernel<format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident),
+             threads, 0, exec.stream, GradientSource(a.source), Copy(a.row), Copy(a.column),
+             (a.row ? a.row : a.column).scales.amax, Measured(a), rows);
 }
 
-template <class T>
 void launch_largest_gradient(Exec& exec, const LargestMagnitude& a) {
-  const GradientSource<T> source(a.source);
+  const GradientSource source(a.source);
   const int64_t n = a.source.x.dim(0), packs = source.width / columns_per_lane;
-  const int resident = NRL_RESIDENT(gradient_magnitude_kernel<T>, threads);
-  NRL_LAUNCH(gradient_magnitude_kernel<T>, grid_for(n * packs, 4 * threads, exec.multiprocessors, resident),
+  const int resident = NRL_RESIDENT(gradient_magnitude_kernel, threads);
+  NRL_LAUNCH(gradient_magnitude_kernel, grid_for(n * packs, 4 * threads, exec.multiprocessors, resident),
              threads, 0, exec.stream, source,
              a.offsets ? static_cast<const int*>(a.offsets.data) + a.offsets.dim(0) - 1 : nullptr, n,
              Divider(packs), static_cast<float*>(a.amax.data));
