@@ -95,29 +95,27 @@ size_t context_workspace(const Problem& p) {
 
 TEST_CASE("cuDNN has a plan for the keys of other ranks of a ring") {
   for (const Direction direction : directions)
-    for (const int64_t samples : {1, 2, 3, 8})
-      for (const int64_t chunk : {64, 100, 128, 512, 2048, 16384})
+    for (const int64_t samples : {1, 3})
+      for (const int64_t chunk : {64, 100, 128, 16384})
         for (const bool earlier : {true, false})
-          for (const Heads& heads : {Heads{32, 32}, {32, 8}, {8, 1}})
+          for (const Heads& heads : {Heads{32, 8}, {8, 1}})
             for (const int64_t d : {64, 80, 128, 256}) {
               Problem p = ring_problem(direction, samples, chunk, earlier, heads.heads, heads.kv_heads, d);
-              for (const DType dtype : {DType::bf16, DType::f16}) {
-                p.dtype = p.result = dtype;
-                check_plan(p, context_workspace(p));
-              }
+              p.dtype = p.result = d == 80 ? DType::f16 : DType::bf16;
+              check_plan(p, context_workspace(p));
             }
 }
 
 TEST_CASE("cuDNN has a plan for chunks of queries with the gathered keys before them") {
   for (const Direction direction : directions)
-    for (const int64_t chunk : {64, 100, 128, 512, 2048})
-      for (const int64_t before : {1, 3, 15})
-        for (const Heads& heads : {Heads{32, 32}, {32, 8}, {8, 1}})
+    for (const int64_t chunk : {64, 100, 2048})
+      for (const int64_t before : {1, 15})
+        for (const Heads& heads : {Heads{32, 8}, {8, 1}})
           for (const int64_t d : {64, 80, 128, 256}) {
             const Problem p =
                 gather_problem(direction, chunk, before * chunk, heads.heads, heads.kv_heads, d);
             check_plan(p, context_workspace(p));
-            for (const int64_t window : {int64_t{17}, chunk, 2 * chunk + 1}) {
+            for (const int64_t window : {int64_t{17}, 2 * chunk + 1}) {
               const int64_t seen = std::min(window - 1, before * chunk);
               const Problem w =
                   gather_problem(direction, chunk, seen, heads.heads, heads.kv_heads, d, window);
