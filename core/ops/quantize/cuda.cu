@@ -125,15 +125,7 @@ __global__ void __launch_bounds__(threads)
     for (int r = 0; r < rows_per_warp; ++r)
       words[r] =
           column < k && row + r < n ? *reinterpret_cast<const unsigned*>(x + (row + r) * k + column) : 0;
-#pragma unroll
-    for (int q = 0; q < rows_per_warp / 4; ++q) {
-      const unsigned rows[4] = {words[4 * q], words[4 * q + 1], words[4 * q + 2], words[4 * q + 3]};
-      unsigned columns[columns_per_lane];
-      transpose_bytes(rows, columns);
-#pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c)
-        tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q) = columns[c];
-    }
+    tile.put(words, lane, w);
     __syncthreads();
     for (int j = w; j < side && column0 + j < k; j += warps)
       if (row0 + lane * 4 < n)

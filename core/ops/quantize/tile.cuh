@@ -63,6 +63,19 @@ struct TransposedTile {
   __device__ __forceinline__ unsigned& at(int row, int word) const {
     return words[row][word ^ (row / columns_per_lane)];
   }
+  /// Writes the transpose of what the lane of warp `w` has: columns_per_lane codes of each of the warp's
+  /// rows.
+  __device__ __forceinline__ void put(const unsigned (&codes)[rows_per_warp], int lane, int w) const {
+#pragma unroll
+    for (int q = 0; q < rows_per_warp / 4; ++q) {
+      const unsigned rows[4] = {codes[4 * q], codes[4 * q + 1], codes[4 * q + 2], codes[4 * q + 3]};
+      unsigned columns[columns_per_lane];
+      transpose_bytes(rows, columns);
+#pragma unroll
+      for (int c = 0; c < columns_per_lane; ++c)
+        at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q) = columns[c];
+    }
+  }
 };
 
 /// Rows of the source and of the copies, which are in groups where there are offsets, else in equal parts.
@@ -212,9 +225,6 @@ class TileWriter {
       }
     }
     if (column_copy_.data) {
-      const auto tile_word = [&](int c, int q) -> unsigned& {
-        return tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q);
-      };
       if constexpr (in_lines) {
 #pragma unroll
         for (int c = 0; c < columns_per_lane; ++c) {
@@ -231,18 +241,12 @@ class TileWriter {
           for (int q = 0; q < rows_per_warp / 4; ++q) {
             const float x[4] = {value(4 * q, c), value(4 * q + 1, c), value(4 * q + 2, c),
                                 value(4 * q + 3, c)};
-            tile_word(c, q) = block_codes<format>(x, byte, inverse);
+            tile.at(lane * columns_per_lane + c, w * (rows_per_warp / 4) + q) =
+                block_codes<format>(x, byte, inverse);
           }
         }
       } else {
-#pragma unroll
-        for (int q = 0; q < rows_per_warp / 4; ++q) {
-          const unsigned rows[4] = {codes[4 * q], codes[4 * q + 1], codes[4 * q + 2], codes[4 * q + 3]};
-          unsigned columns[columns_per_lane];
-          transpose_bytes(rows, columns);
-#pragma unroll
-          for (int c = 0; c < columns_per_lane; ++c) tile_word(c, q) = columns[c];
-        }
+        tile.put(codes, lane, w);
       }
       __syncthreads();
       for (int j = w; j < side && column0 + j < end; j += warps)
