@@ -207,7 +207,7 @@ Differences compare_attention(Machine& machine, const AttentionCase& c, DType dt
   return found;
 }
 
-/// Whether a library runs both passes of a case.
+/// True when a library runs both passes of a case.
 bool library_runs(Machine& machine, const AttentionCase& c, DType dtype) {
   ops::Exec& e = machine.exec();
   if (!e.libraries || !e.libraries->attention) return false;

@@ -158,7 +158,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const BatchPlan& batch = plan.batch;
   const train::LrSchedule schedule = train::make_lr_schedule(c.policy, count, batch.global);
   const std::vector<Step> steps = run_steps(world, phases, engine, schedule, count);
-  // Of the plan, and what libraries and the driver have allocated for themselves since.
+  // This counts the plan, and what libraries and the driver have allocated for themselves since.
   const size_t used = free_before - std::min(free_before, free_memory());
 
   const double step_ms = median_ms(steps, warmup_steps), first = steps.front().time - process_start;

@@ -28,7 +28,7 @@ void check_result(const char* op, const char* name, const Tensor& t, Tensor like
   check_heads(op, name, t, like);
 }
 
-/// Whether `count` blocks lie apart within `rows` rows.
+/// True when `count` blocks lie apart within `rows` rows.
 bool fits(const RowBlocks& b, int64_t count, int64_t rows) {
   return b.first >= 0 && b.rows > 0 && (count == 1 || b.step >= b.rows) &&
          b.first + (count - 1) * b.step + b.rows <= rows;

@@ -59,7 +59,7 @@ Options options_of_environment() {
 std::mutex options_mutex;
 std::optional<Options> chosen;
 
-/// What the workers of a launch have in common.
+/// The workers of a launch share this.
 struct Grid {
   const Launch& launch;
   const Options& options;

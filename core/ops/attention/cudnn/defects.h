@@ -1,5 +1,5 @@
 #pragma once
-// What versions of cuDNN are known to do wrong, as a table of rules: no library is needed to ask it.
+// A table of rules says what versions of cuDNN are known to do wrong. No library is needed to ask it.
 
 #include <string>
 
@@ -17,7 +17,7 @@ struct CudnnVersion {
 std::string defect_reason(const Problem& p, const CudnnVersion& v);
 /// Why its calls for the problem cannot be captured in a CUDA graph; empty when they can.
 std::string uncapturable_reason(const Problem& p, const CudnnVersion& v);
-/// Whether its workspace must be cleared before a call.
+/// True when its workspace must be cleared before a call.
 bool clears_workspace(const Problem& p, const CudnnVersion& v);
 
 /// "9.19.0"
