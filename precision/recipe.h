@@ -72,8 +72,8 @@ struct QuantizedGemms {
   bool operator==(const QuantizedGemms&) const = default;
 };
 
-/// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale and `history` f32
-/// amax values for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order. In
+/// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale, `history` f32 amax
+/// values and a copy of the scale for GEMMs (aligned_scale) for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order. In
 /// models with experts all layers have those of experts as well, and then those of attention, if it has FP8
 /// operands.
 struct ScaleLayout {
@@ -88,7 +88,7 @@ struct ScaleLayout {
     return (static_cast<int>(role) * layers + layer) * gemms + static_cast<int>(gemm) -
            (attention ? static_cast<int>(Gemm::attention_q) - first_of_attention : 0);
   }
-  int64_t bytes() const { return int64_t{operands()} * (1 + history) * 4; }
+  int64_t bytes() const { return int64_t{operands()} * (1 + history + aligned_scale) * 4; }
 };
 
 /// How the optimizer's state is kept between steps; updates are in f32 (ops::AdamW).

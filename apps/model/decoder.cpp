@@ -199,7 +199,7 @@ void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan
     }
   // Scales and magnitudes of tensors, or of the blocks of weights that are kept in FP8. Delayed scales of
   // those: the magnitudes that the next update_scales() takes.
-  const int64_t numbers = scales.layers == 0           ? 2 * own_scales()
+  const int64_t numbers = scales.layers == 0           ? 2 * own_scales() + aligned_scale * aligned_scales()
                           : recipe.quantized().primary ? scales.of_role()
                                                        : 0;
   buffers_.weight_scales =
@@ -213,6 +213,10 @@ int64_t Decoder::own_scales() const {
   return sum;
 }
 
+int64_t Decoder::aligned_scales() const {
+  return has_scale_blocks(options_.recipe.quantized().weight.scaling) ? 0 : own_scales();
+}
+
 void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec) {
   DelayedScales& scales = context_.scales;
   if (buffers_.scales >= 0) {
@@ -220,6 +224,8 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
     const int64_t n = scales.layout.operands();
     scales.scale = make_tensor(data, DType::f32, {n});
     scales.amax = make_tensor(data + n, DType::f32, {scales.layout.history, n});
+    scales.aligned =
+        make_tensor(scales.amax.ptr<float>() + scales.amax.numel(), DType::f32, {n, aligned_scale});
     const std::vector<float> ones(static_cast<size_t>(n), 1.0f);
     ops::upload(exec, scales.scale, ones.data());
   }
@@ -231,6 +237,8 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
     const int64_t n = delayed ? scales.layout.of_role() : own_scales();
     of_weights.scale = delayed ? scales.scale.rows(first, n) : make_tensor(data, DType::f32, {n});
     of_weights.amax = make_tensor(delayed ? data : data + n, DType::f32, {n});
+    if (!delayed && aligned_scales() > 0)
+      of_weights.aligned = make_tensor(data + 2 * n, DType::f32, {n, aligned_scale});
   }
   of_weights.index.assign(context_.parameters.size(), -1);
   of_weights.delayed = delayed;
@@ -252,13 +260,25 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
     if (b.scales() == 0) continue;
     const int64_t index = delayed ? b.scale - first : next;
     next += b.scales();
-    w.row.scales.data = w.column.scales.data =
-        delayed ? scales.scale.ptr<float>() + b.scale : of_weights.scale.ptr<float>() + index;
+    w.row.scales.data = w.column.scales.data = delayed              ? scales.aligned.rows(b.scale, 1).data
+                                               : of_weights.aligned ? of_weights.aligned.rows(index, 1).data
+                                                                    : of_weights.scale.rows(index, 1).data;
     if (b.kept())
       of_weights.index[p] = index;
     else if (!delayed)
       w.amax = of_weights.amax.rows(index, 1);
   }
+}
+
+void Decoder::align_scales() {
+  const auto copy = [&](const Tensor& scale, const Tensor& aligned) {
+    if (aligned)
+      ops::copy(*context_.exec, make_tensor(scale.data, DType::f32, {scale.dim(0), 1}),
+                aligned.columns(0, 1));
+  };
+  copy(context_.scales.scale, context_.scales.aligned);
+  // Where GEMMs read copies of weights, these are made, and their scales written, in the first microbatch.
+  if (options_.recipe.quantized().primary) copy(weight_scales_.scale, weight_scales_.aligned);
 }
 
 void Decoder::update_scales() {
@@ -359,6 +379,7 @@ void Decoder::run(const Program& program, std::span<const MicroBatch> batches, c
   const bool alone = options_.layout.stages == 1;
   NRL_CHECK(alone || messages_ || context_.exec->needed, "the stages are not connected");
   pipeline::StageMessages* const messages = context_.exec->needed ? nullptr : messages_;
+  align_scales();
   execute(program.schedule, {*stage_, program.id, options_.layout, messages, first}, batches, hooks);
 }
 

@@ -197,6 +197,10 @@ class Decoder {
   std::vector<QuantizedBuffers> quantized_;
   /// Sum of QuantizedBuffers::scales().
   int64_t own_scales() const;
+  /// Scales of tensors in WeightScales::aligned.
+  int64_t aligned_scales() const;
+  /// Copies the scales that were loaded, or found after the last step, to where GEMMs read them.
+  void align_scales();
   WeightScales weight_scales_;
   size_t workspace_bytes_ = 0;
   int64_t head_chunk_ = 0;

@@ -57,6 +57,7 @@ struct WeightScales {
   /// (n) f32. `amax` gets the weights' largest magnitudes: delayed, for the scales of later steps; else the
   /// scales follow from them, and it is left 0.
   Tensor scale, amax;
+  Tensor aligned = {};  ///< of scales of tensors that are not delayed: as in DelayedScales
   bool delayed = false;
   int margin = 0;
 };
@@ -64,8 +65,9 @@ struct WeightScales {
 /// Scales of FP8 tensors that follow from earlier steps (precision::ScaleLayout); empty with other recipes.
 struct DelayedScales {
   precision::ScaleLayout layout;
-  Tensor scale;  ///< (operands) f32
-  Tensor amax;   ///< (history, operands) f32: the first row is of this step
+  Tensor scale;    ///< (operands) f32
+  Tensor amax;     ///< (history, operands) f32: the first row is of this step
+  Tensor aligned;  ///< (operands, aligned_scale) f32: the scales again, for GEMMs
 };
 
 /// The meaning of a slot's rows (SlotSpec::rows).

@@ -106,7 +106,7 @@ Tensor QuantizedOperand::with_scales(const Run& r, Tensor t) const {
   }
   const DelayedScales& s = r.context().scales;
   const int index = s.layout.index(spec_.layer, spec_.gemm, spec_.role);
-  t.scales.data = s.scale.ptr<float>() + index;
+  t.scales.data = s.aligned.rows(index, 1).data;
   // Evaluation leaves the state of training alone; what is recomputed has been measured.
   if (r.trains()) t.scales.amax = s.amax.ptr<float>() + index;
   return t;

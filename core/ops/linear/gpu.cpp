@@ -27,6 +27,10 @@ int alignment_of(const void* p) {
 Operand operand(const Tensor& t, bool transposed = false) {
   NRL_CHECK(t.dense_scales(), "a GEMM reads {}, whose scales are not contiguous: slice along {}", describe(t),
             t.scales.kind == Scaling::row128 ? "columns" : "rows");
+  NRL_CHECK(t.scales.kind != Scaling::tensor ||
+                reinterpret_cast<uintptr_t>(t.scales.data) % (aligned_scale * sizeof(float)) == 0,
+            "a GEMM reads {}, whose scale is not at a multiple of {} bytes", describe(t),
+            aligned_scale * sizeof(float));
   return {t.dtype, t.dim(0) > 1 ? t.step(0) : t.dim(1), transposed, alignment_of(t.data), t.scales.kind};
 }
 
