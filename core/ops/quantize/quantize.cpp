@@ -68,6 +68,12 @@ void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns
             "quantize: {} is {}, wanted FP8 [{}, {}] with scales", name, describe(t), rows, columns);
 }
 
+/// A GPU's kernels read bf16. (Where they are, nvcc compiles the text of a check away.)
+void check_on_gpu(const char* op, const Exec& exec, const QuantizeSource& s) {
+  NRL_CHECK(!exec.libraries || s.x.dtype == DType::bf16, "{}: x is {}, but a GPU has kernels for bf16 only",
+            op, describe(s.x));
+}
+
 }  // namespace
 
 Cost cost(const Exec&, const Quantize& a) {
@@ -102,6 +108,7 @@ void quantize(Exec& exec, const Quantize& a) {
   if (noted(exec, Kernel::quantize, a)) return;
   NRL_CHECK(is_source(a.source) && (a.row || a.column), "quantize: x is {}, dout is {}, row is {}",
             describe(a.source.x), describe(a.source.dout), describe(a.row));
+  check_on_gpu("quantize", exec, a.source);
   NRL_CHECK(!a.offsets || (is_groups(a.offsets) && !a.source.norm), "quantize: offsets are {}",
             describe(a.offsets));
   if (a.source.norm) check_norm(a.source);
@@ -157,6 +164,7 @@ void transpose(Exec& exec, const Transpose& a) {
 void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   if (noted(exec, Kernel::largest_magnitude, a)) return;
   NRL_CHECK(!a.offsets || is_groups(a.offsets), "largest_magnitude: offsets are {}", describe(a.offsets));
+  check_on_gpu("largest_magnitude", exec, a.source);
   NRL_CHECK(is_source(a.source) && !a.source.norm && is_vector(a.amax, 1, DType::f32),
             "largest_magnitude: x is {}, dout is {}, amax is {}", describe(a.source.x),
             describe(a.source.dout), describe(a.amax));

@@ -125,7 +125,6 @@ class Cudnn final : public Engine {
     explicit Plan(const Problem& p) : layout(p), sequences(p.sequences) {}
     Layout layout;
     int64_t sequences;
-    size_t cleared = 0;  ///< bytes of cuDNN's own workspace to clear before a call
     std::unique_ptr<SizedGraph> graph;
     std::string reason;
   };
@@ -158,7 +157,6 @@ class Cudnn final : public Engine {
       if (plan.layout.bytes + static_cast<size_t>(wanted) > workspace)
         return fmt::format("cuDNN wants {} bytes of workspace, there are {}",
                            plan.layout.bytes + static_cast<size_t>(wanted), workspace);
-      if (clears_workspace(p, version())) plan.cleared = static_cast<size_t>(wanted);
       plan.graph = std::move(graph);
       return "";
     } catch (const std::exception& e) {  // the interface throws what its shared libraries lack
@@ -211,8 +209,6 @@ class Cudnn final : public Engine {
     if (const auto status = fe::detail::set_stream(handle_, static_cast<cudaStream_t>(exec.stream));
         status != CUDNN_STATUS_SUCCESS)
       fail(Exit::internal, "cudnnSetStream: {}", fe::detail::get_error_string(status));
-    if (plan.cleared > 0)
-      runtime_.fill(exec.workspace.data + plan.layout.bytes, 0, plan.cleared, exec.stream);
     const auto e = plan.graph->execute(handle_, pointers, exec.workspace.data + plan.layout.bytes);
     if (e.is_bad()) fail(Exit::internal, "cuDNN attention: {}", text_of(e));
   }

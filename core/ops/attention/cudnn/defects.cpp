@@ -7,7 +7,7 @@
 namespace nrl::ops::attention {
 namespace {
 
-enum class Effect : uint8_t { refused, not_captured, cleared };
+enum class Effect : uint8_t { refused, not_captured };
 
 /// A rule holds from version `first` to `last` where `concerns` says so.
 struct Defect {
@@ -26,10 +26,11 @@ bool backward(const Problem& p) {
 }
 
 constexpr Defect defects[] = {
-    // NVIDIA/TransformerEngine issue 2186: gradients become NaN, mended in 9.18.
-    {0, 91799, Effect::cleared,
+    // NVIDIA/TransformerEngine issue 2186: gradients become NaN, mended in 9.18. Clearing the workspace is not
+    // enough: on an H200, 9.14 gave wrong dk and dv with it and wrote outside of them; 9.19 does not.
+    {0, 91799, Effect::refused,
      [](const Problem& p, int major) { return major == hopper && backward(p) && !p.equal; },
-     "reads workspace that it has not written, in gradients of sequences of different lengths"},
+     "gives wrong gradients of sequences of different lengths on Hopper; 9.18 or later does not"},
     // NVIDIA/cudnn-frontend pull request 628, pytorch/pytorch issue 196678; 9.30 has it. The keys that fill
     // up the last tile are not masked: exp(0 - lse) overflows in rows whose lse is below -88.7. A causal mask
     // hides them; with fewer queries than keys nobody says so.
@@ -77,10 +78,6 @@ std::string defect_reason(const Problem& p, const CudnnVersion& v) {
 
 std::string uncapturable_reason(const Problem& p, const CudnnVersion& v) {
   return reason_of(find(Effect::not_captured, p, v), v);
-}
-
-bool clears_workspace(const Problem& p, const CudnnVersion& v) {
-  return find(Effect::cleared, p, v) != nullptr;
 }
 
 std::string assumed_defect_reason(const Problem& p, int major) {

@@ -17,8 +17,6 @@ struct CudnnVersion {
 std::string defect_reason(const Problem& p, const CudnnVersion& v);
 /// Why its calls for the problem cannot be captured in a CUDA graph; empty when they can.
 std::string uncapturable_reason(const Problem& p, const CudnnVersion& v);
-/// True when its workspace must be cleared before a call.
-bool clears_workspace(const Problem& p, const CudnnVersion& v);
 
 /// "9.19.0"
 std::string cudnn_version_text(int version);
