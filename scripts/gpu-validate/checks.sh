@@ -84,7 +84,7 @@ op_processes() {
   if ! on_gpu; then n=2; fi
   echo $((n < 1 ? 1 : n > 8 ? 8 : n))
 }
-stage_attention-ops() { op_cases 1 test attention; }
+stage_attention-ops() { op_cases "$(op_processes)" test attention; }
 stage_kernels-small() { NRL_TEST_SMALL=100000 op_cases "$(op_processes)" test -attention; }
 stage_kernels() { op_cases "$(op_processes)" test -attention; }
 stage_gradients() { op_cases 1 grad; }

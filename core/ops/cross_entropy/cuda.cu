@@ -137,7 +137,7 @@ __device__ __forceinline__ int column_of(int target, int first_column, int64_t v
 
 /// (m, sum of exp(x - m), x[target]) of each row; a block per row.
 template <class T>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(512)
     statistics_kernel(T* logits, int64_t stride, int64_t v, const int32_t* target, int first_column,
                       float* out) {
   const int64_t r = blockIdx.x;
@@ -163,7 +163,7 @@ __global__ void __launch_bounds__(1024)
 }
 
 template <class T, Gradient gradient, bool sliced>
-__global__ void __launch_bounds__(1024) row_kernel(Arguments a) {
+__global__ void __launch_bounds__(512, 2) row_kernel(Arguments a) {
   constexpr bool copies = gradient == Gradient::bf16_copy || gradient == Gradient::f16_copy;
   static_assert(!copies || std::is_same_v<T, float>);
   using Copy = std::conditional_t<gradient == Gradient::f16_copy, f16, bf16>;
