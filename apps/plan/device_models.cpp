@@ -14,12 +14,15 @@
 namespace nrl::plan {
 namespace {
 
-// Multiprocessors, memory and FLOP/s are from data sheets. The rest is assumed:
+// Multiprocessors, memory and FLOP/s are from data sheets. Measured on an H200 in steps of training, at its
+// power limit (docs/gpu-results.md): its attention at head dimensions 64 and 128, cuDNN 9.14 and 9.19 alike,
+// and that its GEMMs and its copy are as assumed. The rest is assumed:
 //   copy       about 90 % of the data sheet's bandwidth (H200 4.8, H100 3.35, B200 8.0, A100 2.04 TB/s)
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
 //              near what llm.c and llmq publish for whole steps; A100: about 255 of 312
-//   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) on an H100, as a measure of
-//              cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
+//   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 of an H100,
+//   as
+//              a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
 //   node       80 % of NVLink's data sheet each way: NVLink 4 (450 GB/s), 5 (900), 3 (300)
 //   network    84 % of a 400 Gbit/s adapter for each GPU; A100: 200 Gbit/s
 // A B200's fractions are guesses near those of an H100.
@@ -33,8 +36,8 @@ constexpr DeviceModel models[] = {
      .f32_flops = 67e12,
      .tf32_flops = 494e12,
      .gemm = 0.73,
-     .forward = {.d64 = 0.49, .d128 = 0.645, .d256 = 0.55},
-     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42},
+     .forward = {.d64 = 0.42, .d128 = 0.58, .d256 = 0.55},
+     .backward = {.d64 = 0.335, .d128 = 0.45, .d256 = 0.42},
      .node = {3.6e11, 15e-6},
      .network = {4.2e10, 30e-6}},
     {.name = "h100",
@@ -46,8 +49,8 @@ constexpr DeviceModel models[] = {
      .f32_flops = 67e12,
      .tf32_flops = 494e12,
      .gemm = 0.73,
-     .forward = {.d64 = 0.49, .d128 = 0.645, .d256 = 0.55},
-     .backward = {.d64 = 0.39, .d128 = 0.515, .d256 = 0.42},
+     .forward = {.d64 = 0.42, .d128 = 0.58, .d256 = 0.55},
+     .backward = {.d64 = 0.335, .d128 = 0.45, .d256 = 0.42},
      .node = {3.6e11, 15e-6},
      .network = {4.2e10, 30e-6}},
     {.name = "b200",

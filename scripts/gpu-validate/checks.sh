@@ -96,7 +96,8 @@ stage_big() {
 stage_cpu-kernels() {
   local isa code=0 results=() wrong=()
   [[ -x $bin/op_tests ]] || skip "op_tests is not in $bin"
-  if ! on_gpu; then export NRL_TEST_SMALL=500; fi
+  export NRL_TEST_SMALL=100000
+  if ! on_gpu; then NRL_TEST_SMALL=500; fi
   for isa in avx512_amx avx512_bf16 avx512 avx2; do
     code=0
     NRL_TEST_BACKEND=$isa NRL_TEST_ONCE=1 run "$bin/op_tests" test >"$work/cpu-$isa" || code=$?

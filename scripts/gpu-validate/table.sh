@@ -46,7 +46,7 @@ resume|4|45|10 steps, a checkpoint, 10 steps: bitwise identical to 20 steps
 ranks|4|60|2 ranks that share the GPU, host-staged
 ranks-optim|4|60|2 ranks with sharded optimizer state, weights gathered during the next step
 libraries|4|120|the other GPU tests of the build (gpu_*): communication, cuDNN, ...
-cpu-kernels|4|60|the kernels of this machine's CPU against the fp64 reference, each instruction set
+cpu-kernels|4|120|the kernels of this machine's CPU against the fp64 reference, each instruction set
 step-1.5b|4|60|steps of configs/bench-gpt2-1.5b.yaml, and the time to the first
 ops-32k|4|60|memory-bound kernels at 32,768 tokens
 step-8b-micro4|4|75|step-8b with 4 microbatches per step
