@@ -128,6 +128,12 @@ __device__ __forceinline__ float nrl_exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+/// 1 / x within 1 unit in the last place; 0 for results below the normal numbers.
+__device__ __forceinline__ float nrl_reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 /// `x`, of which the compiler knows nothing: what is computed from it is computed again after each call
 /// instead of being kept in registers through a loop.
 __device__ __forceinline__ int nrl_opaque(int x) {
@@ -341,6 +347,13 @@ __device__ __forceinline__ float block_max(float v) {
   return v;
 }
 
+/// The normal distribution at x: its cumulative distribution function and exp(-x^2 / 2). Neither is a product
+/// that the compiler could contract with a sum, or the bits of a gradient would depend on what else its
+/// kernel computes.
+struct Normal {
+  float cdf, exponential;
+};
+
 /// Mathematics of the element-wise bodies (core/ops/shared/element.h) on the GPU.
 struct GpuMath {
   static __device__ __forceinline__ float exp(float x) { return __expf(x); }
@@ -348,6 +361,19 @@ struct GpuMath {
   static __device__ __forceinline__ float sqrt(float x) { return sqrtf(x); }
   /// Within 2 units in the last place; 0 for results below the normal numbers.
   static __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
+  /// cdf(-|x|) = exp(-x^2 / 2) t P(t) with t = 1 / (1 + 0.375 |x|), the form of Abramowitz & Stegun 7.1.26
+  /// with P fitted for a relative error of at most 3e-5, which is small beside the rounding to 16 bits. It
+  /// takes half the instructions of erff.
+  static __device__ __forceinline__ Normal normal(float x) {
+    const float exponential = nrl_exp2(x * x * -0.72134752f);  // -log2(e) / 2
+    const float t = nrl_reciprocal(__fmaf_rn(0.375f, fabsf(x), 1.0f));
+    float p = __fmaf_rn(-0.0913668051f, t, 0.201886788f);
+    p = __fmaf_rn(p, t, 0.0823231637f);
+    p = __fmaf_rn(p, t, 0.158125252f);
+    p = __fmaf_rn(p, t, 0.149019107f);
+    const float tail = __fmul_rn(p * t, exponential);
+    return {x < 0.0f ? tail : 1.0f - tail, exponential};
+  }
 };
 
 /// Blocks for `work` units of `per_block` each, at most `resident` per multiprocessor.

@@ -1,7 +1,7 @@
 #pragma once
 // Bodies of element-wise ops, shared by all backends: plain inline functions of values V, which are floats or
 // the CPU's vectors of them. `Math` supplies exp, erf, sqrt and reciprocal of the backend (SimdMath on the
-// CPU).
+// CPU), and may supply normal(), the normal distribution.
 
 #include <cstdint>
 
@@ -27,6 +27,9 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) ValueAndSlope<V> activatio
     const V x2 = x * x;
     const V s = Math::reciprocal(1.0f + Math::exp(-c * x * (1.0f + 0.044715f * x2)));
     return {x * s, s + x * s * (1.0f - s) * (c * (1.0f + 3.0f * 0.044715f * x2))};
+  } else if constexpr (kind == Activation::gelu_erf && requires { Math::normal(x); }) {
+    const auto normal = Math::normal(x);
+    return {x * normal.cdf, normal.cdf + x * 0.39894228f * normal.exponential};
   } else if constexpr (kind == Activation::gelu_erf) {
     const V cdf = 0.5f * (1.0f + Math::erf(x * 0.70710678f));
     return {x * cdf, cdf + x * 0.39894228f * Math::exp(-0.5f * x * x)};

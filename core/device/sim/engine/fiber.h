@@ -310,6 +310,9 @@ void nrl_cp_async_wait() {
 inline float nrl_exp2(float x) {
   return std::exp2(x);
 }
+inline float nrl_reciprocal(float x) {
+  return 1.0f / x;
+}
 inline int nrl_opaque(int x) {
   return x;
 }

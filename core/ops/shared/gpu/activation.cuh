@@ -14,6 +14,9 @@ namespace nrl::ops::NRL_GPU {
 struct ExactMath : kernel::GpuMath {
   static __device__ __forceinline__ float exp(float x) { return expf(x); }
   static __device__ __forceinline__ float reciprocal(float x) { return 1.0f / x; }
+  static __device__ __forceinline__ kernel::Normal normal(float x) {
+    return {__fmaf_rn(0.5f, erf(x * 0.70710678f), 0.5f), exp(-0.5f * x * x)};
+  }
 };
 template <class T>
 using ActivationMath = std::conditional_t<sizeof(T) == 4, ExactMath, kernel::GpuMath>;
