@@ -428,22 +428,30 @@ void add_sum_launch(Exec& exec, const AddSum& a) {
 
 /// A thread's elements at a time: 16 bytes of bf16 or 32 of f32, because x and out may differ in type.
 constexpr int unit_elements = 8;
+/// Packs of a thread of convert_kernel in flight.
+constexpr int convert_packs = 4;
 
 /// out = x. x and out may be the same memory.
 template <class X, class O>
 __global__ void __launch_bounds__(threads) convert_kernel(const X* x, O* out, int64_t n, bool vectors) {
   const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
-  const int64_t units = vectors ? n / unit_elements : 0;
-  for (int64_t u = thread; u < units; u += 2 * all) {
-    const bool second = u + all < units;
-    float a[unit_elements], b[unit_elements] = {};
-    load_floats(x + u * unit_elements, a);
-    if (second) load_floats(x + (u + all) * unit_elements, b);
-    store_floats(out + u * unit_elements, a);
-    if (second) store_floats(out + (u + all) * unit_elements, b);
+  // At most 16 bytes on either side, so that the lanes of a warp access neighboring bytes: partly written
+  // sectors cost bandwidth.
+  constexpr int unit = per_pack<X> < per_pack<O> ? per_pack<X> : per_pack<O>;
+  const int64_t units = vectors ? n / unit : 0;
+  for (int64_t u = thread; u < units; u += convert_packs * all) {
+    Pack<X, unit> packs[convert_packs];
+#pragma unroll
+    for (int k = 0; k < convert_packs; ++k)
+      if (u + k * all < units) packs[k].load(x + (u + k * all) * unit);
+#pragma unroll
+    for (int k = 0; k < convert_packs; ++k) {
+      float v[unit];
+      packs[k].get(v);
+      if (u + k * all < units) store_floats(out + (u + k * all) * unit, v);
+    }
   }
-  for (int64_t i = units * unit_elements + thread; i < n; i += all)
-    out[i] = static_cast<O>(static_cast<float>(x[i]));
+  for (int64_t i = units * unit + thread; i < n; i += all) out[i] = static_cast<O>(static_cast<float>(x[i]));
 }
 
 template <class X, class O>
