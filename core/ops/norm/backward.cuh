@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(max_block, min_blocks)
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
-        amax = max_magnitude(amax, g[i]);
       }
+      if (a.amax) add_magnitudes(amax, g);
       part.dout[k].set(g);
       part.dout[k].store(dx + c);
     }
@@ -248,8 +248,8 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
-        amax = max_magnitude(amax, g[i]);
       }
+      if (a.amax) add_magnitudes(amax, g);
       dout.set(g);
       dout.store(dx + c);
     }

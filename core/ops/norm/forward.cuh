@@ -127,8 +127,8 @@ __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         v[i] = element::normalized(v[i], mean, rstd, weight[i]) + bias[i];
-        amax = max_magnitude(amax, v[i]);
       }
+      if (a.amax) add_magnitudes(amax, v);
       packs[k].set(v);
       if (a.out.data) packs[k].store(a.out[row] + c);
     }
@@ -207,8 +207,8 @@ __global__ void __launch_bounds__(512) norm_long_rows_kernel(ForwardArguments<T>
 #pragma unroll
       for (int i = 0; i < E; ++i) {
         v[i] = element::normalized(v[i], mean, rstd, weight[i]) + bias[i];
-        amax = max_magnitude(amax, v[i]);
       }
+      if (a.amax) add_magnitudes(amax, v);
       pack.set(v);
       if (a.out.data) pack.store(a.out[row] + c);
     }

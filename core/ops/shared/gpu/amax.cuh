@@ -11,6 +11,12 @@ __device__ __forceinline__ unsigned max_magnitude(unsigned amax, float v) {
   return max(amax, __float_as_uint(v) & 0x7fffffffu);
 }
 
+template <int N>
+__device__ __forceinline__ void add_magnitudes(unsigned& amax, const float (&v)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) amax = max_magnitude(amax, v[i]);
+}
+
 /// *out = max(*out, the block's largest `amax`), the same in any order of the blocks. All threads
 /// must call it.
 template <class T>

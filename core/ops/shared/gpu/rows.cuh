@@ -61,30 +61,47 @@ class RowGroup {
 
   /// Sums over the group, the same in each of its threads. All threads of the block must call it.
   __device__ __forceinline__ float2 sum(float2 v) {
-    v = lanes_sum(v, lanes_ < kernel::warp ? lanes_ : kernel::warp);
+    v = lanes_sum(v, lanes_);
     if (lanes_ <= kernel::warp) return v;
     // Double-buffered, so that one __syncthreads() per reduction suffices.
     NRL_SHARED(float2, parts, [2][32]);
-    const int lane = threadIdx.x % kernel::warp, warps = lanes_ / kernel::warp;
-    float2* part = parts[buffer_];
-    buffer_ ^= 1;
-    if (lane == 0) part[threadIdx.x / kernel::warp] = v;
-    __syncthreads();
-    return lanes_sum(lane < warps ? part[index_ * warps + lane] : make_float2(0, 0), kernel::warp);
+    return lanes_sum(part_of_lane(parts[flip()], v, make_float2(0, 0)), kernel::warp);
   }
   __device__ __forceinline__ float sum(float v) {
-    if (lanes_ > kernel::warp) return sum(make_float2(v, 0)).x;
-    for (int o = lanes_ / 2; o; o >>= 1) v += __shfl_xor_sync(kernel::all_lanes, v, o);
-    return v;
+    v = lanes_sum(v, lanes_);
+    if (lanes_ <= kernel::warp) return v;
+    NRL_SHARED(float, single_parts, [2][32]);
+    return lanes_sum(part_of_lane(single_parts[flip()], v, 0.0f), kernel::warp);
   }
 
  private:
+  // Unrolled, because a loop of unknown length takes more instructions than its shuffles.
   static __device__ __forceinline__ float2 lanes_sum(float2 v, int lanes) {
-    for (int o = lanes / 2; o; o >>= 1) {
+#pragma unroll
+    for (int o = kernel::warp / 2; o; o >>= 1) {
+      if (o >= lanes) continue;
       v.x += __shfl_xor_sync(kernel::all_lanes, v.x, o);
       v.y += __shfl_xor_sync(kernel::all_lanes, v.y, o);
     }
     return v;
+  }
+  static __device__ __forceinline__ float lanes_sum(float v, int lanes) {
+#pragma unroll
+    for (int o = kernel::warp / 2; o; o >>= 1)
+      if (o < lanes) v += __shfl_xor_sync(kernel::all_lanes, v, o);
+    return v;
+  }
+  /// Stores the sum of each warp in `parts`; returns that of the group's warp number `lane`, or zero.
+  template <class V>
+  __device__ __forceinline__ V part_of_lane(V* parts, V sum, V zero) const {
+    const int lane = threadIdx.x % kernel::warp, warps = lanes_ / kernel::warp;
+    if (lane == 0) parts[threadIdx.x / kernel::warp] = sum;
+    __syncthreads();
+    return lane < warps ? parts[index_ * warps + lane] : zero;
+  }
+  __device__ __forceinline__ int flip() {
+    buffer_ ^= 1;
+    return buffer_;
   }
   int lanes_, index_, buffer_ = 0;
 };
