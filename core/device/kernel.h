@@ -4,8 +4,8 @@
 //
 // Kernels use CUDA's spelling plus: NRL_LAUNCH((kernel<T>), grid, block, shared_bytes, stream,
 // arguments...), NRL_RESIDENT((kernel<T>), threads), NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float,
-// name). They use only what fiber.h models: no wgmma, TMA, clusters, cooperative groups, cub, fences.
-// Launchers live in namespace nrl::ops::NRL_GPU, which is `cuda` or `sim`.
+// name). They use only what fiber.h models: no clusters, cooperative groups, cub, fences; wgmma and TMA only
+// by core/ops/shared/gpu/hopper.cuh. Launchers live in namespace nrl::ops::NRL_GPU, `cuda` or `sim`.
 
 #include <cstddef>
 #include <cstdint>

@@ -5,7 +5,8 @@ namespace nrl::ops_test {
 /// What tests on the simulated device cannot show. Printed by `op_tests list` and by gpu_tests.
 inline constexpr const char* uncovered_without_gpu =
     R"(What only a GPU can show:
-  kernels     wgmma, TMA, mbarriers, clusters and cooperative groups are not modeled, and not used
+  kernels     wgmma, TMA and mbarriers (GEMMs of experts in bf16 and f16 on compute capability 9.0) are not
+              modeled; clusters and cooperative groups are not used either
   kernels     results of reordered memory accesses; the engine's are sequentially consistent (accesses that
               nothing orders are a race to the thread sanitizer; the scopes of signals are not told apart)
   kernels     progress of blocks that wait for others; the engine checks that those have started

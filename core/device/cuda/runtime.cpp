@@ -24,8 +24,8 @@ namespace {
 const char* advice(cudaError_t error) {
   switch (error) {
     case cudaErrorLaunchFailure:
-      return "; an earlier kernel caused it. One that waited in vain for another block has said so above; "
-             "else CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells which it was";
+      return "; an earlier kernel caused it. One that waited in vain for another block has said so above, "
+             "one that waited for its own loads has not: CUDA_LAUNCH_BLOCKING=1 or compute-sanitizer tells";
     case cudaErrorIllegalAddress:
     case cudaErrorMisalignedAddress:
     case cudaErrorIllegalInstruction:

@@ -9,12 +9,13 @@
 // worst case, and blocks without rows leave. Each block computes a tile of one expert's result, c[m, n] = sum
 // over k of a[m, k] b[n, k], where a and b lie with k or with m (n) contiguous.
 //
-// bf16 and f16 with 16-byte aligned rows: tensor_kernel, 128 x 128 tiles, mma.m16n8k16, three stages of
-// cp.async. FP8: fp8.cuh. Else: simt_kernel, 64 x 64 tiles. All add in f32, in an order that depends on the
-// number of rows alone.
+// bf16 and f16 with 16-byte aligned rows: hopper.cuh on compute capability 9.0, else tensor_kernel, 128 x 128
+// tiles, mma.m16n8k16, three stages of cp.async. FP8: fp8.cuh. Else: simt_kernel, 64 x 64 tiles. All add in
+// f32, in an order that depends on the number of rows alone.
 
 #include "core/device/kernel.h"
 #include "core/ops/grouped_linear/fp8.cuh"
+#include "core/ops/grouped_linear/hopper.cuh"
 #include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -192,6 +193,7 @@ void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const
   const int64_t columns = pass == Pass::forward ? m : k;
   if constexpr (sizeof(T) == 2) {
     if (packed_rows(a) && packed_rows(b) && packed_rows(c)) {
+      if (launch_wgmma<pass, T, C>(exec, a, b, c, offsets, m, k, accumulate)) return;
       constexpr size_t shared =
           sizeof(T) * stages * (stage_elements<pass != Pass::weight> + stage_elements<pass == Pass::forward>);
       const dim3 grid = grid_of<pass>(a.dim(0), m, columns, p.experts, tile_rows);
