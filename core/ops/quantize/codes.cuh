@@ -1,5 +1,5 @@
 #pragma once
-// Four FP8 codes in a word, the first in the lowest byte. GPUs of compute capability 8.9 and later have an
+// FP8 codes in words, the first in the lowest byte. GPUs of compute capability 8.9 and later have an
 // instruction for two.
 
 #include "core/device/kernel.h"
@@ -9,19 +9,15 @@ namespace nrl::ops::NRL_GPU {
 namespace {
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-/// Codes of x * inverse, beyond the format's range the largest. Not of NaN.
+/// Codes of two numbers, beyond the format's range the largest, and of NaN NaN.
 template <DType format>
-__device__ __forceinline__ unsigned converted(const float (&x)[4], float inverse) {
-  unsigned short pairs[2];
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const float low = x[2 * i] * inverse, high = x[2 * i + 1] * inverse;
-    if constexpr (format == DType::e4m3)
-      asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(high), "f"(low));
-    else
-      asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pairs[i]) : "f"(high), "f"(low));
-  }
-  return pairs[0] | static_cast<unsigned>(pairs[1]) << 16;
+__device__ __forceinline__ unsigned converted(float low, float high) {
+  unsigned short pair;
+  if constexpr (format == DType::e4m3)
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  else
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(pair) : "f"(high), "f"(low));
+  return pair;
 }
 #endif
 
@@ -38,39 +34,28 @@ __device__ __forceinline__ void transpose_bytes(const unsigned (&rows)[4], unsig
 
 /// fp8::encode_saturating() of each.
 template <DType format>
-__device__ __forceinline__ unsigned tensor_codes(const float (&x)[4], float inverse) {
+__device__ __forceinline__ unsigned tensor_codes(float x0, float x1, float x2, float x3, float inverse) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  unsigned word = converted<format>(x, inverse), bits[4], largest = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    bits[i] = __float_as_uint(x[i]) & fp8::magnitude_bits;
-    largest = max(largest, bits[i]);
-  }
-  if (largest >= fp8::infinity_bits) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (bits[i] >= fp8::infinity_bits) word = (word & ~(0xffu << 8 * i)) | fp8::nan_code << 8 * i;
-  }
+  // The instruction takes infinity for a large number: adding 0 x makes it NaN, and keeps the rest.
+  const auto scaled = [inverse](float x) { return __fmaf_rn(x, 0.0f, x * inverse); };
+  return converted<format>(scaled(x0), scaled(x1)) | converted<format>(scaled(x2), scaled(x3)) << 16;
 #else
-  unsigned word = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word |= fp8::encode_saturating<format>(x[i], inverse) << 8 * i;
+  return fp8::encode_saturating<format>(x0, inverse) | fp8::encode_saturating<format>(x1, inverse) << 8 |
+         fp8::encode_saturating<format>(x2, inverse) << 16 |
+         fp8::encode_saturating<format>(x3, inverse) << 24;
 #endif
-  return word;
 }
 
-/// fp8::encode() of each times the inverse of its block's scale; 0 in blocks that have none.
+/// fp8::encode() of each. `bad`: their scales are NaN, and the codes 0.
 template <DType format>
-__device__ __forceinline__ unsigned block_codes(const float (&x)[4], unsigned byte, float inverse) {
-  if (byte == fp8::bad_scale) return 0;
+__device__ __forceinline__ unsigned block_codes(float x0, float x1, float x2, float x3, bool bad) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
-  return converted<format>(x, inverse);
+  const unsigned word = converted<format>(x0, x1) | converted<format>(x2, x3) << 16;
 #else
-  unsigned word = 0;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) word |= fp8::encode<format>(x[i] * inverse) << 8 * i;
-  return word;
+  const unsigned word = fp8::encode<format>(x0) | fp8::encode<format>(x1) << 8 |
+                        fp8::encode<format>(x2) << 16 | fp8::encode<format>(x3) << 24;
 #endif
+  return bad ? 0 : word;
 }
 
 }  // namespace

@@ -1,10 +1,10 @@
 // FP8 operands on the GPU; formulas in core/ops/quantize.h. What is rounded is bf16 there; parts of weights
 // may be f32.
 //
-// quantize_kernel: a block per tile of 128 x 128 (tile.cuh), which holds whole blocks of scales of both
-// copies; writes (=) both copies and their scales, and raises amax. Gradients of activations: gradient.cuh.
-// transpose_kernel: the same tiles; each lane has 4 neighboring codes of a row in a word; writes (=) out and
-// its scales of blocks.
+// quantize_kernel: a block per tile (tile.cuh); writes (=) both copies and their scales, and raises amax.
+// Gradients of activations: gradient.cuh.
+// transpose_kernel: a block per tile of 128 x 128, a lane with 4 rows of 16 neighbors; writes (=) out and its
+// scales of blocks.
 // largest_magnitude_kernel: every thread reads 4 packs of 16 bytes at a time; raises amax.
 // block_magnitudes_kernel, quantize_part_kernel: a block per tile of 128 x 128 of the matrix, which reads
 // what the part has of it, a warp per row, 4 neighbors per lane; raises amax, or writes (=) out.
@@ -23,7 +23,10 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// What is computed from x, at run time: the same for all threads, and beside the encoding it costs little.
+/// What the kernel computes from x; each has registers of its own.
+enum class Computed : uint8_t { nothing, norm, activation };
+
+/// The activation, at run time: a switch per thread.
 struct Source {
   Activation activation;
   bool gated;
@@ -37,107 +40,151 @@ struct Norm {
         bias(a.bias),
         mean(static_cast<const float*>(a.mean.data)),
         rstd(static_cast<const float*>(a.rstd.data)) {}
-  __device__ __forceinline__ explicit operator bool() const { return weight.data != nullptr; }
 };
 
-__device__ __forceinline__ float activated(Activation kind, float x) {
-  switch (kind) {
+/// Calls body.operator()<kind, gated>().
+template <class Body>
+__device__ __forceinline__ void with_activation(Source s, const Body& body) {
+  switch (s.activation) {
     case Activation::silu:
-      return element::activation<GpuMath, Activation::silu>(x).value;
+      return s.gated ? body.template operator()<Activation::silu, true>()
+                     : body.template operator()<Activation::silu, false>();
     case Activation::gelu_tanh:
-      return element::activation<GpuMath, Activation::gelu_tanh>(x).value;
-    case Activation::gelu_erf:
-      return element::activation<GpuMath, Activation::gelu_erf>(x).value;
+      return s.gated ? body.template operator()<Activation::gelu_tanh, true>()
+                     : body.template operator()<Activation::gelu_tanh, false>();
     default:
-      return x;
+      return s.gated ? body.template operator()<Activation::gelu_erf, true>()
+                     : body.template operator()<Activation::gelu_erf, false>();
   }
 }
 
-/// Four neighbors of a row of the source of `k` columns, which begins at `row`.
-__device__ __forceinline__ void load_source(const bf16* row, int64_t column, int64_t k, Source s,
-                                            float (&v)[columns_per_lane]) {
-  load_floats(row + column, v);
-  if (s.activation == Activation::none) return;
+/// A lane's rows of the source, the first of which begins at `from`.
+template <int n>
+__device__ __forceinline__ void load_rows(const bf16* from, int64_t step, int count, Pack<bf16> (&rows)[n]) {
 #pragma unroll
-  for (int c = 0; c < columns_per_lane; ++c) v[c] = activated(s.activation, v[c]);
-  if (!s.gated) return;
-  float up[columns_per_lane];
-  load_floats(row + k + column, up);
-#pragma unroll
-  for (int c = 0; c < columns_per_lane; ++c) v[c] *= up[c];
+  for (int r = 0; r < n; ++r)
+    if (r < count) rows[r].load(from + r * step);
 }
 
-// Scales of blocks take more registers than two blocks per multiprocessor have.
-template <DType format, Scaling scaling>
-__global__ void __launch_bounds__(threads, scaling == Scaling::tensor ? 2 : 1)
+/// f(0) is 0. `most_ahead`: rows in flight at least, if registers allow.
+template <int most_ahead>
+__device__ __forceinline__ FloatValues activated_values(const bf16* from, int64_t step, int64_t k, int count,
+                                                        Source source) {
+  FloatValues out;
+  with_activation(source, [&]<Activation kind, bool gated>() {
+    constexpr int ahead = kind == Activation::gelu_erf ? 1 : most_ahead;  // erf takes registers
+#pragma unroll
+    for (int first = 0; first < rows_per_lane; first += ahead) {
+      Pack<bf16> x[ahead], up[ahead];
+      load_rows(from + first * step, step, count - first, x);
+      if (gated) load_rows(from + k + first * step, step, count - first, up);
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        float(&v)[columns_per_lane] = out.v[first + i];
+        float factor[columns_per_lane];
+        x[i].get(v);
+        if (gated) up[i].get(factor);
+#pragma unroll
+        for (int c = 0; c < columns_per_lane; ++c) {
+          v[c] = element::activation<GpuMath, kind>(v[c]).value;
+          if (gated) v[c] *= factor[c];
+        }
+      }
+    }
+  });
+  return out;
+}
+
+/// Normalizes rows from `row` on.
+__device__ __forceinline__ void normalize(Pack<bf16> (&rows)[rows_per_lane], int64_t row, int64_t column,
+                                          int count, const Norm& norm) {
+  if (count == 0) return;
+  float weight[columns_per_lane], bias[columns_per_lane] = {};
+  norm.weight.get(column, weight);
+  if (norm.bias.data) norm.bias.get(column, bias);
+#pragma unroll
+  for (int r = 0; r < rows_per_lane; ++r) {
+    if (r >= count) continue;
+    const float mean = norm.mean ? norm.mean[row + r] : 0.0f, rstd = norm.rstd[row + r];
+    float v[columns_per_lane];
+    rows[r].get(v);
+#pragma unroll
+    for (int c = 0; c < columns_per_lane; ++c)
+      v[c] = element::normalized(v[c], mean, rstd, weight[c]) + bias[c];
+    rows[r].set(v);
+  }
+}
+
+/// Blocks that share a multiprocessor: as many as their registers allow without spills.
+template <Scaling scaling, Computed computed>
+constexpr int quantize_blocks = scaling != Scaling::tensor      ? 2
+                                : computed == Computed::nothing ? 6
+                                                                : 4;
+
+template <DType format, Scaling scaling, Computed computed>
+__global__ void __launch_bounds__(tile_threads<scaling>, (quantize_blocks<scaling, computed>))
     quantize_kernel(const bf16* __restrict__ x, Source source, Norm norm, Copy row_copy, Copy column_copy,
-                    float* amax, Measured measured, Rows rows, int64_t k, int64_t x_step) {
-  const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
-  const int64_t across = (k + side - 1) / side, tiles = rows.tiles * across;
+                    float* amax, Measured measured, Rows rows, Divider across, int64_t k, int64_t x_step) {
   TileWriter<format, scaling> writer(row_copy, column_copy, amax, measured, rows, k);
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const TileRows at = tile_rows(rows, t / across);
-    if (at.first >= at.end) break;
-    const int64_t n = at.end, column0 = t % across * side, row = at.first + w * rows_per_warp,
-                  column = column0 + lane * columns_per_lane;
-    const bf16* from = x + (row - at.shift) * x_step;
-    const bool inside = column < k;
-    float v[rows_per_warp][columns_per_lane];
+  const int64_t tile_row = across.short_quotient(blockIdx.x),
+                column0 = (blockIdx.x - tile_row * across.divisor()) * tile_columns<scaling>;
+  const TileRows at = tile_rows<scaling>(rows, tile_row);
+  if (writer.is_idle(at)) return;
+  const LanePlace place;
+  const int64_t column = column0 + place.column;
+  const LaneRows lane = lane_rows(at, place, column < k);
+  const bf16* from = x + lane.row * x_step + column;
+  if constexpr (computed == Computed::activation) {
+    const FloatValues values = activated_values<rows_ahead<scaling>>(from, x_step, k, lane.count, source);
+    writer.find_scale(measured);
+    writer.write(at, column0, k, values);
+  } else {
+    Pack<bf16> packs[rows_per_lane];
+    load_rows(from, x_step, lane.count, packs);
+    if constexpr (computed == Computed::norm) normalize(packs, lane.row, column, lane.count, norm);
+    Bf16Values values;
 #pragma unroll
-    for (int r = 0; r < rows_per_warp; ++r) {
-      if (inside && row + r < at.zeros) {
-        load_source(from + r * x_step, column, k, source, v[r]);
-      } else {
-#pragma unroll
-        for (int c = 0; c < columns_per_lane; ++c) v[r][c] = 0.0f;
-      }
-    }
-    if (norm && inside) {
-      float weight[columns_per_lane], bias[columns_per_lane] = {};
-      norm.weight.get(column, weight);
-      if (norm.bias.data) norm.bias.get(column, bias);
-#pragma unroll
-      for (int r = 0; r < rows_per_warp; ++r) {
-        if (row + r >= n) continue;
-        const float mean = norm.mean ? norm.mean[row + r] : 0.0f, rstd = norm.rstd[row + r];
-#pragma unroll
-        for (int c = 0; c < columns_per_lane; ++c)
-          v[r][c] = static_cast<float>(bf16(element::normalized(v[r][c], mean, rstd, weight[c]) + bias[c]));
-      }
-    }
-    writer.write(at, column0, k, [&](int r, int c) { return v[r][c]; });
+    for (int r = 0; r < rows_per_lane; ++r) values.set(r, packs[r]);
+    writer.find_scale(measured);
+    writer.write(at, column0, k, values);
   }
-  writer.finish();
 }
 
 __global__ void __launch_bounds__(threads)
     transpose_kernel(const unsigned char* __restrict__ x, unsigned char* __restrict__ out, int64_t n,
-                     int64_t k, Copy x_scales, Copy out_scales) {
-  NRL_SHARED(unsigned, codes, [side][side / 4]);  // of the transpose: 4 rows of x in a word
-  const TransposedTile tile{codes};
-  const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
-  const int64_t across = (k + side - 1) / side, tiles = (n + side - 1) / side * across;
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const int64_t row0 = t / across * side, column0 = t % across * side, row = row0 + w * rows_per_warp,
-                  column = column0 + lane * columns_per_lane;
-    unsigned words[rows_per_warp];
+                     int64_t k, Divider across, Copy x_scales, Copy out_scales) {
+  constexpr int per_lane = 16, lanes = side / per_lane;  // a row
+  NRL_SHARED(uint4, data, [side][side / 16]);
+  const TransposedTile<side, per_lane> tile(data);
+  const int word = static_cast<int>(threadIdx.x / lanes),
+            column = static_cast<int>(threadIdx.x % lanes * per_lane);
+  const int64_t tile_row = across.short_quotient(blockIdx.x), row0 = tile_row * side,
+                column0 = (blockIdx.x - tile_row * across.divisor()) * side;
+  const unsigned char* const from = x + (row0 + 4 * word) * k + column0 + column;
+  unsigned* const to = tile.words(column, 4 * word);
+  Pack<unsigned> rows[4];
 #pragma unroll
-    for (int r = 0; r < rows_per_warp; ++r)
-      words[r] =
-          column < k && row + r < n ? *reinterpret_cast<const unsigned*>(x + (row + r) * k + column) : 0;
-    tile.put(words, lane, w);
-    __syncthreads();
-    for (int j = w; j < side && column0 + j < k; j += warps)
-      if (row0 + lane * 4 < n)
-        *reinterpret_cast<unsigned*>(out + (column0 + j) * n + row0 + lane * 4) = tile.at(j, lane);
-    if (threadIdx.x == 0 && x_scales.data)
-      out_scales.store_scale<Scaling::block128>(
-          column0, row0,
-          fp8::scale_byte(fp8::scale_at(Scaling::block128, x_scales.scales, x_scales.row_step,
-                                        x_scales.column_step, row0, column0)));
-    __syncthreads();
+  for (int r = 0; r < 4; ++r)
+    if (column0 + column < k && row0 + 4 * word < n)
+      rows[r].load(reinterpret_cast<const unsigned*>(from + r * k));
+#pragma unroll
+  for (int i = 0; i < per_lane / 4; ++i) {
+    unsigned words[4];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) words[r] = word_of(rows[r].raw[0], i);
+    tile.put(to, i, words);
   }
+  __syncthreads();
+  tile.store<threads>(out + column0 * n + row0, n, within(k - column0, side), within(n - row0, side));
+  if (threadIdx.x == 0 && x_scales.data)
+    out_scales.store_scale<Scaling::block128>(
+        column0, row0,
+        fp8::scale_byte(fp8::scale_at(Scaling::block128, x_scales.scales, x_scales.row_step,
+                                      x_scales.column_step, row0, column0)));
 }
+
+/// Neighbors that a lane has in a row of a part's tile.
+constexpr int part_per_lane = side / warp;
 
 /// A part of a matrix (ops::MatrixPart).
 template <class T>
@@ -162,7 +209,7 @@ struct Part {
   /// part or none.
   __device__ __forceinline__ int64_t element(int64_t tile, int row) const {
     return ((top + tile / across) * side + row) * columns + tile % across * side +
-           static_cast<int>(threadIdx.x) % warp * columns_per_lane;
+           static_cast<int>(threadIdx.x) % warp * part_per_lane;
   }
   __device__ __forceinline__ bool has(int64_t element) const { return element >= first && element < end; }
 };
@@ -176,10 +223,10 @@ __global__ void __launch_bounds__(threads) block_magnitudes_kernel(Part<T> p, un
 #pragma unroll
     for (int r = w; r < side; r += warps) {
       const int64_t at = p.element(t, r);
-      float v[columns_per_lane] = {};
+      float v[part_per_lane] = {};
       if (p.has(at)) load_floats(p.x + (at - p.first), v);
 #pragma unroll
-      for (int c = 0; c < columns_per_lane; ++c) largest = max(largest, magnitude(v[c]));
+      for (int c = 0; c < part_per_lane; ++c) largest = max(largest, magnitude(v[c]));
     }
     largest = lanes_max(largest, warp);
     if (threadIdx.x % warp == 0) part[w] = largest;
@@ -204,9 +251,10 @@ __global__ void __launch_bounds__(threads)
     for (int r = w; r < side; r += warps) {
       const int64_t at = p.element(t, r);
       if (!p.has(at)) continue;
-      float v[columns_per_lane];
+      float v[part_per_lane];
       load_floats(p.x + (at - p.first), v);
-      *reinterpret_cast<unsigned*>(out + (at - p.first)) = block_codes<format>(v, byte, inverse);
+      *reinterpret_cast<unsigned*>(out + (at - p.first)) = block_codes<format>(
+          v[0] * inverse, v[1] * inverse, v[2] * inverse, v[3] * inverse, byte == fp8::bad_scale);
     }
   }
 }
@@ -233,7 +281,7 @@ __global__ void __launch_bounds__(threads)
     largest_magnitude_kernel(const bf16* __restrict__ x, Source source, const int* rows_of_groups, int64_t n,
                              Divider packs_per_row, int64_t x_step, float* amax) {
   constexpr int width = per_pack<bf16>;
-  unsigned largest = 0;
+  float most = 0.0f;
   PackedMagnitude packed;
   if (rows_of_groups) n = *rows_of_groups;
   const int64_t packs = n * packs_per_row.divisor(), step = int64_t{gridDim.x} * threads * packs_ahead;
@@ -254,17 +302,20 @@ __global__ void __launch_bounds__(threads)
       for (int u = 0; u < packs_ahead; ++u) packed.add(pack[u]);
       continue;
     }
-    each([&](int, const bf16* from, int64_t column) {
+    with_activation(source, [&]<Activation kind, bool gated>() {
+      each([&](int, const bf16* from, int64_t column) {
+        float v[width], up[width];
+        load_floats(from + column, v);
+        if (gated) load_floats(from + packs_per_row.divisor() * width + column, up);
 #pragma unroll
-      for (int c = 0; c < width; c += columns_per_lane) {
-        float v[columns_per_lane];
-        load_source(from, column + c, packs_per_row.divisor() * width, source, v);
-#pragma unroll
-        for (int e = 0; e < columns_per_lane; ++e) largest = max(largest, magnitude(v[e]));
-      }
+        for (int c = 0; c < width; ++c) {
+          v[c] = element::activation<GpuMath, kind>(v[c]).value;
+          most = larger(most, gated ? v[c] * up[c] : v[c]);
+        }
+      });
     });
   }
-  raise_amax(amax, max(largest, packed.get()));
+  raise_amax<warps>(amax, max(magnitude(most), packed.get()));
 }
 
 struct Update {
@@ -289,12 +340,16 @@ void launch(Exec& exec, const Quantize& a) {
   if (a.source.dout) return launch_gradient<format, scaling>(exec, a);
   const int64_t k = a.source.columns();
   const Rows rows(a);
-  const int64_t tiles = rows.tiles * ((k + side - 1) / side);
-  const int resident = NRL_RESIDENT((quantize_kernel<format, scaling>), threads);
-  NRL_LAUNCH((quantize_kernel<format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident), threads,
-             0, exec.stream, static_cast<const bf16*>(a.source.x.data),
-             (Source{a.source.activation, a.source.gated}), Norm(a.source.norm), Copy(a.row), Copy(a.column),
-             (a.row ? a.row : a.column).scales.amax, Measured(a), rows, k, a.source.x.step(0));
+  const Divider across(tiles_across<scaling>(k));
+  const auto with = [&]<Computed computed>() {
+    NRL_LAUNCH((quantize_kernel<format, scaling, computed>), grid_of(rows.tiles * across.divisor()),
+               tile_threads<scaling>, 0, exec.stream, static_cast<const bf16*>(a.source.x.data),
+               (Source{a.source.activation, a.source.gated}), Norm(a.source.norm), Copy(a.row),
+               Copy(a.column), (a.row ? a.row : a.column).scales.amax, Measured(a), rows, across, k,
+               a.source.x.step(0));
+  };
+  if (a.source.activation != Activation::none) return with.template operator()<Computed::activation>();
+  a.source.norm ? with.template operator()<Computed::norm>() : with.template operator()<Computed::nothing>();
 }
 
 template <DType format>
@@ -323,12 +378,12 @@ void quantize_launch(Exec& exec, const Quantize& a) {
 }
 
 void transpose_launch(Exec& exec, const Transpose& a) {
-  const int64_t n = a.x.dim(0), k = a.x.dim(1), tiles = ((n + side - 1) / side) * ((k + side - 1) / side);
+  const int64_t n = a.x.dim(0), k = a.x.dim(1);
+  const Divider across(tiles_across<Scaling::block128>(k));
   const bool blocks = a.x.scales.kind == Scaling::block128;
-  const int resident = NRL_RESIDENT(transpose_kernel, threads);
-  NRL_LAUNCH(transpose_kernel, grid_for(tiles, 1, exec.multiprocessors, resident), threads, 0, exec.stream,
+  NRL_LAUNCH(transpose_kernel, grid_of((n + side - 1) / side * across.divisor()), threads, 0, exec.stream,
              static_cast<const unsigned char*>(a.x.data), static_cast<unsigned char*>(a.out.data), n, k,
-             blocks ? Copy(a.x) : Copy(Tensor{}), blocks ? Copy(a.out) : Copy(Tensor{}));
+             across, blocks ? Copy(a.x) : Copy(Tensor{}), blocks ? Copy(a.out) : Copy(Tensor{}));
 }
 
 void block_magnitudes_launch(Exec& exec, const BlockMagnitudes& a) {

@@ -4,9 +4,9 @@
 //
 //   gated: dgate = dout * up * f'(gate), dup = dout * f(gate)      plain: dx = dout * f'(x)
 //
-// quantize_gradient_kernel: a block per tile of 128 x 128 of dout (tile.cuh); writes (=) the tile of dgate to
-// both copies and then that of dup, and raises amax. Both stay in registers.
-// gradient_magnitude_kernel: every thread reads 4 neighbors of dout at a time; raises amax.
+// quantize_gradient_kernel: a block per tile of dout (tile.cuh); writes (=) the tile of dgate to both copies
+// and then that of dup, and raises amax. Both stay in registers.
+// gradient_magnitude_kernel: every thread reads 8 neighbors of dout at a time; raises amax.
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/quantize/tile.cuh"
@@ -16,15 +16,6 @@
 
 namespace nrl::ops::NRL_GPU {
 namespace {
-
-/// dgate and dup of one element.
-struct GradientPair {
-  unsigned both = 0;
-  __device__ __forceinline__ void set(float dgate, float dup) { both = pack_bf16(dgate, dup); }
-  __device__ __forceinline__ float get(bool second) const {
-    return __uint_as_float(second ? both & 0xffff0000u : both << 16);
-  }
-};
 
 struct GradientSource {
   const bf16 *x, *dout;
@@ -42,20 +33,28 @@ struct GradientSource {
         kind(s.activation),
         gated(s.gated) {}
 
-  /// dgate and dup of four neighbors, not rounded. dup has no meaning unless `gated`.
+  /// Neighbors of x and dout, or zeros.
+  struct Packs {
+    Pack<bf16> x, up, dout;
+  };
+  __device__ __forceinline__ void load(int64_t row, int64_t column, Packs& to) const {
+    const bf16* const at = x + row * x_step + column;
+    to.x.load(at);
+    if (gated) to.up.load(at + width);
+    to.dout.load(dout + row * dout_step + column);
+  }
+  /// dgate and dup, not rounded. dup has no meaning unless `gated`.
   template <Activation kind>
-  __device__ __forceinline__ void get(int64_t row, int64_t column, float (&dgate)[columns_per_lane],
+  __device__ __forceinline__ void get(const Packs& packs, float (&dgate)[columns_per_lane],
                                       float (&dup)[columns_per_lane]) const {
     float v[columns_per_lane], g[columns_per_lane], factor[columns_per_lane];
-    load_floats(x + row * x_step + column, v);
-    load_floats(dout + row * dout_step + column, g);
-#pragma unroll
-    for (int c = 0; c < columns_per_lane; ++c) factor[c] = 1.0f;
-    if (gated) load_floats(x + row * x_step + width + column, factor);
+    packs.x.get(v);
+    packs.dout.get(g);
+    packs.up.get(factor);
 #pragma unroll
     for (int c = 0; c < columns_per_lane; ++c) {
       const element::ValueAndSlope<float> y = element::activation<ActivationMath<bf16>, kind>(v[c]);
-      dgate[c] = element::gate_gradient(y.slope, factor[c], g[c]);
+      dgate[c] = element::gate_gradient(y.slope, gated ? factor[c] : 1.0f, g[c]);
       dup[c] = element::up_gradient(y.value, g[c]);
     }
   }
@@ -73,75 +72,77 @@ struct GradientSource {
   }
 };
 
-// Pairs take more registers than two blocks per multiprocessor have.
 template <DType format, Scaling scaling>
-__global__ void __launch_bounds__(threads, 1)
+__global__ void __launch_bounds__(tile_threads<scaling>, (scaling == Scaling::tensor ? 3 : 2))
     quantize_gradient_kernel(GradientSource source, Copy row_copy, Copy column_copy, float* amax,
-                             Measured measured, Rows rows) {
-  const int lane = static_cast<int>(threadIdx.x) % warp, w = static_cast<int>(threadIdx.x) / warp;
-  const int halves = source.gated ? 2 : 1;
-  const int64_t width = source.width, across = (width + side - 1) / side, tiles = rows.tiles * across;
-  TileWriter<format, scaling> writer(row_copy, column_copy, amax, measured, rows, halves * width);
-  for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
-    const TileRows at = tile_rows(rows, t / across);
-    if (at.first >= at.end) break;
-    const int64_t row = at.first + w * rows_per_warp, column0 = t % across * side,
-                  column = column0 + lane * columns_per_lane;
-    GradientPair pairs[rows_per_warp][columns_per_lane];
-    source.with_kind([&]<Activation kind>() {
+                             Measured measured, Rows rows, Divider across) {
+  constexpr int ahead = rows_ahead<scaling>;
+  const int64_t width = source.width;
+  TileWriter<format, scaling> writer(row_copy, column_copy, amax, measured, rows,
+                                     source.gated ? 2 * width : width);
+  const int64_t tile_row = across.short_quotient(blockIdx.x),
+                column0 = (blockIdx.x - tile_row * across.divisor()) * tile_columns<scaling>;
+  const TileRows at = tile_rows<scaling>(rows, tile_row);
+  if (writer.is_idle(at)) return;
+  const LanePlace place;
+  const LaneRows lane = lane_rows(at, place, column0 + place.column < width);
+  Bf16Values dgate, dup;
+  source.with_kind([&]<Activation kind>() {
 #pragma unroll
-      for (int r = 0; r < rows_per_warp; ++r) {
-        if (column >= width || row + r >= at.zeros) continue;
-        float dgate[columns_per_lane], dup[columns_per_lane];
-        source.get<kind>(row + r - at.shift, column, dgate, dup);
+    for (int first = 0; first < rows_per_lane; first += ahead) {
+      GradientSource::Packs packs[ahead];
 #pragma unroll
-        for (int c = 0; c < columns_per_lane; ++c) pairs[r][c].set(dgate[c], dup[c]);
+      for (int i = 0; i < ahead; ++i)
+        if (first + i < lane.count) source.load(lane.row + first + i, column0 + place.column, packs[i]);
+#pragma unroll
+      for (int i = 0; i < ahead; ++i) {
+        float gate[columns_per_lane], up[columns_per_lane];
+        source.get<kind>(packs[i], gate, up);
+        Pack<bf16> rounded;
+        rounded.set(gate);
+        dgate.set(first + i, rounded);
+        rounded.set(up);
+        dup.set(first + i, rounded);
       }
-    });
-#pragma unroll 1
-    for (int half = 0; half < halves; ++half)
-      writer.write(at, half * width + column0, half * width + width,
-                   [&](int r, int c) { return pairs[r][c].get(half != 0); });
-  }
-  writer.finish();
+    }
+  });
+  writer.find_scale(measured);
+  writer.write(at, column0, width, dgate);
+  if (!source.gated) return;
+  __syncthreads();
+  writer.write(at, width + column0, 2 * width, dup);
 }
 
 __global__ void __launch_bounds__(threads)
     gradient_magnitude_kernel(GradientSource source, const int* rows_of_groups, int64_t n, Divider packs,
                               float* amax) {
-  constexpr int unroll = 2;  // four or six accesses in flight
-  unsigned largest = 0;
+  float most = 0.0f;
   if (rows_of_groups) n = *rows_of_groups;
-  const int64_t count = n * packs.divisor(), step = int64_t{gridDim.x} * threads * unroll;
+  const int64_t count = n * packs.divisor(), step = int64_t{gridDim.x} * threads;
   source.with_kind([&]<Activation kind>() {
-    for (int64_t base = int64_t{blockIdx.x} * threads * unroll + threadIdx.x; base < count; base += step) {
-      float dgate[unroll][columns_per_lane] = {}, dup[unroll][columns_per_lane] = {};
+    for (int64_t i = int64_t{blockIdx.x} * threads + threadIdx.x; i < count; i += step) {
+      const int64_t row = packs.quotient(i);
+      GradientSource::Packs loaded;
+      source.load(row, (i - row * packs.divisor()) * columns_per_lane, loaded);
+      float dgate[columns_per_lane], dup[columns_per_lane];
+      source.get<kind>(loaded, dgate, dup);
 #pragma unroll
-      for (int u = 0; u < unroll; ++u) {
-        const int64_t i = base + u * threads, row = packs.quotient(i);
-        if (i < count)
-          source.get<kind>(row, (i - row * packs.divisor()) * columns_per_lane, dgate[u], dup[u]);
+      for (int c = 0; c < columns_per_lane; ++c) {
+        most = larger(most, dgate[c]);
+        if (source.gated) most = larger(most, dup[c]);
       }
-#pragma unroll
-      for (int u = 0; u < unroll; ++u)
-#pragma unroll
-        for (int c = 0; c < columns_per_lane; ++c) {
-          largest = max_magnitude(largest, dgate[u][c]);
-          if (source.gated) largest = max_magnitude(largest, dup[u][c]);
-        }
     }
   });
-  combine_amax<bf16>(reinterpret_cast<unsigned*>(amax), largest);
+  combine_amax<bf16>(reinterpret_cast<unsigned*>(amax), magnitude(most));
 }
 
 template <DType format, Scaling scaling>
 void launch_gradient(Exec& exec, const Quantize& a) {
   const Rows rows(a);
-  const int64_t tiles = rows.tiles * ((a.source.dout.dim(1) + side - 1) / side);
-  const int resident = NRL_RESIDENT((quantize_gradient_kernel<format, scaling>), threads);
-  NRL_LAUNCH((quantize_gradient_kernel<format, scaling>), grid_for(tiles, 1, exec.multiprocessors, resident),
-             threads, 0, exec.stream, GradientSource(a.source), Copy(a.row), Copy(a.column),
-             (a.row ? a.row : a.column).scales.amax, Measured(a), rows);
+  const Divider across(tiles_across<scaling>(a.source.dout.dim(1)));
+  NRL_LAUNCH((quantize_gradient_kernel<format, scaling>), grid_of(rows.tiles * across.divisor()),
+             tile_threads<scaling>, 0, exec.stream, GradientSource(a.source), Copy(a.row), Copy(a.column),
+             (a.row ? a.row : a.column).scales.amax, Measured(a), rows, across);
 }
 
 void launch_largest_gradient(Exec& exec, const LargestMagnitude& a) {

@@ -21,9 +21,11 @@ class Divider {
     if (divisor <= power) multiplier_ = static_cast<unsigned>((((power - divisor) << 32) / divisor) + 1);
   }
   NRL_HOST_DEVICE int64_t quotient(int64_t n) const {
-    if (n >> 31) return n / divisor_;
-    const auto low = static_cast<unsigned>(n);
-    return (static_cast<unsigned>((uint64_t{low} * multiplier_) >> 32) + low) >> shift_;
+    return n >> 31 ? n / divisor_ : short_quotient(static_cast<unsigned>(n));
+  }
+  /// The same of n < 2^31.
+  NRL_HOST_DEVICE unsigned short_quotient(unsigned n) const {
+    return (static_cast<unsigned>((uint64_t{n} * multiplier_) >> 32) + n) >> shift_;
   }
   NRL_HOST_DEVICE int64_t divisor() const { return divisor_; }
 
