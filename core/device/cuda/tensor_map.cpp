@@ -36,9 +36,9 @@ bool encode_tensor_map(CUtensorMap& map, const void* data, int64_t matrices, int
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-size_t static_shared_memory(const void* kernel) {
+int registers_of(const void* kernel) {
   cudaFuncAttributes attributes{};
-  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.sharedSizeBytes;
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.numRegs;
   cudaGetLastError();
   return 0;
 }

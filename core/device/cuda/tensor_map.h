@@ -2,7 +2,6 @@
 // For kernels that use TMA: tensor maps, which the driver encodes (libcuda is never linked: the runtime finds
 // the function), and whether the build has their code for the device.
 
-#include <cstddef>
 #include <cstdint>
 
 #include <cuda.h>
@@ -16,7 +15,7 @@ namespace nrl::device {
 bool encode_tensor_map(CUtensorMap& map, const void* data, int64_t matrices, int64_t rows, int64_t columns,
                        int64_t stride, int box_rows);
 
-/// Bytes of static shared memory of the kernel's code for this device; 0 where it has none.
-size_t static_shared_memory(const void* kernel);
+/// Registers per thread of the kernel's code for this device; 0 where it has none.
+int registers_of(const void* kernel);
 
 }  // namespace nrl::device

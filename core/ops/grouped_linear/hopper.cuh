@@ -237,7 +237,7 @@ __device__ __forceinline__ void store_sums(const float (&d)[tile_n / 2], C* c, i
 
 }  // namespace wide
 
-// Has static shared memory only where it was compiled for sm_90a, which launch_wgmma() asks for.
+// Not compiled for sm_90a it only stops: launch_wgmma() then does not call it.
 template <Pass pass, class T, class C>
 __global__ void __launch_bounds__(wide::threads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,
@@ -350,9 +350,9 @@ bool launch_wgmma(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c,
   using namespace wide;
   const device::Properties& gpu = exec.device->properties();
   if (gpu.major != 9 || gpu.minor != 0) return false;
-  // A process uses one device.
+  // A process uses one device. Code that only stops has hardly any registers.
   static const bool built =
-      device::static_shared_memory(reinterpret_cast<const void*>(wgmma_kernel<pass, T, C>)) > 0;
+      device::registers_of(reinterpret_cast<const void*>(wgmma_kernel<pass, T, C>)) > producer_registers;
   if (!built) return false;
   constexpr bool weight = pass == Pass::weight;
   const int64_t rows = a.dim(0), experts = offsets.dim(0) - 1, columns = pass == Pass::forward ? m : k;
