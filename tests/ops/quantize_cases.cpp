@@ -459,7 +459,7 @@ void refused_f32(Exec& e) {
       weight(DType::e4m3, Scaling::tensor, n, k);
   for (Copies* matrix : {&rows, &weight}) matrix->given.set(0, 1);
   Buffer out(DType::f32, {groups.total, n});
-  expect_refused("FP8 GEMM of experts", [&] {
+  expect_refused("grouped_linear_forward", [&] {
     grouped_linear_forward(
         e, {.x = rows.row.tensor, .weight = weight.row.tensor, .offsets = groups.offsets, .out = out});
   });

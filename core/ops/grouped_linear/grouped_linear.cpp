@@ -67,10 +67,12 @@ int64_t copied_rows(const char* op, const Tensor& copy, const Tensor& offsets, i
   return copy.dim(0);
 }
 
-void check_result(const char* op, const Tensor& t, bool only_f32) {
+void check_result(const Exec& exec, const char* op, const Tensor& t, bool only_f32) {
   NRL_CHECK(t.rank == 2 && (t.data || t.numel() == 0) && dense_rows(t) &&
                 (only_f32 ? t.dtype == DType::f32 && t.contiguous() : is_f32_or_bf16(t)),
             "{}: the result is {}", op, describe(t));
+  NRL_CHECK(only_f32 || !exec.libraries || t.dtype == DType::bf16,
+            "{}: the result is {}, but a GPU has kernels for bf16 only", op, describe(t));
 }
 
 /// On a GPU FP8 operands are multiplied as f16 (cuda.cu).
@@ -105,7 +107,7 @@ void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
   if (noted(exec, Kernel::grouped_linear_forward, a)) return;
   constexpr const char* op = "grouped_linear_forward";
   if (is_fp8(a.x)) {
-    check_result(op, a.out, false);
+    check_result(exec, op, a.out, false);
     check_fp8(op, a.offsets, a.x, copied_rows(op, a.x, a.offsets, a.out.dim(0)), a.x.dim(1), a.weight,
               (a.offsets.dim(0) - 1) * a.out.dim(1), a.x.dim(1));
   } else {
@@ -120,7 +122,7 @@ void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a
   if (noted(exec, Kernel::grouped_linear_backward_data, a)) return;
   constexpr const char* op = "grouped_linear_backward_data";
   if (is_fp8(a.dout)) {
-    check_result(op, a.dx, false);
+    check_result(exec, op, a.dx, false);
     check_fp8(op, a.offsets, a.dout, copied_rows(op, a.dout, a.offsets, a.dx.dim(0)), a.dout.dim(1), a.weight,
               (a.offsets.dim(0) - 1) * a.dx.dim(1), a.dout.dim(1));
   } else {
@@ -135,7 +137,7 @@ void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeigh
   if (noted(exec, Kernel::grouped_linear_backward_weight, a)) return;
   constexpr const char* op = "grouped_linear_backward_weight";
   if (is_fp8(a.dout)) {
-    check_result(op, a.dweight, true);
+    check_result(exec, op, a.dweight, true);
     const int64_t m = a.dweight.dim(0) / (a.offsets.dim(0) - 1), rows = a.x.dim(1);
     check_fp8(op, a.offsets, a.dout, m, rows, a.x, a.dweight.dim(1), rows);
   } else {

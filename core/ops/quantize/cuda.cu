@@ -16,7 +16,6 @@
 #include "core/ops/quantize/gradient.cuh"
 #include "core/ops/quantize/tile.cuh"
 #include "core/ops/quantize/update.h"
-#include "core/ops/shared/check.h"
 #include "core/ops/shared/element.h"
 #include "core/ops/shared/gpu/rows.cuh"
 
@@ -366,13 +365,7 @@ void launch_scaling(Exec& exec, const Quantize& a) {
   }
 }
 
-/// (nvcc compiles the text of a check away.)
-void check_source([[maybe_unused]] const char* op, const QuantizeSource& s) {
-  NRL_CHECK(s.x.dtype == DType::bf16, "{}: x is {}, but a GPU has kernels for bf16 only", op, describe(s.x));
-}
-
 void quantize_launch(Exec& exec, const Quantize& a) {
-  check_source("quantize", a.source);
   (a.row ? a.row : a.column).dtype == DType::e4m3 ? launch_scaling<DType::e4m3>(exec, a)
                                                   : launch_scaling<DType::e5m2>(exec, a);
 }
@@ -413,7 +406,6 @@ void quantize_part_launch(Exec& exec, const QuantizePart& a) {
 }
 
 void largest_magnitude_launch(Exec& exec, const LargestMagnitude& a) {
-  check_source("largest_magnitude", a.source);
   if (a.source.dout) return launch_largest_gradient(exec, a);
   const int64_t n = a.source.x.dim(0), k = a.source.columns();
   const int64_t per_block = int64_t{packs_ahead} * threads * per_pack<bf16>;

@@ -313,10 +313,7 @@ class TileWriter {
       for (int o = warp_columns / columns_per_lane; o < warp; o *= 2)
         m = __vmaxu2(m, __shfl_xor_sync(all_lanes, m, o));
     if (place.lane % lanes_across == 0)
-#pragma unroll
-      for (int q = 0; q < rows_per_lane / 4; ++q)
-        row_parts[place.column / strip][place.row / 4 + q] =
-            make_uint2(most.rows[2 * q], most.rows[2 * q + 1]);
+      row_parts[place.column / strip][place.row / rows_per_lane] = make_uint2(most.rows[0], most.rows[1]);
     if (place.lane < warp_columns / columns_per_lane)
       column_parts[place.w % warps_down][place.column / 8] =
           make_uint4(most.columns[0], most.columns[1], most.columns[2], most.columns[3]);
@@ -343,13 +340,8 @@ class TileWriter {
     }
     __syncthreads();
     if (row_copy_.data) {
-      float inverse[rows_per_lane];
-#pragma unroll
-      for (int q = 0; q < rows_per_lane / 4; ++q) {
-        const float4 four = inverses[0][place.column / group][place.row / 4 + q];
-        inverse[4 * q] = four.x, inverse[4 * q + 1] = four.y, inverse[4 * q + 2] = four.z,
-                    inverse[4 * q + 3] = four.w;
-      }
+      const float4 of_rows = inverses[0][place.column / group][place.row / rows_per_lane];
+      const float inverse[rows_per_lane] = {of_rows.x, of_rows.y, of_rows.z, of_rows.w};
       unsigned codes[pairs / 2][rows_per_lane];
 #pragma unroll
       for (int i = 0; i < pairs / 2; ++i)
@@ -370,25 +362,14 @@ class TileWriter {
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         const float first = inverse[2 * j], second = inverse[2 * j + 1];
-        unsigned words[2][rows_per_lane / 4];
+        float2 x[rows_per_lane];
 #pragma unroll
-        for (int q = 0; q < rows_per_lane / 4; ++q) {
-          float2 x[4];
-#pragma unroll
-          for (int r = 0; r < 4; ++r) x[r] = values.pair(4 * q + r, 2 * i + j);
-          words[0][q] = block_codes<format>(x[0].x * first, x[1].x * first, x[2].x * first, x[3].x * first,
-                                            is_bad(first));
-          words[1][q] = block_codes<format>(x[0].y * second, x[1].y * second, x[2].y * second,
-                                            x[3].y * second, is_bad(second));
-        }
-#pragma unroll
-        for (int c = 0; c < 2; ++c) {
-          unsigned* const at = to + (4 * i + 2 * j + c) * (side / 4);
-          if constexpr (rows_per_lane == 8)
-            *reinterpret_cast<uint2*>(at) = make_uint2(words[c][0], words[c][1]);
-          else
-            *at = words[c][0];
-        }
+        for (int r = 0; r < rows_per_lane; ++r) x[r] = values.pair(r, 2 * i + j);
+        unsigned* const at = to + (4 * i + 2 * j) * (side / 4);
+        at[0] = block_codes<format>(x[0].x * first, x[1].x * first, x[2].x * first, x[3].x * first,
+                                    is_bad(first));
+        at[side / 4] = block_codes<format>(x[0].y * second, x[1].y * second, x[2].y * second, x[3].y * second,
+                                           is_bad(second));
       }
     }
   }
