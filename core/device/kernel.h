@@ -376,11 +376,14 @@ struct GpuMath {
   }
 };
 
-/// Blocks for `work` units of `per_block` each, at most `resident` per multiprocessor.
+/// Blocks for `work` units of `per_block` each.
+inline unsigned blocks_for(int64_t work, int64_t per_block) {
+  return work > 0 ? static_cast<unsigned>((work + per_block - 1) / per_block) : 1;
+}
+/// The same, at most `resident` per multiprocessor.
 inline unsigned grid_for(int64_t work, int64_t per_block, int multiprocessors, int resident = 8) {
-  const int64_t wanted = (work + per_block - 1) / per_block;
   const int64_t most = static_cast<int64_t>(multiprocessors) * resident;
-  return static_cast<unsigned>(wanted < 1 ? 1 : wanted < most ? wanted : most);
+  return blocks_for(work < per_block * most ? work : per_block * most, per_block);
 }
 
 }  // namespace nrl::kernel

@@ -1,6 +1,6 @@
 // Activations of the MLP on the GPU. plain: out = f(x), dx = dout * f'(x). gated: out = f(gate) * up,
 // dgate = dout * up * f'(gate), dup = dout * f(gate). Writes (=) out or dx, backward on request both. A
-// thread has `unroll` packs of E elements (16 bytes) in flight; the grid strides over the packs of all rows.
+// thread has `unroll` packs of E elements (16 bytes).
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -36,87 +36,81 @@ __device__ __forceinline__ Position position_of(const ActivationArguments<T>& a,
 template <class T, int E, Activation kind, bool gated>
 __global__ void __launch_bounds__(threads) activation_kernel(ActivationArguments<T> a) {
   constexpr int unroll = gated ? 2 : 4;  // four packs in flight
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
-       base += stride) {
-    Pack<T, E> x[unroll], up[gated ? unroll : 1];
-    Position at[unroll];
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x;
+  Pack<T, E> x[unroll], up[gated ? unroll : 1];
+  Position at[unroll];
 #pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      const int64_t pack = base + u * threads;
-      if (pack >= a.packs) continue;
-      at[u] = position_of(a, pack, E);
-      const T* p = a.x + at[u].row * a.x_stride + at[u].column;
-      x[u].load(p);
-      if constexpr (gated) up[u].load(p + a.width);
+  for (int u = 0; u < unroll; ++u) {
+    const int64_t pack = base + u * threads;
+    if (pack >= a.packs) continue;
+    at[u] = position_of(a, pack, E);
+    const T* p = a.x + at[u].row * a.x_stride + at[u].column;
+    x[u].load(p);
+    if constexpr (gated) up[u].load(p + a.width);
+  }
+#pragma unroll
+  for (int u = 0; u < unroll; ++u) {
+    if (base + u * threads >= a.packs) continue;
+    float v[E], factor[E];
+    x[u].get(v);
+    if constexpr (gated) up[u].get(factor);
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      v[i] = element::activation<ActivationMath<T>, kind>(v[i]).value;
+      if constexpr (gated) v[i] *= factor[i];
     }
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      if (base + u * threads >= a.packs) continue;
-      float v[E], factor[E];
-      x[u].get(v);
-      if constexpr (gated) up[u].get(factor);
-#pragma unroll
-      for (int i = 0; i < E; ++i) {
-        v[i] = element::activation<ActivationMath<T>, kind>(v[i]).value;
-        if constexpr (gated) v[i] *= factor[i];
-      }
-      x[u].set(v);
-      x[u].store(a.out + at[u].row * a.out_stride + at[u].column);
-    }
+    x[u].set(v);
+    x[u].store(a.out + at[u].row * a.out_stride + at[u].column);
   }
 }
 
 template <class T, int E, Activation kind, bool gated, bool with_out>
 __global__ void __launch_bounds__(threads) activation_backward_kernel(ActivationArguments<T> a) {
   constexpr int unroll = 2;  // four or six packs in flight
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
-       base += stride) {
-    Pack<T, E> x[unroll], dout[unroll], up[gated ? unroll : 1];
-    Position at[unroll];
+  const int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x;
+  Pack<T, E> x[unroll], dout[unroll], up[gated ? unroll : 1];
+  Position at[unroll];
 #pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      const int64_t pack = base + u * threads;
-      if (pack >= a.packs) continue;
-      at[u] = position_of(a, pack, E);
-      const T* p = a.x + at[u].row * a.x_stride + at[u].column;
-      x[u].load(p);
-      if constexpr (gated) up[u].load(p + a.width);
-      dout[u].load(a.dout + at[u].row * a.dout_stride + at[u].column);
-    }
+  for (int u = 0; u < unroll; ++u) {
+    const int64_t pack = base + u * threads;
+    if (pack >= a.packs) continue;
+    at[u] = position_of(a, pack, E);
+    const T* p = a.x + at[u].row * a.x_stride + at[u].column;
+    x[u].load(p);
+    if constexpr (gated) up[u].load(p + a.width);
+    dout[u].load(a.dout + at[u].row * a.dout_stride + at[u].column);
+  }
 #pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      if (base + u * threads >= a.packs) continue;
-      float v[E], g[E], factor[E];
-      x[u].get(v);
-      dout[u].get(g);
-      if constexpr (gated) up[u].get(factor);
+  for (int u = 0; u < unroll; ++u) {
+    if (base + u * threads >= a.packs) continue;
+    float v[E], g[E], factor[E];
+    x[u].get(v);
+    dout[u].get(g);
+    if constexpr (gated) up[u].get(factor);
 #pragma unroll
-      for (int i = 0; i < E; ++i) {
-        const element::ValueAndSlope<float> y = element::activation<ActivationMath<T>, kind>(v[i]);
-        if constexpr (gated) {
-          const float dgate = element::gate_gradient(y.slope, factor[i], g[i]),
-                      dup = element::up_gradient(y.value, g[i]);
-          g[i] = y.value * factor[i];
-          v[i] = dgate;
-          factor[i] = dup;
-        } else {
-          v[i] = g[i] * y.slope;
-          g[i] = y.value;
-        }
-      }
-      T* p = a.dx + at[u].row * a.dx_stride + at[u].column;
-      x[u].set(v);
-      x[u].store(p);
+    for (int i = 0; i < E; ++i) {
+      const element::ValueAndSlope<float> y = element::activation<ActivationMath<T>, kind>(v[i]);
       if constexpr (gated) {
-        up[u].set(factor);
-        up[u].store(p + a.width);
+        const float dgate = element::gate_gradient(y.slope, factor[i], g[i]),
+                    dup = element::up_gradient(y.value, g[i]);
+        g[i] = y.value * factor[i];
+        v[i] = dgate;
+        factor[i] = dup;
+      } else {
+        v[i] = g[i] * y.slope;
+        g[i] = y.value;
       }
-      if constexpr (with_out) {
-        dout[u].set(g);
-        dout[u].store(a.out + at[u].row * a.out_stride + at[u].column);
-      }
+    }
+    T* p = a.dx + at[u].row * a.dx_stride + at[u].column;
+    x[u].set(v);
+    x[u].store(p);
+    if constexpr (gated) {
+      up[u].set(factor);
+      up[u].store(p + a.width);
+    }
+    if constexpr (with_out) {
+      dout[u].set(g);
+      dout[u].store(a.out + at[u].row * a.out_stride + at[u].column);
     }
   }
 }
@@ -157,7 +151,7 @@ void forward(Exec& exec, const ActivationForward& f) {
   a.out = static_cast<T*>(f.out.data);
   a.out_stride = f.out.step(0);
   with_kind(f.kind, f.gated, [&]<Activation kind, bool gated>() {
-    const unsigned grid = kernel::grid_for(a.packs, threads * (gated ? 2 : 4), exec.multiprocessors, 16);
+    const unsigned grid = kernel::blocks_for(a.packs, threads * (gated ? 2 : 4));
     NRL_LAUNCH((activation_kernel<T, E, kind, gated>), grid, threads, 0, exec.stream, a);
   });
 }
@@ -171,7 +165,7 @@ void backward(Exec& exec, const ActivationBackward& b) {
   a.dx_stride = b.dx.step(0);
   a.out = static_cast<T*>(b.out.data);
   a.out_stride = b.out ? b.out.step(0) : 0;
-  const unsigned grid = kernel::grid_for(a.packs, threads * 2, exec.multiprocessors, 16);
+  const unsigned grid = kernel::blocks_for(a.packs, threads * 2);
   with_kind(b.kind, b.gated, [&]<Activation kind, bool gated>() {
     if (b.out) {
       NRL_LAUNCH((activation_backward_kernel<T, E, kind, gated, true>), grid, threads, 0, exec.stream, a);

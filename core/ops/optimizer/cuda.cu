@@ -430,34 +430,36 @@ void add_sum_launch(Exec& exec, const AddSum& a) {
 constexpr int unit_elements = 8;
 /// Packs of a thread of convert_kernel in flight.
 constexpr int convert_packs = 4;
+/// Elements of a pack: at most 16 bytes on either side, so that the lanes of a warp access neighboring bytes,
+/// because partly written sectors cost bandwidth.
+template <class X, class O>
+constexpr int convert_unit = per_pack<X> < per_pack<O> ? per_pack<X> : per_pack<O>;
 
 /// out = x. x and out may be the same memory.
 template <class X, class O>
 __global__ void __launch_bounds__(threads) convert_kernel(const X* x, O* out, int64_t n, bool vectors) {
-  const int64_t thread = int64_t{blockIdx.x} * threads + threadIdx.x, all = int64_t{gridDim.x} * threads;
-  // At most 16 bytes on either side, so that the lanes of a warp access neighboring bytes: partly written
-  // sectors cost bandwidth.
-  constexpr int unit = per_pack<X> < per_pack<O> ? per_pack<X> : per_pack<O>;
-  const int64_t units = vectors ? n / unit : 0;
-  for (int64_t u = thread; u < units; u += convert_packs * all) {
-    Pack<X, unit> packs[convert_packs];
+  constexpr int unit = convert_unit<X, O>;
+  const int64_t units = vectors ? n / unit : 0,
+                u = int64_t{blockIdx.x} * threads * convert_packs + threadIdx.x;
+  Pack<X, unit> packs[convert_packs];
 #pragma unroll
-    for (int k = 0; k < convert_packs; ++k)
-      if (u + k * all < units) packs[k].load(x + (u + k * all) * unit);
+  for (int k = 0; k < convert_packs; ++k)
+    if (u + k * threads < units) packs[k].load(x + (u + k * threads) * unit);
 #pragma unroll
-    for (int k = 0; k < convert_packs; ++k) {
-      float v[unit];
-      packs[k].get(v);
-      if (u + k * all < units) store_floats(out + (u + k * all) * unit, v);
-    }
+  for (int k = 0; k < convert_packs; ++k) {
+    float v[unit];
+    packs[k].get(v);
+    if (u + k * threads < units) store_floats(out + (u + k * threads) * unit, v);
   }
-  for (int64_t i = units * unit + thread; i < n; i += all) out[i] = static_cast<O>(static_cast<float>(x[i]));
+  for (int64_t i = units * unit + int64_t{blockIdx.x} * threads + threadIdx.x; i < n;
+       i += int64_t{gridDim.x} * threads)
+    out[i] = static_cast<O>(static_cast<float>(x[i]));
 }
 
 template <class X, class O>
 void convert_as(Exec& exec, const Convert& a) {
   const int64_t n = a.x.numel();
-  NRL_LAUNCH((convert_kernel<X, O>), grid_for(n, threads * unit_elements, exec.multiprocessors), threads, 0,
+  NRL_LAUNCH((convert_kernel<X, O>), blocks_for(n, threads * convert_packs * convert_unit<X, O>), threads, 0,
              exec.stream, static_cast<const X*>(a.x.data), static_cast<O*>(a.out.data), n,
              aligned16(a.x.data) && aligned16(a.out.data));
 }
