@@ -1,7 +1,9 @@
 // Dropout on the GPU: out = keep(element) ? x / (1 - p) : 0, + residual; writes (=) out. The mask is a
-// function of the global element (DropoutMask). A thread has `unroll` packs of E elements (16 bytes); the
-// grid strides over all packs.
+// function of the global element (DropoutMask). A thread has `unroll` packs of E elements (16 bytes).
 
+#include <climits>
+
+#include "core/base/error.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"
@@ -19,46 +21,43 @@ struct DropoutArguments {
   int64_t x_stride, residual_stride, out_stride, width;
   int64_t first_row;  ///< global, of row 0
   const int* rows;    ///< instead of 0, 1, ...; may be null
-  int64_t packs;      ///< of all rows
+  int packs;          ///< of all rows
   Divider packs_per_row;
   DropoutMask mask;
 };
 
-/// Packs of a thread in flight.
+/// Packs of a thread.
 constexpr int unroll = 2;
 
 template <class T, int E>
-__global__ void __launch_bounds__(threads) dropout_kernel(DropoutArguments<T> a) {
+__global__ void __launch_bounds__(threads, 5) dropout_kernel(DropoutArguments<T> a) {
   const uint64_t stream = a.mask.stream();
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * threads * unroll;
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * threads * unroll + threadIdx.x; base < a.packs;
-       base += stride) {
-    Pack<T, E> packs[unroll], residuals[unroll];
-    int64_t row[unroll], column[unroll];
+  const int first = static_cast<int>(blockIdx.x) * threads * unroll + static_cast<int>(threadIdx.x);
+  Pack<T, E> packs[unroll], residuals[unroll];
+  int row[unroll], column[unroll];
 #pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      const int64_t index = base + u * threads;
-      row[u] = a.packs_per_row.quotient(index);
-      column[u] = (index - row[u] * a.packs_per_row.divisor()) * E;
-      if (index >= a.packs) continue;
-      packs[u].load(a.x + row[u] * a.x_stride + column[u]);
-      if (a.residual) residuals[u].load(a.residual + row[u] * a.residual_stride + column[u]);
+  for (int u = 0; u < unroll; ++u) {
+    const int index = first + u * threads;
+    if (index >= a.packs) continue;
+    row[u] = static_cast<int>(a.packs_per_row.short_quotient(static_cast<unsigned>(index)));
+    column[u] = (index - row[u] * static_cast<int>(a.packs_per_row.divisor())) * E;
+    packs[u].load(a.x + row[u] * a.x_stride + column[u]);
+    if (a.residual) residuals[u].load(a.residual + row[u] * a.residual_stride + column[u]);
+  }
+#pragma unroll
+  for (int u = 0; u < unroll; ++u) {
+    if (first + u * threads >= a.packs) break;
+    float v[E];
+    packs[u].get(v);
+    a.mask.apply(stream, (a.first_row + (a.rows ? a.rows[row[u]] : row[u])) * a.width + column[u], v);
+    if (a.residual) {
+      float added[E];
+      residuals[u].get(added);
+#pragma unroll
+      for (int e = 0; e < E; ++e) v[e] += added[e];
     }
-#pragma unroll
-    for (int u = 0; u < unroll; ++u) {
-      if (base + u * threads >= a.packs) break;
-      float v[E];
-      packs[u].get(v);
-      a.mask.apply(stream, (a.first_row + (a.rows ? a.rows[row[u]] : row[u])) * a.width + column[u], v);
-      if (a.residual) {
-        float added[E];
-        residuals[u].get(added);
-#pragma unroll
-        for (int e = 0; e < E; ++e) v[e] += added[e];
-      }
-      packs[u].set(v);
-      packs[u].store(a.out + row[u] * a.out_stride + column[u]);
-    }
+    packs[u].set(v);
+    packs[u].store(a.out + row[u] * a.out_stride + column[u]);
   }
 }
 
@@ -75,10 +74,11 @@ void launch(Exec& exec, const Dropout& d) {
   a.first_row = d.first_row;
   a.rows = static_cast<const int*>(d.rows.data);
   a.packs_per_row = Divider(a.width / E);
-  a.packs = d.x.dim(0) * (a.width / E);
+  const int64_t packs = d.x.dim(0) * (a.width / E);
+  NRL_CHECK(packs <= INT_MAX - threads * unroll, "dropout: x is {}, too large for its kernel", describe(d.x));
+  a.packs = static_cast<int>(packs);
   a.mask = DropoutMask(d.p, d.seed, d.stream, d.step);
-  const unsigned grid = kernel::grid_for(a.packs, threads * unroll, exec.multiprocessors);
-  NRL_LAUNCH((dropout_kernel<T, E>), grid, threads, 0, exec.stream, a);
+  NRL_LAUNCH((dropout_kernel<T, E>), kernel::blocks_for(packs, threads * unroll), threads, 0, exec.stream, a);
 }
 
 void dropout_launch(Exec& exec, const Dropout& d) {

@@ -50,9 +50,16 @@ struct Rows {
       inner_stride = t.stride[1];
     }
   }
-  NRL_HOST_DEVICE T* operator[](int64_t row) const {
+  /// Row `row`, an int64_t or, with fewer instructions, an int.
+  template <class Int>
+  NRL_HOST_DEVICE T* operator[](Int row) const {
     if (inner.divisor() == 1) return data + row * outer_stride;
-    const int64_t outer = inner.quotient(row);
+    int64_t outer;
+    if constexpr (sizeof(Int) == sizeof(int)) {
+      outer = inner.short_quotient(static_cast<unsigned>(row));
+    } else {
+      outer = inner.quotient(row);
+    }
     return data + outer * outer_stride + (row - outer * inner.divisor()) * inner_stride;
   }
 };

@@ -8,8 +8,8 @@
 
 namespace nrl::ops::NRL_GPU {
 
-/// philox4x32 (core/base/philox.h) in 32-bit operations. nvcc compiles that function to 64-bit products,
-/// which the GPU emulates, and random numbers limit the speed of dropout.
+/// philox4x32 (core/base/philox.h) with products of 32 by 32 bits, one instruction each. nvcc compiles that
+/// function to products of 64 bits, which the GPU emulates, and random numbers limit the speed of dropout.
 __device__ __forceinline__ uint4 philox4x32_words(uint64_t block, uint64_t stream, uint64_t seed) {
   auto low = [](uint64_t x) { return static_cast<unsigned>(x); };
   auto high = [](uint64_t x) { return static_cast<unsigned>(x >> 32); };
@@ -17,8 +17,8 @@ __device__ __forceinline__ uint4 philox4x32_words(uint64_t block, uint64_t strea
   unsigned k0 = low(seed), k1 = high(seed);
 #pragma unroll
   for (int round = 0; round < 10; ++round) {
-    const unsigned high0 = __umulhi(0xD2511F53u, c.x), high1 = __umulhi(0xCD9E8D57u, c.z);
-    c = make_uint4(high1 ^ c.y ^ k0, 0xCD9E8D57u * c.z, high0 ^ c.w ^ k1, 0xD2511F53u * c.x);
+    const uint64_t x = uint64_t{0xD2511F53u} * c.x, z = uint64_t{0xCD9E8D57u} * c.z;
+    c = make_uint4(high(z) ^ c.y ^ k0, low(z), high(x) ^ c.w ^ k1, low(x));
     k0 += 0x9E3779B9u;
     k1 += 0xBB67AE85u;
   }
