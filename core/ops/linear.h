@@ -67,11 +67,13 @@ struct ColumnSums {
 };
 void column_sums(Exec& exec, const ColumnSums& a);
 Cost cost(const Exec& exec, const ColumnSums& a);
-/// Groups of rows whose sums column_sums stores at most on a GPU: it has blocks per column tile as well.
-constexpr int column_sum_groups(int partials) {
-  return partials < 256 ? partials : 256;
+/// Groups of rows whose sums column_sums stores at most on a GPU: with tiles of 256 columns `partials`
+/// blocks.
+constexpr int64_t column_sum_groups(int64_t m, int partials) {
+  const int64_t groups = partials / ((m - 1) / 256 + 1);
+  return groups > 1 ? groups : 1;
 }
-/// Scratch bytes of column_sums on a GPU for m columns.
+/// Scratch bytes of column_sums on a GPU for up to m columns.
 size_t column_sums_workspace(int64_t m, int partials);
 
 void linear_forward(Exec& exec, const LinearForward& a);

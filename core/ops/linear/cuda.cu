@@ -19,9 +19,9 @@ namespace {
 using namespace kernel;
 
 /// A block's warps iterate over the rows of its group; each lane handles `width` neighboring columns.
-constexpr int column_warps = 4;
-/// Of a group, at least: smaller groups cost more than they save.
-constexpr int64_t min_group_rows = 16;
+constexpr int column_warps = 8;
+/// Rows of a warp in flight.
+constexpr int column_unroll = 8;
 
 /// partial (groups, m): the sums over each group's rows. grid (column tiles, groups).
 template <class T, int width>
@@ -34,13 +34,24 @@ __global__ void __launch_bounds__(column_warps* warp)
   const int64_t tile = int64_t{blockIdx.x} * width * warp, column = tile + lane * width;
   float sum[width] = {};
   if (column + width <= m) {
-#pragma unroll 4
-    for (int64_t r = begin + w; r < end; r += column_warps) {
-      const T* row = x + r * stride + column;
+    const auto add = [&](const Pack<T, width>& pack) {
       float v[width];
-      load_floats(row, v);
+      pack.get(v);
 #pragma unroll
       for (int e = 0; e < width; ++e) sum[e] += v[e];
+    };
+    int64_t r = begin + w;
+    for (; r + (column_unroll - 1) * column_warps < end; r += column_unroll * column_warps) {
+      Pack<T, width> packs[column_unroll];
+#pragma unroll
+      for (int u = 0; u < column_unroll; ++u) packs[u].load(x + (r + u * column_warps) * stride + column);
+#pragma unroll
+      for (int u = 0; u < column_unroll; ++u) add(packs[u]);
+    }
+    for (; r < end; r += column_warps) {
+      Pack<T, width> pack;
+      pack.load(x + r * stride + column);
+      add(pack);
     }
   } else {
     for (int64_t r = begin + w; r < end; r += column_warps)
@@ -92,8 +103,8 @@ void column_partials(Exec& exec, const ColumnSums& a, int64_t groups, float* par
 
 void column_sums_launch(Exec& exec, const ColumnSums& a) {
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
-  const int64_t groups = min((n + min_group_rows - 1) / min_group_rows,
-                             static_cast<int64_t>(column_sum_groups(exec.partials())));
+  constexpr int64_t rows = column_warps * column_unroll;  // smaller groups cost more than they save
+  const int64_t groups = min((n + rows - 1) / rows, column_sum_groups(m, exec.partials()));
   Scratch scratch("column_sums", exec.workspace);
   float* partial = scratch.floats(groups * m);
   const bool vectors = aligned16(a.x.data) && a.x.stride[0] * size_of(a.x.dtype) % 16 == 0;

@@ -102,10 +102,11 @@ Cost cost(const Exec& exec, const LinearBackwardWeight& a) {
 }
 
 Cost cost(const Exec& exec, const ColumnSums& a) {
-  return {.read = bytes_of(a.x) + (a.accumulate ? bytes_of(a.out) : 0),
-          .written = bytes_of(a.out),
-          .scratch = 2 * exec.partials() * bytes_of(a.out),  // partial sums
-          .launches = 2};
+  return {
+      .read = bytes_of(a.x) + (a.accumulate ? bytes_of(a.out) : 0),
+      .written = bytes_of(a.out),
+      .scratch = 2 * static_cast<double>(column_sum_groups(a.x.dim(1), exec.partials())) * bytes_of(a.out),
+      .launches = 2};
 }
 
 void linear_forward(Exec& exec, const LinearForward& a) {
@@ -256,7 +257,8 @@ void column_sums(Exec& exec, const ColumnSums& a) {
 }
 
 size_t column_sums_workspace(int64_t m, int partials) {
-  return scratch_bytes(int64_t{column_sum_groups(partials)} * m) + scratch_alignment;
+  // Not column_sum_groups(m, partials) * m, which does not grow with m.
+  return scratch_bytes(std::max(int64_t{partials} * 256, m)) + scratch_alignment;
 }
 
 }  // namespace nrl::ops
