@@ -10,10 +10,12 @@
 // one partial sum of dweight and dbias per block (=, workspace), which add_partials_kernel adds up (+=). If
 // it is wanted, amax = max(amax, |dx|).
 //
-// norm_rows_backward_kernel: a block has a contiguous range of rows; `threads_per_row` neighboring threads
-// hold a row in registers, N packs of E elements (16 bytes) each.
-// For longer rows norm_columns_kernel (a thread per E columns, blockIdx.x numbers ranges of rows) makes the
-// partial sums and norm_long_rows_backward_kernel (a block per row) dx.
+// norm_rows_backward_kernel: `threads_per_row` neighboring threads take a row, N packs of E elements (16
+// bytes) each, and copy their next row to shared memory meanwhile; a block has several rows at a time, and
+// the grid strides over the rows. For longer rows norm_columns_kernel (a thread per E columns, blockIdx.x
+// numbers ranges of rows) makes the partial sums and norm_long_rows_backward_kernel (a block per row) dx.
+
+#include <climits>
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/gpu/amax.cuh"
@@ -44,62 +46,69 @@ struct RowRange {
       : begin(rows * blockIdx.x / gridDim.x), end(rows * (blockIdx.x + 1) / gridDim.x) {}
 };
 
-/// What a thread has of a row: N packs of dout and x, and the row's statistics.
+constexpr int backward_threads = 512;
+
+/// dx and the partial sums in one pass, for rows of up to threads_per_row * N packs. A thread keeps the
+/// weights and the sums of its columns in registers; in the ring of two rows it reads only what it copied
+/// itself.
 template <class T, NormKind kind, int N>
-struct RowPart {
-  static constexpr int E = per_pack<T>;
-  Pack<T, E> dout[N], x[N];
-  float mean = 0, rstd = 0;
-
-  __device__ __forceinline__ void load(const BackwardArguments<T>& a, int64_t row, int lane, int stride) {
-    const T *dout_row = a.dout[row], *x_row = a.x[row];
-#pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int c = (lane + k * stride) * E;
-      if (c >= a.d) continue;
-      dout[k].load(dout_row + c);
-      x[k].load(x_row + c);
-    }
-    if constexpr (kind == NormKind::layer) mean = a.mean[row];
-    rstd = a.rstd[row];
-  }
-};
-
-/// dx and the partial sums in one pass, for rows of up to threads_per_row * N packs. A thread keeps the sums
-/// of its columns in registers. `prefetch`: it loads its part of the next row before the reduction over this
-/// one; blocks of 1024 threads have too few registers for that.
-template <class T, NormKind kind, int N, int max_block, int min_blocks, bool prefetch>
-__global__ void __launch_bounds__(max_block, min_blocks)
+__global__ void __launch_bounds__(backward_threads, 2 / N)
     norm_rows_backward_kernel(BackwardArguments<T> a, int threads_per_row) {
   constexpr int E = per_pack<T>;
   constexpr bool layer = kind == NormKind::layer;
-  NRL_DYN_SHARED(float, sums);
+  NRL_DYN_SHARED(uint4, ring);  // (stage, dout or x or dresidual, pack, thread)
   RowGroup group(threads_per_row);
-  const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
-  float dweight[N][E] = {}, dbias[layer ? N : 1][E] = {};
+  const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row;
+  const int column = group.lane() * E, step = threads_per_row * E, d = static_cast<int>(a.d);
+  float dweight[N][E] = {}, dbias[layer ? N : 1][E] = {}, weight[N][E];
+#pragma unroll
+  for (int k = 0; k < N; ++k)
+    if (column + k * step < d) a.weight.get(column + k * step, weight[k]);
   unsigned amax = 0;
-  const RowRange range(a.rows);
-  const int rows = static_cast<int>(range.end - range.begin);
-  RowPart<T, kind, N> part;
-  if (group.index() < rows) part.load(a, range.begin + group.index(), group.lane(), threads_per_row);
-  for (int first = 0; first < rows; first += rows_per_block) {
-    const int index = first + group.index();
-    const int64_t row = range.begin + index;
-    const bool has_next = index + rows_per_block < rows;
-    const int end = index < rows ? d : 0;  // a thread without a row has no columns
-    const float mean = part.mean, rstd = part.rstd;
-    float sum_dy_centered = 0, sum_dy = 0;  // of dy * (x - mean) and of dy
+  const int rows = static_cast<int>(a.rows), stride = static_cast<int>(gridDim.x) * rows_per_block;
+  float next_mean = 0, next_rstd = 0;
+  const auto at = [&](int stage, int which, int k) {
+    return ring + ((stage * 3 + which) * N + k) * backward_threads + threadIdx.x;
+  };
+  const auto fetch = [&](int row, int stage) {
+    if (row < rows) {
+      const T *dout = a.dout[row], *x = a.x[row], *residual = a.dresidual.data ? a.dresidual[row] : nullptr;
+#pragma unroll
+      for (int k = 0; k < N; ++k) {
+        const int c = column + k * step;
+        if (c >= d) continue;
+        nrl_cp_async16(at(stage, 0, k), dout + c);
+        nrl_cp_async16(at(stage, 1, k), x + c);
+        if (residual) nrl_cp_async16(at(stage, 2, k), residual + c);
+      }
+      if constexpr (layer) next_mean = a.mean[row];
+      next_rstd = a.rstd[row];
+    }
+    nrl_cp_async_commit();
+  };
+  const auto read = [&](int stage, int which, int k, float(&v)[E]) {
+    load_floats(reinterpret_cast<const T*>(at(stage, which, k)), v);
+  };
+  int first = static_cast<int>(blockIdx.x) * rows_per_block;
+  fetch(first + group.index(), 0);
+  for (int stage = 0; first < rows; first += stride, stage ^= 1) {
+    const int row = first + group.index();
+    const int end = row < rows ? d : 0;  // a thread without a row has no columns
+    const float mean = next_mean, rstd = next_rstd;
+    fetch(row + stride, stage ^ 1);
+    nrl_cp_async_wait<1>();
+    Pack<T, E> dout[N];
+    float sum_dy_centered = 0, sum_dy = 0;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * threads_per_row) * E;
-      if (c >= end) continue;
-      float g[E], v[E], weight[E];
-      part.dout[k].get(g);
-      part.x[k].get(v);
-      a.weight.get(c, weight);
+      if (column + k * step >= end) continue;
+      float g[E], v[E];
+      dout[k].load(reinterpret_cast<const T*>(at(stage, 0, k)));
+      dout[k].get(g);
+      read(stage, 1, k, v);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        const float dy = g[i] * weight[i], centered = v[i] - mean;
+        const float dy = g[i] * weight[k][i], centered = v[i] - mean;
         sum_dy_centered += dy * centered;
         dweight[k][i] += g[i] * (centered * rstd);
         if constexpr (layer) {
@@ -108,18 +117,6 @@ __global__ void __launch_bounds__(max_block, min_blocks)
         }
       }
     }
-    // Issued here to overlap with the reduction; loading earlier would raise register pressure.
-    Pack<T, E> residual[N];
-    if (a.dresidual.data) {
-      const T* residual_row = a.dresidual[row];
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const int c = (group.lane() + k * threads_per_row) * E;
-        if (c < end) residual[k].load(residual_row + c);
-      }
-    }
-    RowPart<T, kind, N> next;
-    if (prefetch && has_next) next.load(a, row + rows_per_block, group.lane(), threads_per_row);
     if constexpr (layer) {
       const float2 both = group.sum(make_float2(sum_dy_centered, sum_dy));
       sum_dy_centered = both.x;
@@ -131,34 +128,29 @@ __global__ void __launch_bounds__(max_block, min_blocks)
     T* dx = a.dx[row];
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * threads_per_row) * E;
+      const int c = column + k * step;
       if (c >= end) continue;
-      float g[E], v[E], weight[E], residual_v[E] = {};
-      part.dout[k].get(g);
-      part.x[k].get(v);
-      a.weight.get(c, weight);
-      if (a.dresidual.data) residual[k].get(residual_v);
+      float g[E], v[E], residual[E] = {};
+      dout[k].get(g);
+      read(stage, 1, k, v);  // again, because registers are few
+      if (a.dresidual.data) read(stage, 2, k, residual);
 #pragma unroll
       for (int i = 0; i < E; ++i) {
-        g[i] = rstd * (g[i] * weight[i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual_v[i];
+        v[i] = rstd * (g[i] * weight[k][i] - mean_dy - (v[i] - mean) * rstd * mean_dy_xhat) + residual[i];
       }
-      if (a.amax) add_magnitudes(amax, g);
-      part.dout[k].set(g);
-      part.dout[k].store(dx + c);
-    }
-    if constexpr (prefetch) {
-      part = next;
-    } else if (has_next) {
-      part.load(a, row + rows_per_block, group.lane(), threads_per_row);
+      if (a.amax) add_magnitudes(amax, v);
+      store_floats(dx + c, v);
     }
   }
   if (a.amax) combine_amax<T>(a.amax, amax);
   if (!a.with_weight) return;
+  __syncthreads();  // the ring is read no more
+  auto* sums = reinterpret_cast<float*>(ring);
   for (int which = 0; which < (layer ? 2 : 1); ++which) {
-    float* row_sums = sums + static_cast<int64_t>(group.index()) * d;
+    float* row_sums = sums + group.index() * d;
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * threads_per_row) * E;
+      const int c = column + k * step;
       if (c >= d) continue;
       if (which == 0) {
         store_floats(row_sums + c, dweight[k]);
@@ -257,29 +249,22 @@ __global__ void __launch_bounds__(512) norm_long_rows_backward_kernel(BackwardAr
   if (a.amax) combine_amax<T>(a.amax, amax);
 }
 
-/// Longest row of norm_rows_backward_kernel, in packs, and the threads of a block with several rows.
-constexpr int64_t max_row_packs = 1024;
-constexpr int default_block = 256;
-
 /// Launches norm_rows_backward_kernel and returns its number of blocks, the same on every GPU. As many share
 /// a multiprocessor as registers allow.
-template <class T, NormKind kind, int N, int max_block, int min_blocks, bool prefetch>
+template <class T, NormKind kind, int N>
 int launch_rows(Exec& exec, const BackwardArguments<T>& a) {
-  const int64_t packs = a.d / per_pack<T>, wanted = (packs + N - 1) / N;
+  const int64_t wanted = (a.d / per_pack<T> + N - 1) / N;
   const int threads_per_row = wanted <= kernel::warp ? power_of_two(wanted) : round_up(wanted, kernel::warp),
-            rows_per_block = max(1, default_block / threads_per_row),
-            threads = rows_per_block * threads_per_row;
-  const int resident = max_block * min_blocks / threads;
-  const int64_t blocks = min(partial_blocks(exec, resident), (a.rows + rows_per_block - 1) / rows_per_block);
-  const size_t shared = a.with_weight ? static_cast<size_t>(rows_per_block) * a.d * sizeof(float) : 0;
-  NRL_LAUNCH((norm_rows_backward_kernel<T, kind, N, max_block, min_blocks, prefetch>),
-             static_cast<unsigned>(blocks), threads, shared, exec.stream, a, threads_per_row);
+            rows_per_block = backward_threads / threads_per_row, threads = rows_per_block * threads_per_row;
+  const int64_t blocks = min(partial_blocks(exec, 2 / N), (a.rows + rows_per_block - 1) / rows_per_block);
+  constexpr size_t ring = 2 * 3 * N * backward_threads * sizeof(uint4);  // more than the sums take
+  NRL_LAUNCH((norm_rows_backward_kernel<T, kind, N>), static_cast<unsigned>(blocks), threads, ring,
+             exec.stream, a, threads_per_row);
   return static_cast<int>(blocks);
 }
 
 template <class T, NormKind kind>
 void backward(Exec& exec, const NormBackward& b) {
-  constexpr bool layer = kind == NormKind::layer;
   BackwardArguments<T> a{};
   a.dout = Rows<const T>(b.dout);
   a.x = Rows<const T>(b.x);
@@ -299,16 +284,9 @@ void backward(Exec& exec, const NormBackward& b) {
   const bool packed = packed_rows(b.dout) && packed_rows(b.x) && packed_rows(b.dresidual) &&
                       packed_rows(b.dx) && kernel::aligned16(b.weight.data);
   const int64_t packs = a.d / E;
-  if (packed && packs <= max_row_packs) {
-    int blocks = 0;
-    if constexpr (layer) {  // with the sums of dbias
-      blocks = packs <= 256   ? launch_rows<T, kind, 1, 256, 3, true>(exec, a)
-               : packs <= 512 ? launch_rows<T, kind, 1, 512, 1, true>(exec, a)
-                              : launch_rows<T, kind, 1, 1024, 1, false>(exec, a);
-    } else {
-      blocks = packs <= 512 ? launch_rows<T, kind, 1, 512, 2, true>(exec, a)
-                            : launch_rows<T, kind, 2, 512, 1, true>(exec, a);
-    }
+  if (packed && packs <= 2 * backward_threads && a.rows <= INT_MAX) {
+    const int blocks =
+        packs <= backward_threads ? launch_rows<T, kind, 1>(exec, a) : launch_rows<T, kind, 2>(exec, a);
     if (a.with_weight) add_partials(exec, a.partials, blocks, dweight, dbias);
     return;
   }
