@@ -9,7 +9,7 @@
 // max(amax, |out|). The sum is rounded to T before it is normalized.
 //
 // norm_rows_kernel: `threads_per_row` neighboring threads hold a row in registers, N packs of E elements (16
-// bytes) each; a block has several rows at a time, and the grid strides over the rows.
+// bytes) each; a block has one row or a few short ones. Other blocks of the multiprocessor load meanwhile.
 // norm_long_rows_kernel: a block per row, which reads the row again in every pass.
 
 #include "core/ops/kernel_table.h"
@@ -49,99 +49,77 @@ template <class T, NormKind kind, bool dropped, int N>
 __global__ void __launch_bounds__(256, 3) norm_rows_kernel(ForwardArguments<T> a, int threads_per_row) {
   constexpr int E = per_pack<T>;
   constexpr bool layer = kind == NormKind::layer;
-  constexpr bool prefetch = !layer && !dropped;  // the others need the registers
   RowGroup group(threads_per_row);
-  const int rows_per_block = static_cast<int>(blockDim.x) / threads_per_row, d = static_cast<int>(a.d);
-  const uint64_t stream = dropped ? a.mask.stream() : 0;
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * (blockDim.x / threads_per_row) + group.index();
+  const int column = group.lane() * E, step = threads_per_row * E;
+  const int end = row < a.rows ? static_cast<int>(a.d) : 0;  // a thread without a row has no columns
   unsigned amax = 0;
-  const int64_t stride = static_cast<int64_t>(gridDim.x) * rows_per_block;
   Pack<T, E> packs[N];
-  const auto load = [&](int64_t row, Pack<T, E>(&to)[N]) {
-    if (row >= a.rows) return;
-    const T* x = a.x[row];
+  const auto load = [&](const Rows<const T>& from, Pack<T, E>(&to)[N]) {
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * threads_per_row) * E;
-      if (c < d) to[k].load(x + c);
-    }
+    for (int k = 0; k < N; ++k)
+      if (column + k * step < end) to[k].load(from[row] + column + k * step);
   };
-  load(static_cast<int64_t>(blockIdx.x) * rows_per_block + group.index(), packs);
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * rows_per_block; first < a.rows; first += stride) {
-    const int64_t row = first + group.index();
-    const int end = row < a.rows ? d : 0;  // a thread without a row has no columns
-    if (a.residual.data) {
-      const T* residual = a.residual[row];
-      T* sum = a.sum[row];
-      Pack<T, E> others[N];
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const int c = (group.lane() + k * threads_per_row) * E;
-        if (c < end) others[k].load(residual + c);
-      }
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        const int c = (group.lane() + k * threads_per_row) * E;
-        if (c >= end) continue;
-        float v[E], other[E];
-        packs[k].get(v);
-        others[k].get(other);
-        if constexpr (dropped) a.mask.apply(stream, a.mask_row(row) * a.d + c, v);
-#pragma unroll
-        for (int i = 0; i < E; ++i) v[i] += other[i];
-        packs[k].set(v);
-        packs[k].store(sum + c);
-      }
-    }
-    Pack<T, E> next[prefetch ? N : 1];
-    if constexpr (prefetch) load(row + stride, next);  // to overlap with the reduction over this row
-    float mean = 0;
-    if constexpr (layer) {
-#pragma unroll
-      for (int k = 0; k < N; ++k) {
-        float v[E];
-        packs[k].get(v);
-#pragma unroll
-        for (int i = 0; i < E; ++i) mean += v[i];
-      }
-      mean = group.sum(mean) * a.inverse_d;
-    }
-    float squares = 0;
+  load(a.x, packs);
+  if (a.residual.data) {
+    const uint64_t stream = dropped ? a.mask.stream() : 0;
+    Pack<T, E> others[N];
+    load(a.residual, others);
 #pragma unroll
     for (int k = 0; k < N; ++k) {
-      if (layer && (group.lane() + k * threads_per_row) * E >= end) continue;
+      const int c = column + k * step;
+      if (c >= end) continue;
+      float v[E], other[E];
+      packs[k].get(v);
+      others[k].get(other);
+      if constexpr (dropped) a.mask.apply(stream, a.mask_row(row) * a.d + c, v);
+#pragma unroll
+      for (int i = 0; i < E; ++i) v[i] += other[i];
+      packs[k].set(v);
+      packs[k].store(a.sum[row] + c);
+    }
+  }
+  float mean = 0;
+  if constexpr (layer) {
+#pragma unroll
+    for (int k = 0; k < N; ++k) {
       float v[E];
       packs[k].get(v);
 #pragma unroll
-      for (int i = 0; i < E; ++i) squares += (v[i] - mean) * (v[i] - mean);
+      for (int i = 0; i < E; ++i) mean += v[i];
     }
-    const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
-    const int computed = a.normalizes() ? end : 0;
+    mean = group.sum(mean) * a.inverse_d;
+  }
+  float squares = 0;
 #pragma unroll
-    for (int k = 0; k < N; ++k) {
-      const int c = (group.lane() + k * threads_per_row) * E;
-      if (c >= computed) continue;
-      float v[E], weight[E], bias[E] = {};
-      packs[k].get(v);
-      a.weight.get(c, weight);
-      if (layer && a.bias.data) a.bias.get(c, bias);
+  for (int k = 0; k < N; ++k) {
+    if (layer && column + k * step >= end) continue;
+    float v[E];
+    packs[k].get(v);
 #pragma unroll
-      for (int i = 0; i < E; ++i) {
-        v[i] = element::normalized(v[i], mean, rstd, weight[i]) + bias[i];
-      }
-      if (a.amax) add_magnitudes(amax, v);
-      packs[k].set(v);
-      if (a.out.data) packs[k].store(a.out[row] + c);
-    }
-    if (group.lane() == 0 && end > 0) {
-      if (a.mean) a.mean[row] = mean;
-      if (a.rstd) a.rstd[row] = rstd;
-    }
-    if constexpr (prefetch) {
+    for (int i = 0; i < E; ++i) squares += (v[i] - mean) * (v[i] - mean);
+  }
+  const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
+  const int computed = a.normalizes() ? end : 0;
 #pragma unroll
-      for (int k = 0; k < N; ++k) packs[k] = next[k];
-    } else {
-      load(row + stride, packs);
+  for (int k = 0; k < N; ++k) {
+    const int c = column + k * step;
+    if (c >= computed) continue;
+    float v[E], weight[E], bias[E] = {};
+    packs[k].get(v);
+    a.weight.get(c, weight);
+    if (layer && a.bias.data) a.bias.get(c, bias);
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      v[i] = element::normalized(v[i], mean, rstd, weight[i]) + bias[i];
     }
+    if (a.amax) add_magnitudes(amax, v);
+    packs[k].set(v);
+    if (a.out.data) packs[k].store(a.out[row] + c);
+  }
+  if (group.lane() == 0 && end > 0) {
+    if (a.mean) a.mean[row] = mean;
+    if (a.rstd) a.rstd[row] = rstd;
   }
   if (a.amax) combine_amax<T>(a.amax, amax);
 }
@@ -257,9 +235,8 @@ void forward(Exec& exec, const NormForward& f) {
         : packs <= kernel::warp * packs_per_thread
             ? kernel::warp
             : round_up((packs + packs_per_thread - 1) / packs_per_thread, kernel::warp);
-    const int threads = threads_per_row <= kernel::warp ? 256 : threads_per_row;
-    const unsigned grid = kernel::grid_for(a.rows, threads / threads_per_row, exec.multiprocessors,
-                                           threads_per_row <= kernel::warp ? 16 : max(2, 2048 / threads));
+    const int threads = threads_per_row <= kernel::warp ? 128 : threads_per_row;
+    const unsigned grid = kernel::blocks_for(a.rows, threads / threads_per_row);
     auto launch = [&]<bool dropped>() {
       if (one_pack) {
         NRL_LAUNCH((norm_rows_kernel<T, kind, dropped, 1>), grid, threads, 0, exec.stream, a,
