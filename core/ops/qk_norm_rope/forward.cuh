@@ -5,16 +5,17 @@
 //
 // Reads x, weights, the table of cosines and sines. Writes (=) out and rstd.
 //
-// qk_forward_kernel: `threads_per_head` neighboring threads, a power of two up to a warp, take a task of up
-// to forward_heads heads of one token; each thread has two packs (Slot) of every head. qk_forward_any_kernel:
-// a warp per head, for heads of any length and alignment.
+// qk_forward_kernel: `threads_per_head` neighboring threads, a power of two up to a warp, take a head, with
+// two packs (Slot) each; the grid strides over the heads of q, then of k. qk_forward_any_kernel: a warp per
+// head, for heads of any length and alignment.
 
 #include "core/ops/qk_norm_rope/heads.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-constexpr int forward_threads = 256, forward_heads = 4;
+// Registers allow `forward_resident` blocks on a multiprocessor.
+constexpr int forward_threads = 256, forward_resident = 4;
 
 template <class T>
 struct QkForwardArguments {
@@ -30,9 +31,11 @@ struct QkForwardArguments {
 };
 
 template <class T>
-__global__ void __launch_bounds__(forward_threads, 2)
-    qk_forward_kernel(QkForwardArguments<T> a, HeadTasks<forward_heads> tasks, int threads_per_head) {
+__global__ void __launch_bounds__(forward_threads, forward_resident)
+    qk_forward_kernel(QkForwardArguments<T> a, HeadTasks<1> tasks, int threads_per_head) {
   constexpr int E = per_pack<T>;
+  NRL_DYN_SHARED(float, weights);
+  share_weights(a, weights);
   RowGroup group(threads_per_head);
   const int tasks_per_block = forward_threads / threads_per_head;
   const Slot slot = Slot::of<E>(group.lane(), a.d, a.rotation.half);
@@ -40,45 +43,33 @@ __global__ void __launch_bounds__(forward_threads, 2)
   for (int64_t base = static_cast<int64_t>(blockIdx.x) * tasks_per_block; base < task_count;
        base += static_cast<int64_t>(gridDim.x) * tasks_per_block) {
     const int64_t number = base + group.index();
-    HeadTask<forward_heads> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
-    if (number >= task_count || !slot.valid) task.valid = 0;
-    const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
-    Pack<T, E> first[forward_heads], second[forward_heads];
-#pragma unroll
-    for (int h = 0; h < forward_heads; ++h) {
-      if (h >= task.valid) continue;
-      first[h].load(x + h * a.x_head + slot.first);
-      second[h].load(x + h * a.x_head + slot.second);
-    }
-    float cosines[E], sines[E], first_weight[E], second_weight[E];
-    if (task.valid > 0) {
+    const HeadTask<1> task = number < tasks.q_tasks ? tasks.q(number) : tasks.k(number - tasks.q_tasks);
+    const bool valid = number < task_count && slot.valid;
+    float u[E] = {}, v[E] = {}, cosines[E], sines[E], squares = 0;
+    if (valid) {
+      const T* x = a.x + task.token * a.x_token + task.head * a.x_head;
+      load_floats(x + slot.first, u);
+      load_floats(x + slot.second, v);
       if (slot.rotated) a.rotation.angles(task.token, slot.first, cosines, sines);
-      const FloatVector<T>& weight = task.head < tasks.heads ? a.q_weight : a.k_weight;
-      weight.get(slot.first, first_weight);
-      weight.get(slot.second, second_weight);
     }
+#pragma unroll
+    for (int i = 0; i < E; ++i) squares += u[i] * u[i] + v[i] * v[i];
+    const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
+    if (!valid) continue;
+    const float* weight = weights + (task.head < tasks.heads ? 0 : a.d);
+    float first_weight[E], second_weight[E];
+    load_floats(weight + slot.first, first_weight);
+    load_floats(weight + slot.second, second_weight);
+#pragma unroll
+    for (int i = 0; i < E; ++i) {
+      u[i] *= rstd * first_weight[i];
+      v[i] *= rstd * second_weight[i];
+    }
+    if (slot.rotated) rotate(u, v, cosines, sines);
     T* out = a.out + task.token * a.out_token + task.head * a.out_head;
-#pragma unroll
-    for (int h = 0; h < forward_heads; ++h) {
-      float u[E], v[E], squares = 0;
-      first[h].get(u);
-      second[h].get(v);
-#pragma unroll
-      for (int i = 0; i < E; ++i) squares += u[i] * u[i] + v[i] * v[i];
-      const float rstd = rsqrtf(group.sum(squares) * a.inverse_d + a.eps);
-      if (h >= task.valid) continue;
-#pragma unroll
-      for (int i = 0; i < E; ++i) {
-        u[i] *= rstd * first_weight[i];
-        v[i] *= rstd * second_weight[i];
-      }
-      if (slot.rotated) rotate(u, v, cosines, sines);
-      first[h].set(u);
-      second[h].set(v);
-      first[h].store(out + h * a.out_head + slot.first);
-      second[h].store(out + h * a.out_head + slot.second);
-      if (group.lane() == 0) a.rstd[tasks.statistic(a.tokens, task.token, task.head + h)] = rstd;
-    }
+    store_floats(out + slot.first, u);
+    store_floats(out + slot.second, v);
+    if (group.lane() == 0) a.rstd[tasks.statistic(a.tokens, task.token, task.head)] = rstd;
   }
 }
 
@@ -136,14 +127,15 @@ void forward(Exec& exec, const QkNormRopeForward& f) {
   a.rotation = Rotation(f.table, f.positions, false);
   const bool packed = packed_heads(f.x, f.table) && packed_heads(f.out, f.table) &&
                       kernel::aligned16(f.q_weight.data) && kernel::aligned16(f.k_weight.data);
+  const HeadTasks<1> tasks(a.tokens, q, k);
   if (packed) {
-    const HeadTasks<forward_heads> tasks(a.tokens, q, k);
     const int threads_per_head = power_of_two(a.d / (2 * per_pack<T>));
     const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / threads_per_head,
-                                           exec.multiprocessors, 16);
-    NRL_LAUNCH((qk_forward_kernel<T>), grid, forward_threads, 0, exec.stream, a, tasks, threads_per_head);
+                                           exec.multiprocessors, forward_resident);
+    const size_t weights = 2 * static_cast<size_t>(a.d) * sizeof(float);
+    NRL_LAUNCH((qk_forward_kernel<T>), grid, forward_threads, weights, exec.stream, a, tasks,
+               threads_per_head);
   } else {
-    const HeadTasks<1> tasks(a.tokens, q, k);
     const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, forward_threads / kernel::warp,
                                            exec.multiprocessors, 16);
     NRL_LAUNCH((qk_forward_any_kernel<T>), grid, forward_threads, 0, exec.stream, a, tasks);

@@ -63,6 +63,18 @@ struct Slot {
   }
 };
 
+/// Puts the weights of q, then those of k, into shared memory as floats. All threads of the block must call
+/// it.
+template <class Arguments>
+__device__ __forceinline__ void share_weights(const Arguments& a, float* weights) {
+  for (int i = static_cast<int>(threadIdx.x); i < 2 * a.d; i += static_cast<int>(blockDim.x)) {
+    float w[1];
+    i < a.d ? a.q_weight.get(i, w) : a.k_weight.get(i - a.d, w);
+    weights[i] = w[0];
+  }
+  __syncthreads();
+}
+
 /// True when a head consists of slots of 16-byte packs, rotated or not, of at most a warp.
 inline bool packed_heads(const Tensor& x, const Tensor& table) {
   const int64_t pack = 16 / size_of(x.dtype), d = x.dim(2);
