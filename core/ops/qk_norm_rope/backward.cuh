@@ -7,10 +7,10 @@
 // Reads x, rstd, weights, the table. Writes dx (=) over dout, and one partial sum of dq_weight and dk_weight
 // per block (=, workspace); add_partials_kernel adds those to the gradients (+=).
 //
-// qk_backward_kernel: `threads_per_head` neighboring threads take a head, with two packs (Slot) each, and
-// load their next head before the reduction over this one; a block has a fixed range of q's heads, then one
-// of k's. For heads of any length and alignment qk_columns_kernel makes the partial sums (a thread per
-// column) and qk_backward_any_kernel dx (a warp per head).
+// qk_backward_kernel: `threads_per_head` neighboring threads take a task of up to backward_heads heads of one
+// token, with two packs (Slot) of each, and copy their next task to shared memory meanwhile; the grid strides
+// over the tasks of q, then of k. For heads of any length and alignment qk_columns_kernel makes the partial
+// sums (a thread per column) and qk_backward_any_kernel dx (a warp per head).
 
 #include "core/ops/qk_norm_rope/heads.cuh"
 #include "core/ops/shared/gpu/partials.cuh"
@@ -19,7 +19,7 @@ namespace nrl::ops::NRL_GPU {
 namespace {
 
 // Registers allow `backward_resident` blocks on a multiprocessor.
-constexpr int backward_threads = 128, backward_resident = 5;
+constexpr int backward_threads = 256, backward_resident = 2, backward_heads = 2;
 
 template <class T>
 struct QkBackwardArguments {
@@ -36,97 +36,97 @@ struct QkBackwardArguments {
   Partials partials;
 };
 
-/// What a thread has of a head: two packs of dout and two of x.
-template <class T>
-struct HeadPart {
-  Pack<T, per_pack<T>> first, second, first_x, second_x;
-  float rstd = 0;
-
-  __device__ __forceinline__ void load(const QkBackwardArguments<T>& a, const HeadTasks<1>& tasks,
-                                       const HeadTask<1>& task, const Slot& slot) {
-    const T *x = a.x + task.token * a.x_token + task.head * a.x_head,
-            *dout = a.dx + task.token * a.dx_token + task.head * a.dx_head;
-    first.load(dout + slot.first);
-    second.load(dout + slot.second);
-    first_x.load(x + slot.first);
-    second_x.load(x + slot.second);
-    rstd = a.rstd[tasks.statistic(a.tokens, task.token, task.head)];
-  }
-};
-
+/// In the ring of two tasks a thread reads only what it copied itself.
 template <class T>
 __global__ void __launch_bounds__(backward_threads, backward_resident)
-    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<1> tasks, int threads_per_head) {
+    qk_backward_kernel(QkBackwardArguments<T> a, HeadTasks<backward_heads> tasks, int threads_per_head) {
   constexpr int E = per_pack<T>;
-  NRL_DYN_SHARED(float, sums);
+  NRL_DYN_SHARED(uint4, ring);  // (stage, head, two packs of dout and two of x, thread)
   RowGroup group(threads_per_head);
   const int tasks_per_block = backward_threads / threads_per_head;
+  const int64_t stride = int64_t{gridDim.x} * tasks_per_block;
   const Slot slot = Slot::of<E>(group.lane(), a.d, a.rotation.half);
+  const auto at = [&](int stage, int head, int pack) {
+    return ring + ((stage * backward_heads + head) * 4 + pack) * backward_threads + threadIdx.x;
+  };
   for (int which = 0; which < 2; ++which) {
     const int64_t task_count = which == 0 ? tasks.q_tasks : tasks.k_tasks;
-    const int64_t begin = task_count * blockIdx.x / gridDim.x,
-                  end = task_count * (blockIdx.x + 1) / gridDim.x;
     const FloatVector<T>& weight = which == 0 ? a.q_weight : a.k_weight;
-    float first_sum[E] = {}, second_sum[E] = {};
-    const int count = slot.valid ? static_cast<int>(end - begin) : 0;
-    const auto task_of = [&](int index) {
-      return which == 0 ? tasks.q(begin + index) : tasks.k(begin + index);
+    float first_sum[E] = {}, second_sum[E] = {}, first_weight[E], second_weight[E];
+    if (slot.valid) {
+      weight.get(slot.first, first_weight);
+      weight.get(slot.second, second_weight);
+    }
+    const auto task_of = [&](int64_t number) {
+      HeadTask<backward_heads> task = which == 0 ? tasks.q(number) : tasks.k(number);
+      if (number >= task_count || !slot.valid) task.valid = 0;
+      return task;
     };
-    HeadPart<T> part;
-    if (group.index() < count) part.load(a, tasks, task_of(group.index()), slot);
-    for (int base = 0; base < static_cast<int>(end - begin); base += tasks_per_block) {
-      const int index = base + group.index();
-      const bool valid = index < count;
-      const HeadTask<1> task = task_of(index);
-      float u[E], v[E], u_hat[E], v_hat[E], sum_dy_xhat = 0;
-      part.first.get(u);
-      part.second.get(v);
-      part.first_x.get(u_hat);
-      part.second_x.get(v_hat);
-      if (valid) {
-        if (slot.rotated) {
-          float cosines[E], sines[E];
-          a.rotation.angles(task.token, slot.first, cosines, sines);
-          rotate(u, v, cosines, sines);
+    float next_rstd[backward_heads] = {};
+    const auto fetch = [&](int64_t number, int stage) {
+      const HeadTask<backward_heads> task = task_of(number);
+      const T *x = a.x + task.token * a.x_token + task.head * a.x_head,
+              *dout = a.dx + task.token * a.dx_token + task.head * a.dx_head;
+#pragma unroll
+      for (int h = 0; h < backward_heads; ++h) {
+        if (h >= task.valid) continue;
+        nrl_cp_async16(at(stage, h, 0), dout + h * a.dx_head + slot.first);
+        nrl_cp_async16(at(stage, h, 1), dout + h * a.dx_head + slot.second);
+        nrl_cp_async16(at(stage, h, 2), x + h * a.x_head + slot.first);
+        nrl_cp_async16(at(stage, h, 3), x + h * a.x_head + slot.second);
+        next_rstd[h] = a.rstd[tasks.statistic(a.tokens, task.token, task.head + h)];
+      }
+      nrl_cp_async_commit();
+    };
+    const auto read = [&](int stage, int head, int pack, float(&v)[E]) {
+      load_floats(reinterpret_cast<const T*>(at(stage, head, pack)), v);
+    };
+    int64_t base = int64_t{blockIdx.x} * tasks_per_block;
+    fetch(base + group.index(), 0);
+    for (int stage = 0; base < task_count; base += stride, stage ^= 1) {
+      const HeadTask<backward_heads> task = task_of(base + group.index());
+      float rstds[backward_heads], cosines[E], sines[E];
+#pragma unroll
+      for (int h = 0; h < backward_heads; ++h) rstds[h] = next_rstd[h];
+      fetch(base + stride + group.index(), stage ^ 1);
+      if (task.valid > 0 && slot.rotated) a.rotation.angles(task.token, slot.first, cosines, sines);
+      nrl_cp_async_wait<1>();
+#pragma unroll
+      for (int h = 0; h < backward_heads; ++h) {
+        float u[E], v[E], u_hat[E], v_hat[E], sum_dy_xhat = 0;
+        const float rstd = rstds[h];
+        if (h < task.valid) {
+          read(stage, h, 0, u);
+          read(stage, h, 1, v);
+          read(stage, h, 2, u_hat);
+          read(stage, h, 3, v_hat);
+          if (slot.rotated) rotate(u, v, cosines, sines);
+#pragma unroll
+          for (int i = 0; i < E; ++i) {
+            u_hat[i] *= rstd;
+            v_hat[i] *= rstd;
+            first_sum[i] += u[i] * u_hat[i];
+            second_sum[i] += v[i] * v_hat[i];
+            u[i] *= first_weight[i];
+            v[i] *= second_weight[i];
+            sum_dy_xhat += u[i] * u_hat[i] + v[i] * v_hat[i];
+          }
         }
-        float first_weight[E], second_weight[E];
-        weight.get(slot.first, first_weight);
-        weight.get(slot.second, second_weight);
+        const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
+        if (h >= task.valid) continue;
 #pragma unroll
         for (int i = 0; i < E; ++i) {
-          u_hat[i] *= part.rstd;
-          v_hat[i] *= part.rstd;
-          first_sum[i] += u[i] * u_hat[i];
-          second_sum[i] += v[i] * v_hat[i];
-          u[i] *= first_weight[i];
-          v[i] *= second_weight[i];
-          sum_dy_xhat += u[i] * u_hat[i] + v[i] * v_hat[i];
+          u[i] = rstd * (u[i] - u_hat[i] * mean_dy_xhat);
+          v[i] = rstd * (v[i] - v_hat[i] * mean_dy_xhat);
         }
+        T* dx = a.dx + task.token * a.dx_token + (task.head + h) * a.dx_head;
+        store_floats(dx + slot.first, u);
+        store_floats(dx + slot.second, v);
       }
-      // The next head, to overlap with the reduction over this one.
-      HeadPart<T> next;
-      if (index + tasks_per_block < count) next.load(a, tasks, task_of(index + tasks_per_block), slot);
-      const float mean_dy_xhat = group.sum(sum_dy_xhat) * a.inverse_d;
-      if (valid) {
-        // Again, rather than kept in registers across the reduction.
-        part.first_x.get(u_hat);
-        part.second_x.get(v_hat);
-#pragma unroll
-        for (int i = 0; i < E; ++i) {
-          u_hat[i] *= part.rstd;
-          v_hat[i] *= part.rstd;
-          u[i] = part.rstd * (u[i] - u_hat[i] * mean_dy_xhat);
-          v[i] = part.rstd * (v[i] - v_hat[i] * mean_dy_xhat);
-        }
-        T* dx = a.dx + task.token * a.dx_token + task.head * a.dx_head;
-        part.first.set(u);
-        part.second.set(v);
-        part.first.store(dx + slot.first);
-        part.second.store(dx + slot.second);
-      }
-      part = next;
     }
     if (!a.with_weight) continue;
+    __syncthreads();  // the ring is read no more
+    auto* sums = reinterpret_cast<float*>(ring);
     if (slot.valid) {
       store_floats(sums + group.index() * a.d + slot.first, first_sum);
       store_floats(sums + group.index() * a.d + slot.second, second_sum);
@@ -230,14 +230,14 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   const bool packed = packed_heads(b.x, b.table) && packed_heads(b.dx, b.table) &&
                       kernel::aligned16(b.q_weight.data) && kernel::aligned16(b.k_weight.data);
   if (packed) {
-    const HeadTasks<1> tasks(a.tokens, q, k);
+    const HeadTasks<backward_heads> tasks(a.tokens, q, k);
     const int threads_per_head = power_of_two(a.d / (2 * per_pack<T>)),
               tasks_per_block = backward_threads / threads_per_head;
     const int64_t blocks =
         min(partial_blocks(exec, backward_resident), (tasks.q_tasks + tasks_per_block - 1) / tasks_per_block);
-    const size_t shared = a.with_weight ? static_cast<size_t>(tasks_per_block) * a.d * sizeof(float) : 0;
-    NRL_LAUNCH((qk_backward_kernel<T>), static_cast<unsigned>(blocks), backward_threads, shared, exec.stream,
-               a, tasks, threads_per_head);
+    constexpr size_t ring = 2 * 4 * backward_heads * backward_threads * sizeof(uint4);
+    NRL_LAUNCH((qk_backward_kernel<T>), static_cast<unsigned>(blocks), backward_threads, ring, exec.stream, a,
+               tasks, threads_per_head);
     if (a.with_weight) add_partials(exec, a.partials, static_cast<int>(blocks), dq, dk);
     return;
   }
@@ -250,8 +250,8 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
                backward_threads, 0, exec.stream, a, tasks);
     add_partials(exec, a.partials, static_cast<int>(blocks), dq, dk);
   }
-  const unsigned grid = kernel::grid_for(tasks.q_tasks + tasks.k_tasks, backward_threads / kernel::warp,
-                                         exec.multiprocessors, 16);
+  const unsigned grid =
+      kernel::grid_for(tasks.q_tasks + tasks.k_tasks, backward_threads / kernel::warp, exec.multiprocessors);
   NRL_LAUNCH((qk_backward_any_kernel<T>), grid, backward_threads, 0, exec.stream, a, tasks);
 }
 
