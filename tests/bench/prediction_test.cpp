@@ -265,7 +265,7 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   norm.cost.scratch = 0.15 * h200().copy;
   CHECK(plan::estimate(h200(), norm, plan::likely).seconds() == Approx(1));
   CHECK(plan::estimate(h200(), norm, plan::poor).seconds() == Approx(1 / 0.88));
-  norm.op = "norm_backward";
+  norm.op = "qk_norm_rope_backward";
   CHECK(plan::estimate(h200(), norm, plan::likely).seconds() > 1.1);
 
   // f32 operands do not run at the rate of bf16, TF32 between both.
