@@ -73,9 +73,9 @@ struct QuantizedGemms {
 };
 
 /// Scales of whole tensors that outlive a step, for the plan to allocate: one f32 scale, `history` f32 amax
-/// values and a copy of the scale for GEMMs (aligned_scale) for each operand of the GEMMs of `layers` layers, of roles, layers and GEMMs in this order. In
-/// models with experts all layers have those of experts as well, and then those of attention, if it has FP8
-/// operands.
+/// values and a copy of the scale for GEMMs (aligned_scale) for each operand of the GEMMs of `layers` layers,
+/// of roles, layers and GEMMs in this order. In models with experts all layers have those of experts as well,
+/// and then those of attention, if it has FP8 operands.
 struct ScaleLayout {
   int layers = 0;  ///< 0: nothing is kept
   int history = 0;

@@ -222,10 +222,10 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
   if (buffers_.scales >= 0) {
     auto* data = static_cast<float*>(arenas.at(plan, buffers_.scales));
     const int64_t n = scales.layout.operands();
+    scales.aligned = make_tensor(data, DType::f32, {n, aligned_scale});
+    data += n * aligned_scale;
     scales.scale = make_tensor(data, DType::f32, {n});
     scales.amax = make_tensor(data + n, DType::f32, {scales.layout.history, n});
-    scales.aligned =
-        make_tensor(scales.amax.ptr<float>() + scales.amax.numel(), DType::f32, {n, aligned_scale});
     const std::vector<float> ones(static_cast<size_t>(n), 1.0f);
     ops::upload(exec, scales.scale, ones.data());
   }
@@ -235,10 +235,12 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
   if (buffers_.weight_scales >= 0) {
     auto* data = static_cast<float*>(arenas.at(plan, buffers_.weight_scales));
     const int64_t n = delayed ? scales.layout.of_role() : own_scales();
+    if (!delayed && aligned_scales() > 0) {
+      of_weights.aligned = make_tensor(data, DType::f32, {n, aligned_scale});
+      data += n * aligned_scale;
+    }
     of_weights.scale = delayed ? scales.scale.rows(first, n) : make_tensor(data, DType::f32, {n});
     of_weights.amax = make_tensor(delayed ? data : data + n, DType::f32, {n});
-    if (!delayed && aligned_scales() > 0)
-      of_weights.aligned = make_tensor(data + 2 * n, DType::f32, {n, aligned_scale});
   }
   of_weights.index.assign(context_.parameters.size(), -1);
   of_weights.delayed = delayed;

@@ -57,7 +57,7 @@ struct WeightScales {
   /// (n) f32. `amax` gets the weights' largest magnitudes: delayed, for the scales of later steps; else the
   /// scales follow from them, and it is left 0.
   Tensor scale, amax;
-  Tensor aligned = {};  ///< of scales of tensors that are not delayed: as in DelayedScales
+  Tensor aligned = {};  ///< scales of tensors that are not delayed, as in DelayedScales
   bool delayed = false;
   int margin = 0;
 };

@@ -20,9 +20,8 @@ namespace {
 //   copy       about 90 % of the data sheet's bandwidth (H200 4.8, H100 3.35, B200 8.0, A100 2.04 TB/s)
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
 //              near what llm.c and llmq publish for whole steps; A100: about 255 of 312
-//   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 of an H100,
-//   as
-//              a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
+//   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 on an H100,
+//              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
 //   node       80 % of NVLink's data sheet each way: NVLink 4 (450 GB/s), 5 (900), 3 (300)
 //   network    84 % of a 400 Gbit/s adapter for each GPU; A100: 200 Gbit/s
 // A B200's fractions are guesses near those of an H100.

@@ -50,8 +50,8 @@ constexpr bool has_scale_blocks(Scaling s) {
   return scale_tile(s).rows > 0;
 }
 
-/// Numbers from the scale of one tensor to that of the next where GEMMs read them: cuBLASLt 13.1 refuses scales
-/// of tensors at addresses that are not multiples of 16 bytes.
+/// Numbers from the scale of one tensor to that of the next where GEMMs read them: cuBLASLt 13.1 refuses
+/// scales of tensors at addresses that are not multiples of 16 bytes.
 inline constexpr int aligned_scale = 4;
 
 /// Rows of a matrix must be a multiple of this: they are a dimension of the transposed copy. Of tensors 16;

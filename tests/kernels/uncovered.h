@@ -6,11 +6,11 @@ namespace nrl::ops_test {
 inline constexpr const char* uncovered_without_gpu =
     R"(What only a GPU can show:
   kernels     wgmma, TMA and mbarriers (GEMMs of experts in bf16 and f16 on compute capability 9.0) are not
-              modeled; clusters and cooperative groups are not used either
+              modeled; clusters and cooperative groups are not used
   kernels     results of reordered memory accesses; the engine's are sequentially consistent (accesses that
               nothing orders are a race to the thread sanitizer; the scopes of signals are not told apart)
   kernels     progress of blocks that wait for others; the engine checks that those have started
-  kernels     the GPU's __expf, __logf, __fdividef, ex2 and its fused multiply-adds: accuracy against the same
+  kernels     the GPU's __expf, __logf, __fdividef, ex2, rcp and its fused multiply-adds: accuracy against the same
               references
   kernels     registers at run time, occupancy, bank conflicts, divergence, speed
   libraries   cuBLASLt: whether it has an algorithm for each shape, type and epilogue, its numbers, its speed

@@ -227,8 +227,8 @@ double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors) {
   // apart.
   const double f32 = 0x1.0p-24 * (16.0 + 4.0 * std::sqrt(static_cast<double>(reduction_length)));
   if (dtype != DType::bf16 && dtype != DType::f16) return f32;
-  // Rounded factors are off by up to half a unit each: a random walk of that beside the size of the sum. (Of
-  // attention's gradients on an H200 the largest was 2.7 units.)
+  // Rounded factors are off by up to half a unit each: a random walk of that beside the size of the sum. The
+  // largest error of attention's gradients on an H200 was 2.7 units.
   const double unit = dtype == DType::bf16 ? 0x1.0p-7 : 0x1.0p-10;
   return (rounded_factors ? 3 * unit : unit) + f32;
 }

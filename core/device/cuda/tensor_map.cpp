@@ -30,7 +30,7 @@ bool encode_tensor_map(CUtensorMap& map, const void* data, int64_t matrices, int
                                static_cast<cuuint64_t>(matrices)};
   const cuuint64_t strides[2] = {bytes(stride), bytes(stride * rows)};
   const cuuint32_t box[3] = {64, static_cast<cuuint32_t>(box_rows), 1}, steps[3] = {1, 1, 1};
-  // Only moves elements, whatever their 16 bits mean.
+  // TMA moves elements only, so the type of their 16 bits does not matter.
   return encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, const_cast<void*>(data), sizes, strides, box, steps,
                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
                 CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;

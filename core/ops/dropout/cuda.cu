@@ -75,7 +75,6 @@ void launch(Exec& exec, const Dropout& d) {
   a.rows = static_cast<const int*>(d.rows.data);
   a.packs_per_row = Divider(a.width / E);
   const int64_t packs = d.x.dim(0) * (a.width / E);
-  NRL_CHECK(packs <= INT_MAX - threads * unroll, "dropout: x is {}, too large for its kernel", describe(d.x));
   a.packs = static_cast<int>(packs);
   a.mask = DropoutMask(d.p, d.seed, d.stream, d.step);
   NRL_LAUNCH((dropout_kernel<T, E>), kernel::blocks_for(packs, threads * unroll), threads, 0, exec.stream, a);

@@ -1,5 +1,8 @@
 #include "core/ops/dropout.h"
 
+#include <climits>
+#include <cstdint>
+
 #include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/trace/trace.h"
@@ -27,6 +30,16 @@ void dropout(Exec& exec, const Dropout& a) {
             describe(a.step));
   NRL_CHECK(!a.rows || is_vector(a.rows, a.x.dim(0), DType::i32), "dropout: rows are {}, x is {}",
             describe(a.rows), describe(a.x));
+  // A GPU counts packs of 16 bytes, or elements where rows are not aligned, in 32 bits.
+  const auto aligned = [](const Tensor& t) {
+    const auto row = static_cast<uintptr_t>(t.step(0) * size_of(t.dtype));
+    return !t || (reinterpret_cast<uintptr_t>(t.data) | row) % 16 == 0;
+  };
+  const int64_t pack = aligned(a.x) && aligned(a.out) && aligned(a.residual) ? 16 / size_of(a.x.dtype) : 1;
+  NRL_CHECK(
+      !exec.libraries || a.x.numel() / pack <= INT_MAX - 4096,
+      "dropout: x is {}, a GPU takes fewer than 2^31 packs of 16 bytes (elements, if rows are not aligned)",
+      describe(a.x));
   const trace::Range range("dropout");
   if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
 }

@@ -6,8 +6,9 @@
 //
 // One launch for all experts: a block finds its expert and its rows in the offsets, in device memory, so that
 // neither the host nor a captured graph needs to know how many rows an expert has. The grid has room for the
-// worst case, and blocks without rows leave. Each block computes a tile of one expert's result, c[m, n] = sum
-// over k of a[m, k] b[n, k], where a and b lie with k or with m (n) contiguous.
+// worst case, and blocks without rows leave (in hopper.cuh one block per multiprocessor takes tile after
+// tile). Each block computes a tile of one expert's result, c[m, n] = sum over k of a[m, k] b[n, k], where a
+// and b lie with k or with m (n) contiguous.
 //
 // bf16 and f16 with 16-byte aligned rows: hopper.cuh on compute capability 9.0, else tensor_kernel, 128 x 128
 // tiles, mma.m16n8k16, three stages of cp.async. FP8: fp8.cuh. Else: simt_kernel, 64 x 64 tiles. All add in

@@ -1,13 +1,13 @@
 #pragma once
 // GEMMs of experts with FP8 operands on tensor cores: c[m, n] (=, +=) = sum over k of a[m, k] b[n, k], the
 // copies of which have k contiguous (linear.h) and rows by groups (quantize.h). c is bf16, a gradient of
-// weights f32. Tiles, blocks and stages are those of the bf16 kernel, of 64 numbers in 64 bytes.
+// weights f32. Tiles, blocks and stages are those of tensor_kernel, of 64 numbers in 64 bytes.
 //
 // Every 128 numbers of k are summed apart, then multiplied by the scales of their blocks, if there are any,
 // and added in f32; scales of tensors are applied at the end. FP8 tensor cores (8.9, 12.0) keep some 14 bits
 // of a long sum, so that all recipes do it. Tensor cores of Hopper and Blackwell (9.0, 10.0) have FP8 in
-// wgmma and tcgen05 alone: there mma.m16n8k32 becomes conversions and two f16 m16n8k16, which is exact, reads
-// half the bytes of bf16 and is not faster in arithmetic.
+// wgmma and tcgen05 alone: there mma.m16n8k32 becomes conversions and two f16 m16n8k16, which is exact; on
+// 9.0 that is slower than bf16 by wgmma (hopper.cuh).
 
 #include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/shared/check.h"

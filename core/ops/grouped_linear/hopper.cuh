@@ -6,13 +6,13 @@
 // a ring of five stages; two warpgroups take every other tile, so that one stores its sums while the other
 // one multiplies. Each warp that has read a stage returns it (`empty`), TMA fills it (`full`).
 //
-// Tiles of `raster` row tiles are gone through column by column, which keeps their rows in the L2 cache. A
-// tile may reach beyond its expert's rows: as m they only make sums that are not stored, as k (weight
-// gradients) both operands are zeroed in shared memory, whatever the rows hold. Beyond the ends of a tensor
-// TMA gives zeros.
+// Blocks take bands of `raster` row tiles column by column, which keeps the rows of a band in the L2 cache. A
+// tile may reach beyond its expert's rows: as m they give sums that are not stored, as k (weight gradients)
+// both operands are zeroed in shared memory, whatever the rows hold. Beyond the ends of a tensor TMA gives
+// zeros.
 //
 // += adds in the L2 cache, one addition per element and launch, so that results have the same bits every
-// time.
+// time; subnormal numbers count as 0 there.
 
 #include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/shared/gpu/hopper.cuh"
@@ -69,7 +69,7 @@ __device__ __forceinline__ int tiles_of(int n, int size) {
   return (n + size - 1) / size;
 }
 
-/// Numbers the tiles of all experts. What is the same for all tiles stays in the parameters and in shared
+/// Numbers the tiles of all experts. Values common to all tiles stay in the parameters and in shared
 /// memory, since warpgroups that multiply have no register to spare.
 template <Pass pass>
 struct Schedule {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void zero_k(unsigned char* stage, int real, int group
   named_barrier_sync(zeroed_barrier + group, warpgroup);
 }
 
-/// Transposes pairs of columns among four lanes: before, pairs[i] is the lane's of block i of 8 columns;
+/// Transposes pairs of columns among four lanes. Before, pairs[i] holds the lane's columns of block i of 8;
 /// after, it is pair i of block `quad`.
 __device__ __forceinline__ void transpose_quad(unsigned (&pairs)[4], int quad) {
   const bool odd = quad & 1, high = quad & 2;
@@ -237,7 +237,7 @@ __device__ __forceinline__ void store_sums(const float (&d)[tile_n / 2], C* c, i
 
 }  // namespace wide
 
-// Not compiled for sm_90a it only stops: launch_wgmma() then does not call it.
+// Code for other architectures only traps; launch_wgmma() does not call it.
 template <Pass pass, class T, class C>
 __global__ void __launch_bounds__(wide::threads, 1)
     wgmma_kernel(const __grid_constant__ CUtensorMap a_map, const __grid_constant__ CUtensorMap b_map,

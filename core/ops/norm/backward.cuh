@@ -284,7 +284,7 @@ void backward(Exec& exec, const NormBackward& b) {
   const bool packed = packed_rows(b.dout) && packed_rows(b.x) && packed_rows(b.dresidual) &&
                       packed_rows(b.dx) && kernel::aligned16(b.weight.data);
   const int64_t packs = a.d / E;
-  if (packed && packs <= 2 * backward_threads && a.rows <= INT_MAX) {
+  if (packed && packs <= 2 * backward_threads && a.rows <= INT_MAX / 2) {
     const int blocks =
         packs <= backward_threads ? launch_rows<T, kind, 1>(exec, a) : launch_rows<T, kind, 2>(exec, a);
     if (a.with_weight) add_partials(exec, a.partials, blocks, dweight, dbias);

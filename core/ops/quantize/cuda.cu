@@ -71,7 +71,7 @@ __device__ __forceinline__ FloatValues activated_values(const bf16* from, int64_
                                                         Source source) {
   FloatValues out;
   with_activation(source, [&]<Activation kind, bool gated>() {
-    constexpr int ahead = kind == Activation::gelu_erf ? 1 : most_ahead;  // erf takes registers
+    constexpr int ahead = kind == Activation::gelu_erf ? 1 : most_ahead;  // it takes most registers
 #pragma unroll
     for (int first = 0; first < rows_per_lane; first += ahead) {
       Pack<bf16> x[ahead], up[ahead];

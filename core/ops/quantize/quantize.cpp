@@ -68,7 +68,7 @@ void check_copy(const char* name, const Tensor& t, int64_t rows, int64_t columns
             "quantize: {} is {}, wanted FP8 [{}, {}] with scales", name, describe(t), rows, columns);
 }
 
-/// A GPU's kernels read bf16. (Where they are, nvcc compiles the text of a check away.)
+/// A GPU's kernels read bf16. It is checked here because nvcc drops the text of a check.
 void check_on_gpu(const char* op, const Exec& exec, const QuantizeSource& s) {
   NRL_CHECK(!exec.libraries || s.x.dtype == DType::bf16, "{}: x is {}, but a GPU has kernels for bf16 only",
             op, describe(s.x));

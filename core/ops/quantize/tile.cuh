@@ -22,8 +22,8 @@ constexpr int tile_columns = scaling == Scaling::tensor ? 64 : side;
 template <Scaling scaling>
 constexpr int tile_threads = side* tile_columns<scaling> / (rows_per_lane * columns_per_lane);
 
-/// Rows whose loads a lane has in flight at least where it reads several numbers for each value: more take
-/// more registers than two blocks of 512 threads have.
+/// Rows whose loads a lane keeps in flight where a value needs several inputs. More exceed the registers of
+/// two blocks of 512 threads.
 template <Scaling scaling>
 constexpr int rows_ahead = scaling == Scaling::tensor ? rows_per_lane : rows_per_lane / 2;
 
@@ -59,7 +59,7 @@ struct Copy {
 };
 
 /// *amax = max(*amax, the block's `largest`), of the bits of magnitudes. All threads of the block must call
-/// it, once.
+/// it, with a barrier between two calls.
 template <int warps>
 __device__ __forceinline__ void raise_amax(float* amax, unsigned largest) {
   NRL_SHARED(unsigned, parts, [warps]);
@@ -86,22 +86,11 @@ class TransposedTile {
     return reinterpret_cast<unsigned*>(data_[c]) + (word ^ (c / per_lane % chunks * 4));
   }
   /// Writes columns 4 `i` to 4 `i` + 3 of words().
-  template <int rows>
-  static __device__ __forceinline__ void put(unsigned* to, int i, const unsigned (&codes)[rows]) {
-    unsigned out[rows / 4][4];
+  static __device__ __forceinline__ void put(unsigned* to, int i, const unsigned (&codes)[4]) {
+    unsigned out[4];
+    transpose_bytes(codes, out);
 #pragma unroll
-    for (int q = 0; q < rows / 4; ++q) {
-      const unsigned four[4] = {codes[4 * q], codes[4 * q + 1], codes[4 * q + 2], codes[4 * q + 3]};
-      transpose_bytes(four, out[q]);
-    }
-#pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      unsigned* const at = to + (4 * i + c) * (side / 4);
-      if constexpr (rows == 8)
-        *reinterpret_cast<uint2*>(at) = make_uint2(out[0][c], out[1][c]);
-      else
-        *at = out[0][c];
-    }
+    for (int c = 0; c < 4; ++c) to[(4 * i + c) * (side / 4)] = out[c];
   }
   /// Stores the part within `wide` columns and `high` rows. All threads of the block must call it.
   template <int threads>
@@ -164,7 +153,8 @@ __device__ __forceinline__ TileRows tile_rows(const Rows& rows, int64_t tile) {
           within((t.rows + unit - 1) / unit * unit - row, side), within(t.rows - row, side)};
 }
 
-/// What the scale of a tensor is found from (Quantize::measured), if anything.
+/// The amax from which the kernel computes the tensor's scale (Quantize::measured); null if the scale is
+/// given.
 struct Measured {
   const float* amax = nullptr;
   int margin = 0;

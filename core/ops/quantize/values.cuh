@@ -11,7 +11,7 @@ namespace {
 
 using namespace kernel;
 
-/// Of kernels that have no tile in registers.
+/// Block size of the kernels without a tile in registers.
 constexpr int threads = 256, warps = threads / warp;
 
 constexpr int side = 128, rows_per_lane = 4, columns_per_lane = 8, pairs = columns_per_lane / 2;

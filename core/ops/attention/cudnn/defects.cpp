@@ -26,8 +26,8 @@ bool backward(const Problem& p) {
 }
 
 constexpr Defect defects[] = {
-    // NVIDIA/TransformerEngine issue 2186: gradients become NaN, mended in 9.18. Clearing the workspace is not
-    // enough: on an H200, 9.14 gave wrong dk and dv with it and wrote outside of them; 9.19 does not.
+    // NVIDIA/TransformerEngine issue 2186: gradients become NaN, mended in 9.18. Clearing the workspace is
+    // not enough: on an H200, 9.14 gave wrong dk and dv with it and wrote outside of them; 9.19 does not.
     {0, 91799, Effect::refused,
      [](const Problem& p, int major) { return major == hopper && backward(p) && !p.equal; },
      "gives wrong gradients of sequences of different lengths on Hopper; 9.18 or later does not"},

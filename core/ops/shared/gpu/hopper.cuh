@@ -17,8 +17,7 @@ __device__ __forceinline__ unsigned shared_address(const void* p) {
   return static_cast<unsigned>(__cvta_generic_to_shared(p));
 }
 
-// --- mbarriers ("mbarrier")
-// -----------------------------------------------------------------------------------
+// --- mbarriers ("mbarrier") --------------------------------------------------------------------------------
 
 __device__ __forceinline__ void mbarrier_init(unsigned barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
@@ -57,11 +56,10 @@ __device__ __forceinline__ void mbarrier_wait(unsigned barrier, unsigned parity)
     if (mbarrier_try_wait(barrier, parity)) return;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   } while (now - begin < nrl_longest_wait_ns);
-  __trap();
+  if (!mbarrier_try_wait(barrier, parity)) __trap();  // it may have been switched out before it read the time
 }
 
-// --- TMA ("cp.async.bulk.tensor")
-// ------------------------------------------------------------------------------------------
+// --- TMA ("cp.async.bulk.tensor") --------------------------------------------------------------------------
 
 /// Copies the box at (c0, c1, c2), innermost first, to shared memory; elements beyond the tensor are zeros
 /// and count as bytes of the mbarrier as well.
@@ -82,8 +80,7 @@ __device__ __forceinline__ void async_proxy_fence() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// --- warpgroups
-// ----------------------------------------------------------------------------------------------
+// --- warpgroups --------------------------------------------------------------------------------------------
 
 /// Registers per thread from here on ("setmaxnreg"); all warps of the warpgroup must call it.
 template <int registers>
@@ -102,8 +99,7 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// --- wgmma ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions")
-// ------------------------------------------------------------------------------------------
+// --- wgmma ("Asynchronous Warpgroup Level Matrix Multiply-Accumulate Instructions") ------------------------
 
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
