@@ -262,9 +262,10 @@ void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arena
     if (b.scales() == 0) continue;
     const int64_t index = delayed ? b.scale - first : next;
     next += b.scales();
-    w.row.scales.data = w.column.scales.data = delayed              ? scales.aligned.rows(b.scale, 1).data
-                                               : of_weights.aligned ? of_weights.aligned.rows(index, 1).data
-                                                                    : of_weights.scale.rows(index, 1).data;
+    const Tensor& scale = delayed              ? scales.aligned
+                          : of_weights.aligned ? of_weights.aligned
+                                               : of_weights.scale;
+    w.row.scales.data = w.column.scales.data = scale.rows(delayed ? b.scale : index, 1).data;
     if (b.kept())
       of_weights.index[p] = index;
     else if (!delayed)

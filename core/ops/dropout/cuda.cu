@@ -1,9 +1,6 @@
 // Dropout on the GPU: out = keep(element) ? x / (1 - p) : 0, + residual; writes (=) out. The mask is a
 // function of the global element (DropoutMask). A thread has `unroll` packs of E elements (16 bytes).
 
-#include <climits>
-
-#include "core/base/error.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/dropout_mask.cuh"

@@ -22,7 +22,7 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// What the kernel computes from x; each has registers of its own.
+/// The kernel computes this from x. Each case is a kernel of its own, since they need different registers.
 enum class Computed : uint8_t { nothing, norm, activation };
 
 /// The activation, at run time: a switch per thread.

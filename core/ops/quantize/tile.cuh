@@ -204,7 +204,7 @@ class TileWriter {
     }
     inverse_ = 1.0f / scale;
   }
-  /// Whether the block has neither a tile nor a scale to write.
+  /// True when the block has neither a tile nor a scale to write.
   static __device__ __forceinline__ bool is_idle(const TileRows& at) {
     return at.rows == 0 && (in_blocks || blockIdx.x > 0);
   }
