@@ -271,15 +271,15 @@ __global__ void __launch_bounds__(wide::threads, 1)
     for (int t = first; t < schedule.total(p); t += step) {
       const Tile tile = schedule.tile(t, p);
       const int a_first = pass == Pass::weight ? tile.row : tile.begin + tile.row;
-      const int k_first = pass == Pass::weight ? tile.begin : 0,
+      const int k_first = pass == Pass::weight ? tile.begin : 0, k_end = k_first + tile.inner,
                 matrix = pass == Pass::weight ? 0 : tile.expert;
 #pragma unroll 1
-      for (int k = 0; k < tile.inner; k += tile_k) {
+      for (int k = k_first; k < k_end; k += tile_k) {
         const unsigned barrier = full + stage.at * 8, to = shared_address(stages) + stage.at * stage_bytes;
         mbarrier_wait(empty + stage.at * 8, stage.parity);
         mbarrier_arrive_expect(barrier, stage_bytes);
-        load_operand<a_mn, tile_m>(to, &a_map, barrier, a_first, k_first + k, 0);
-        load_operand<b_mn, tile_n>(to + a_bytes, &b_map, barrier, tile.column, k_first + k, matrix);
+        load_operand<a_mn, tile_m>(to, &a_map, barrier, a_first, k, 0);
+        load_operand<b_mn, tile_n>(to + a_bytes, &b_map, barrier, tile.column, k, matrix);
         stage.next();
       }
     }
