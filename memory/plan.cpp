@@ -120,10 +120,19 @@ Arenas::Arenas(const MemoryPlan& plan, const std::string& offload_directory)
   blocks_[static_cast<size_t>(Tier::device)] = {host_.data(), plan.bytes(Tier::device)};
   const int64_t offloaded = plan.bytes(Tier::host);
   if (offload_directory.empty())
-    unreserved_ = cpu::HostMemory(static_cast<size_t>(offloaded));
+    offloaded_ = cpu::HostMemory(static_cast<size_t>(offloaded));
   else
     file_ = cpu::FileMemory(offload_directory, static_cast<size_t>(offloaded));
-  blocks_[static_cast<size_t>(Tier::host)] = {file_.data() ? file_.data() : unreserved_.data(), offloaded};
+  blocks_[static_cast<size_t>(Tier::host)] = {file_.data() ? file_.data() : offloaded_.data(), offloaded};
+}
+
+Arenas Arenas::unreserved(const MemoryPlan& plan) {
+  Arenas out;
+  for (const auto& [tier, memory] : {std::pair(Tier::device, &out.host_), {Tier::host, &out.offloaded_}}) {
+    *memory = cpu::HostMemory(static_cast<size_t>(plan.bytes(tier)), false);
+    out.blocks_[static_cast<size_t>(tier)] = {memory->data(), plan.bytes(tier)};
+  }
+  return out;
 }
 
 Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream,

@@ -101,9 +101,10 @@ class Arenas {
  public:
   Arenas() = default;
   /// In host memory. The plan must not use Tier::pinned. `offload_directory`: where the file of Tier::host is
-  /// made and its space reserved; empty: in memory without a file, which nothing reserves before it is used,
-  /// for dry runs. Fails as cpu::FileMemory does.
+  /// made and its space reserved; empty: in memory without a file. Fails as cpu::FileMemory does.
   explicit Arenas(const MemoryPlan& plan, const std::string& offload_directory = "");
+  /// Host memory for a dry run, of any size, because hardly any of it is written.
+  static Arenas unreserved(const MemoryPlan& plan);
   /// On a device, which must outlive the arenas; its memory comes from `allocator` and is zeroed in the order
   /// of `stream`. Fails with Exit::out_of_memory and the planned size when the device has less.
   Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream,
@@ -131,7 +132,7 @@ class Arenas {
     int64_t size = 0;
   };
   std::array<Block, tier_count> blocks_;
-  cpu::HostMemory host_, unreserved_;
+  cpu::HostMemory host_, offloaded_;
   cpu::FileMemory file_;
   std::array<device::Memory, tier_count> device_;
 };

@@ -5,6 +5,7 @@
 #include <iterator>
 
 #include "apps/bench/steps.h"
+#include "apps/engine/step_traffic.h"
 #include "apps/plan/host_memory.h"
 #include "apps/plan/memory_check.h"
 #include "apps/train/device_choice.h"
@@ -169,8 +170,8 @@ class Tuner {
                                                                size.batch, placement_.device());
         size.bytes = plan::total(least);
         if (size.bytes <= budget_) {
-          const std::unique_ptr<plan::RunPlan> planned = plan_of(config);
-          size.bytes = static_cast<double>(planned->memory.total_bytes()) + process_memory(config, *planned);
+          std::unique_ptr<plan::RunPlan> planned = plan_of(config);
+          size.bytes = static_cast<double>(planned->memory.total_bytes()) + process_memory(config, planned);
         }
         share = size.bytes / budget_;
       });
@@ -191,14 +192,17 @@ class Tuner {
   }
 
   // Of the process on a CPU beside its arena.
-  double process_memory(const ConfigResult& config, const plan::RunPlan& planned) const {
+  double process_memory(const ConfigResult& config, std::unique_ptr<plan::RunPlan>& planned) const {
     if (placement_.exec().device) return 0;
+    engine::LanguageModeling objective;
+    const std::vector<plan::Traffic> traffic =
+        engine::step_traffic(planned, engine::training_options(config.config), objective, dry_);
     plan::HostFacts facts;
     facts.program = program_;
     facts.threads = placement_.host_threads();
     facts.training = false;
-    return static_cast<double>(
-        plan::sum_of(plan::host_memory(config.config, planned, placement_.grid_position(), facts)));
+    facts.traffic = traffic;
+    return static_cast<double>(plan::sum_of(plan::host_memory(config.config, *planned, facts)));
   }
 
   void measure(Size& size) {
@@ -238,6 +242,7 @@ class Tuner {
   const TuneArgs& args_;
   const ConfigResult& config_;
   train::Placement placement_;
+  const plan::DryDevice dry_ = plan::DryDevice::usual(DeviceType::cpu, placement_.host_threads());
   double capacity_ = 0, budget_ = 0;
   int64_t each_ = 0;     // sequences of a rank in a step
   int64_t program_ = 0;  // resident bytes before the first engine

@@ -5,8 +5,8 @@
 
 #include "apps/bench/machine.h"
 #include "apps/bench/steps.h"
+#include "apps/engine/step_traffic.h"
 #include "apps/plan/recompute.h"
-#include "apps/plan/traffic.h"
 #include "apps/train/launch.h"
 #include "apps/train/model_source.h"
 #include "apps/train/placement.h"
@@ -194,16 +194,17 @@ class Comparison {
     }
     const Config& c = config->config;
     train::Placement placement(world_, *config);
+    const auto make_plan = [&] {
+      return plan::make_run_plan(c, train::load_model_spec(*config), resolve_batch(c, world_.size()),
+                                 placement.grid_position(), placement.device(), placement.host_threads(),
+                                 false, placement.memory());
+    };
+    row.sent = sent_bytes(make_plan(), c);
     const auto plan_of = [&] {
-      auto plan = plan::make_run_plan(c, train::load_model_spec(*config), resolve_batch(c, world_.size()),
-                                      placement.grid_position(), placement.device(), placement.host_threads(),
-                                      false, placement.memory());
+      auto plan = make_plan();
       row.planned = static_cast<double>(plan->memory.total_bytes());
       for (int k = 0; k < memory::category_count; ++k)
         row.bytes[static_cast<size_t>(k)] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));
-      row.sent = 0;
-      for (const plan::TrafficPart& part : plan::traffic_parts(*plan, placement.grid_position().grid))
-        if (part.purpose != plan::Purpose::scalars) row.sent += part.traffic.wire();
       if (i == 0) {
         model_ = fmt::format("{} parameters, {} x {} tokens a step", grouped(plan->whole.total()),
                              plan->batch.global, plan->sequence_length);
@@ -216,6 +217,17 @@ class Comparison {
     row.ratios.push_back(row.trial.step_ms / rows_[0].ms.back());
   }
 
+  /// That a rank sends in a step, without the scalars.
+  static double sent_bytes(std::unique_ptr<plan::RunPlan> plan, const Config& config) {
+    const plan::DryDevice device = plan::DryDevice::usual(plan->device, plan->partials);
+    engine::LanguageModeling objective;
+    double bytes = 0;
+    for (const plan::Traffic& t :
+         engine::step_traffic(plan, engine::training_options(config), objective, device))
+      if (t.purpose != comm::Purpose::scalars) bytes += t.wire();
+    plan.reset();  // before the device
+    return bytes;
+  }
   static std::string percent(double ratio) { return fmt::format("{:+.1f} %", 100 * (ratio - 1)); }
 
   std::string measured_text(const Claim& claim, const Row& row) const {

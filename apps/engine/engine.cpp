@@ -46,6 +46,11 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
                const parallel::Groups* ranks, const ops::Exec& exec)
     : plan_(std::move(plan)), options_(options), ranks_(ranks), exec_(exec) {
   NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
+  if (!ranks_) {
+    const plan::RunPlan& p = *plan_;
+    dry_ranks_ = std::make_unique<parallel::Groups>(p.position.grid, p.group_ids, p.channels, ledger_);
+    ranks_ = dry_ranks_.get();
+  }
   // From here on a rank may be out of memory, and no other may wait for it in this constructor.
   allocate();
   step_scalars_ = make_tensor(arenas_.at(plan_->memory, plan_->scalars), DType::f64, {S::count});
@@ -53,18 +58,16 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), options.loss_scale, exec_);
   watch_ = StepWatch(options.limits);
   bind();
-  if (ranks && plan_->layout.stages > 1) {
-    messages_ = std::make_unique<pipeline::StageMessages>(ranks->channels(parallel::group::pp),
+  if (plan_->layout.stages > 1) {
+    messages_ = std::make_unique<pipeline::StageMessages>(ranks_->channels(parallel::group::pp),
                                                           plan_->layout.stages, plan_->layout.stage);
     plan_->decoder->connect(*messages_);
   }
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));
   if (options.loss_scale.active()) plan_->decoder->scale_loss(step_scalars_.rows(S::loss_scale, 1));
-  if (ranks) {
-    reducer_ =
-        std::make_unique<GroupReducer>(groups_, *ranks, options.overlap_grad_reduce, exec_, &plan_->traffic);
-    plan_->decoder->watch_layers(reducer_.get());
-  }
+  reducer_ =
+      std::make_unique<GroupReducer>(groups_, *ranks_, options.overlap_grad_reduce, exec_, &plan_->traffic);
+  plan_->decoder->watch_layers(reducer_.get());
   OffloadedUpdate::Staging staging;
   OffloadedUpdate::Host updates;
   if (plan_->offload_staging >= 0) {
@@ -74,7 +77,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   }
   if (std::any_of(groups_.begin(), groups_.end(), [](const GroupTensors& t) { return t.group->fp8; }))
     fp8_weights_ = std::make_unique<Fp8Weights>(groups_, plan_->parameters, plan_->decoder->weight_scales(),
-                                                plan_->layout.tensor, ranks, exec_);
+                                                plan_->layout.tensor, ranks_, exec_);
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, options_.loss_scale.growth_interval,
                                            groups_, step_scalars_, arenas_, staging, updates, exec_);
@@ -101,15 +104,20 @@ void Engine::finish_gathers() {
 
 namespace {
 
-/// While it lives, ops only add their kernels, and their calls if `calls` is not null.
+/// While it lives, ops only add their kernels, and their calls if `calls` is not null, and nothing is
+/// communicated in `ranks`, unless that is null.
 class Collecting {
  public:
-  Collecting(ops::Exec& exec, ops::KernelSet& needed, std::vector<ops::Call>* calls = nullptr) : exec_(exec) {
+  Collecting(ops::Exec& exec, const parallel::Groups* ranks, ops::KernelSet& needed,
+             std::vector<ops::Call>* calls = nullptr)
+      : exec_(exec), ranks_(ranks) {
+    if (ranks) ranks->set_dry(true);
     exec.needed = &needed;
     exec.calls = calls;
     trace::track_nesting(calls != nullptr);
   }
   ~Collecting() {
+    if (ranks_) ranks_->set_dry(false);
     trace::track_nesting(false);
     exec_.needed = nullptr;
     exec_.calls = nullptr;
@@ -119,35 +127,46 @@ class Collecting {
 
  private:
   ops::Exec& exec_;
+  const parallel::Groups* ranks_;
 };
 
 }  // namespace
 
-ops::KernelSet Engine::kernels_needed(Objective& objective) {
+void Engine::collect(Objective& objective, ops::KernelSet& needed, std::vector<ops::Call>* calls) {
   NRL_CHECK(optimizer_, "this engine runs forward passes only");
-  ops::KernelSet needed;
-  const Collecting collecting(exec_, needed);
-  initialize_master_weights(exec_, groups_);
+  const Collecting collecting(exec_, dry_ranks_ ? nullptr : ranks_, needed, calls);
   run_schedule(objective);
-  for (const GroupTensors& t : groups_) {
-    const bool fp8 = t.group->reduce_options(true).fp8();
-    if (t.staging && fp8) {
-      needed.add(ops::Kernel::fp8_encode);
-      needed.add(ops::Kernel::fp8_decode);
-    }
-    if (t.staging && !fp8) needed.add(ops::Kernel::convert);
-    if ((t.staging && !fp8) || t.group->gradients_sharded) needed.add(ops::Kernel::sum_parts);
-  }
+  finish_gathers();
+}
+
+ops::KernelSet Engine::kernels_needed(Objective& objective) {
+  ops::KernelSet needed;
+  collect(objective, needed);
+  const Collecting collecting(exec_, nullptr, needed);
+  initialize_master_weights(exec_, groups_);
   return needed;
 }
 
 std::vector<ops::Call> Engine::step_calls(Objective& objective) {
-  NRL_CHECK(optimizer_, "this engine runs forward passes only");
   ops::KernelSet needed;
   std::vector<ops::Call> calls;
-  const Collecting collecting(exec_, needed, &calls);
-  run_schedule(objective);
+  collect(objective, needed, &calls);
   return calls;
+}
+
+std::vector<plan::Traffic> Engine::step_traffic(Objective& objective) {
+  NRL_CHECK(dry_ranks_, "only an engine without other ranks counts what it communicates");
+  ledger_.clear();
+  ops::KernelSet needed;
+  collect(objective, needed);
+  const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
+  std::vector<plan::Traffic> out;
+  for (const comm::Ledger::Sum& sum : ledger_.sums()) {
+    const parallel::GroupId& id = ids[static_cast<size_t>(sum.group)];
+    const int ranks = (*dry_ranks_)[id].size();
+    if (ranks > 1) out.push_back({id, ranks, sum.op, sum.purpose, sum.count, sum.bytes});
+  }
+  return out;
 }
 
 int Engine::require_kernels(Objective& objective, std::string_view device) {
@@ -165,6 +184,8 @@ void Engine::allocate() {
   if (exec_.device)
     arenas_ = memory::Arenas(memory, *exec_.device, exec_.stream,
                              ranks_ ? ranks_->allocator() : device::Allocator());
+  else if (dry_ranks_)
+    arenas_ = memory::Arenas::unreserved(memory);
   else if (ranks_ && memory.bytes(memory::Tier::host) > 0)
     arenas_ = memory::Arenas(memory, cpu::scratch_directory(plan_->offload_directory));
   else
@@ -186,11 +207,9 @@ void Engine::bind() {
   plan_->tensors->bind(plan_->memory, arenas_, exec_);
   plan_->decoder->bind(
       plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),
+      [this](int parameter) { reducer_->ready(parameter); },
       [this](int parameter) {
-        if (!exec_.needed) reducer_->ready(parameter);
-      },
-      [this](int parameter) {
-        if (reducer_ && !exec_.needed) reducer_->wait_gather(parameter);
+        if (reducer_) reducer_->wait_gather(parameter);
       },
       ranks_);
 }
@@ -239,7 +258,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 }
 
 void Engine::step(const StepInput& step, Objective& objective) {
-  NRL_CHECK(ranks_, "this engine does not train");
+  NRL_CHECK(ranks_ && !dry_ranks_, "this engine does not train");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
   plan_->tensors->commit(step.number, step.loss_tokens);
@@ -267,13 +286,11 @@ StepResult Engine::collect() {
   return result;
 }
 
-// Enqueues the work of one step (a CPU executes it here), without communication while the kernels of a step
-// are collected. Must not wait for the device or depend on the step number, so that it can be captured in a
-// graph.
+// Enqueues the work of one step (a CPU executes it here). Must not wait for the device or depend on the step
+// number, so that it can be captured in a graph.
 void Engine::run_schedule(Objective& objective, const std::function<void()>& gradients_reduced) {
   model::Decoder& decoder = *plan_->decoder;
   const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
-  const bool communicates = !exec_.needed;
   // The head computes its gradients in the forward pass, so the loss weights must be known before.
   if (objective.needs_log_probs_first()) {
     decoder.evaluate(batches, [&](int microbatch) {
@@ -282,25 +299,22 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
     plan_->tensors->loss_weights_overwritten();
   }
   const auto count = static_cast<int64_t>(objective.metrics().size());
-  if (communicates) reducer_->start();
+  reducer_->start();
   model::StepHooks hooks;
   hooks.log_probs_ready = [&](int microbatch) {
     if (!plan_->layout.reports_tokens()) return;
     objective.add_metrics(exec_, batches[static_cast<size_t>(microbatch)], decoder.log_prob(),
                           step_scalars_.rows(S::metrics, count));
   };
-  hooks.finish_reduce = [&] {
-    if (communicates) reducer_->finish();
-  };
+  hooks.finish_reduce = [&] { reducer_->finish(); };
   hooks.update = [&] {
     if (gradients_reduced) gradients_reduced();
-    if (communicates) reducer_->wait_gathers();  // of weights that no pass has read
+    reducer_->wait_gathers();  // of weights that no pass has read
     decoder.add_expert_load();
-    optimizer_->step(communicates ? &(*ranks_)[parallel::group::all] : nullptr);
+    optimizer_->step((*ranks_)[parallel::group::all]);
     decoder.update_router_bias(step_scalars_);
     decoder.update_scales();
     if (fp8_weights_) fp8_weights_->write();
-    if (!communicates) return;
     if (options_.overlap_param_gather)
       reducer_->start_gather();
     else

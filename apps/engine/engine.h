@@ -17,6 +17,7 @@
 #include "apps/engine/step_scalars.h"
 #include "apps/engine/step_watch.h"
 #include "apps/plan/run_plan.h"
+#include "apps/plan/traffic.h"
 #include "core/device/runtime.h"
 #include "core/io/staging.h"
 #include "core/ops/kernel_table.h"
@@ -62,7 +63,7 @@ class Engine {
          const ops::Exec& exec);
   /// Forward passes only, for a plan made by make_forward_plan().
   Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec);
-  /// One rank of a layout, without the others: only for kernels_needed() and step_calls().
+  /// One rank of a layout, without the others: only for dry runs.
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const ops::Exec& exec);
   ~Engine();
   Engine(const Engine&) = delete;
@@ -71,6 +72,11 @@ class Engine {
   /// The kernels that initializing the weights and a step with `objective` use, found by a dry run of a step
   /// in which every op only records its kernels: nothing is computed, communicated or waited for.
   ops::KernelSet kernels_needed(Objective& objective);
+  /// The communication of a step with `objective` in groups of several ranks, found in the same way; only for
+  /// an engine without other ranks.
+  std::vector<plan::Traffic> step_traffic(Objective& objective);
+  /// The plan, after which the engine may only be destroyed.
+  std::unique_ptr<plan::RunPlan> release() { return std::move(plan_); }
   /// The calls of a step with `objective` with their costs and the trace ranges around them, found in the
   /// same way (libraries may build their plans). The memory of the engine is not accessed.
   std::vector<ops::Call> step_calls(Objective& objective);
@@ -130,11 +136,15 @@ class Engine {
   /// Before a pass: writes and gathers the weights that are kept in FP8 if others were loaded.
   void refresh_fp8_weights();
   void run_schedule(Objective& objective, const std::function<void()>& gradients_reduced = {});
+  /// run_schedule() as a dry run.
+  void collect(Objective& objective, ops::KernelSet& needed, std::vector<ops::Call>* calls = nullptr);
   void run_graph(Objective& objective);
 
   std::unique_ptr<plan::RunPlan> plan_;
   TrainingOptions options_;
-  const parallel::Groups* ranks_ = nullptr;  // null: forward passes or dry runs only
+  comm::Ledger ledger_;                          // of dry_ranks_
+  std::unique_ptr<parallel::Groups> dry_ranks_;  // of an engine without other ranks
+  const parallel::Groups* ranks_ = nullptr;      // null: forward passes only
   ops::Exec exec_;
   memory::Arenas arenas_;
   std::vector<std::unique_ptr<comm::Registration>> registrations_;

@@ -80,7 +80,7 @@ void Fp8Weights::write() {
     ops::zero(exec_, {.x = amax});
   } else {
     for (const Piece& p : pieces_) measure(p);
-    if (ranks_ && !exec_.needed)
+    if (ranks_)
       ranks_
           ->all_reduce_async(comm::View(amax.data, n, amax.dtype), comm::Reduce::max,
                              comm::StreamRef{exec_.stream})

@@ -3,8 +3,12 @@
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 #include "core/trace/trace.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::engine {
+
+using comm::Purpose, comm::PurposeScope;
+
 namespace {
 
 /// What the layers read, of this rank.
@@ -55,16 +59,19 @@ void GroupReducer::start() {
 void GroupReducer::ready(int parameter) {
   const auto p = static_cast<size_t>(parameter);
   NRL_CHECK(p < locations_.size() && locations_[p].group >= 0, "parameter {} is not trained", parameter);
+  const PurposeScope purpose(Purpose::gradients);
   groups_[static_cast<size_t>(locations_[p].group)].reducer->ready(locations_[p].index);
 }
 
 void GroupReducer::finish() {
+  const PurposeScope purpose(Purpose::gradients);
   for (Group& g : groups_)
     if (g.reducer) g.reducer->finish();
 }
 
 void GroupReducer::start_gather(Group& g) {
   if (!g.reducer) return;
+  const PurposeScope purpose(Purpose::weights);
   if (g.gather)
     g.gather->updated();
   else
@@ -85,6 +92,7 @@ void GroupReducer::wait_gather(int parameter) {
   const auto p = static_cast<size_t>(parameter);
   if (p >= locations_.size() || locations_[p].group < 0) return;  // frozen
   Group& g = groups_[static_cast<size_t>(locations_[p].group)];
+  const PurposeScope purpose(Purpose::weights);
   if (g.gather)
     g.gather->require(locations_[p].index);
   else
@@ -92,6 +100,7 @@ void GroupReducer::wait_gather(int parameter) {
 }
 
 void GroupReducer::wait_gathers() {
+  const PurposeScope purpose(Purpose::weights);
   for (Group& g : groups_)
     if (g.reducer) g.reducer->wait_gathers();
 }
@@ -103,7 +112,7 @@ void GroupReducer::begin_program(memory::Mode mode) {
 }
 
 const plan::LayerTraffic* GroupReducer::current() const {
-  if (exec_.needed || program_ == nullptr || program_->empty()) return nullptr;
+  if (program_ == nullptr || program_->empty()) return nullptr;
   NRL_CHECK(visit_ < program_->size(), "visit {} of {}", visit_, program_->size());
   return &(*program_)[visit_];
 }
@@ -111,16 +120,20 @@ const plan::LayerTraffic* GroupReducer::current() const {
 void GroupReducer::begin_layer() {
   const plan::LayerTraffic* const t = current();
   if (!t) return;
-  for (const auto* list : {&t->gather, &t->prefetch})
-    for_each_group(*list, [&](int group, const std::vector<int>& buckets) {
-      groups_[static_cast<size_t>(group)].gather->start(buckets);
-    });
-  for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
+  {
+    const PurposeScope purpose(Purpose::weights);
+    for (const auto* list : {&t->gather, &t->prefetch})
+      for_each_group(*list, [&](int group, const std::vector<int>& buckets) {
+        groups_[static_cast<size_t>(group)].gather->start(buckets);
+      });
+    for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
+  }
   for (const plan::OpenBucket& b : t->open) open(b);
 }
 
 // Clears the gradients that the microbatches add to from their first contribution on.
 void GroupReducer::open(const plan::OpenBucket& b) {
+  const PurposeScope purpose(Purpose::gradients);
   Group& g = of(b);
   g.reducer->settle(b.bucket);
   g.reducer->open(b.bucket, b.last, b.microbatches);
@@ -134,6 +147,7 @@ void GroupReducer::open(const plan::OpenBucket& b) {
 
 void GroupReducer::end_layer() {
   if (const plan::LayerTraffic* const t = current()) {
+    const PurposeScope purpose(Purpose::gradients);
     for_each_group(t->reduce, [&](int group, const std::vector<int>&) {
       groups_[static_cast<size_t>(group)].reducer->issue();
     });

@@ -18,7 +18,7 @@ namespace nrl::engine {
 /// groups' memory, the exec and the communicators must outlive the reducer.
 ///
 /// As LayerWatch it gathers the weights that a layer needs, and reduces sharded gradients, as planned in
-/// StepTraffic. It does nothing while kernels are collected (ops::Exec::needed).
+/// StepTraffic.
 class GroupReducer : public model::LayerWatch {
  public:
   /// `ranks`: has the groups of all ParamGroups. `traffic`: of the groups, if some are sharded; must outlive

@@ -1,6 +1,7 @@
 #include "apps/engine/optimizer.h"
 
 #include "core/ops/kernel_table.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::engine {
 
@@ -21,7 +22,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, double max_norm, int64_t max
           groups_, [this](const GroupTensors& t, const plan::UpdateCall& call) { return arguments(t, call); },
           arenas, staging, host, exec) {}
 
-void Optimizer::step(comm::Communicator* all) {
+void Optimizer::step(comm::Communicator& all) {
   // Every element counts on exactly one rank, so that the sum over all ranks is the norm of the whole model.
   const Tensor norm = scalars_.rows(S::squared_norm, 1);
   for (const GroupTensors& t : groups_)
@@ -30,10 +31,12 @@ void Optimizer::step(comm::Communicator* all) {
                               {.x = t.gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
   static_assert(S::squared_norm == 0);
   const Tensor sums = scalars_.rows(0, S::sums);
-  if (all)
-    all->all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
-                          comm::StreamRef{exec_.stream})
+  {
+    const comm::PurposeScope purpose(comm::Purpose::scalars);
+    all.all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
+                         comm::StreamRef{exec_.stream})
         .wait();
+  }
   ops::decide_step(exec_, {.scalars = scalars_,
                            .max_norm = max_norm_,
                            .beta1 = config_.betas[0],

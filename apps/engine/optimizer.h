@@ -21,9 +21,8 @@ class Optimizer {
 
   /// Must be called after the gradients are reduced. Sums the step scalars (ops::StepScalar) over `all`, the
   /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the
-  /// gradients that the next step accumulates into (ParamGroup::zeroed). Null: no sum, while the kernels of a
-  /// step are collected (ops::Exec::needed).
-  void step(comm::Communicator* all);
+  /// gradients that the next step accumulates into (ParamGroup::zeroed).
+  void step(comm::Communicator& all);
 
  private:
   ops::AdamW arguments(const GroupTensors& group, const plan::UpdateCall& call) const;

@@ -15,9 +15,8 @@ constexpr parallel::GroupId all_ranks = parallel::group::cp.on_lane(2);
 
 }  // namespace
 
-parallel::GroupId context_group(const parallel::ContextExchange& exchange,
-                                parallel::ContextTransfer::Ranks ranks) {
-  using Ranks = parallel::ContextTransfer::Ranks;
+parallel::GroupId context_group(const parallel::ContextExchange& exchange, parallel::ContextRanks ranks) {
+  using Ranks = parallel::ContextRanks;
   if (exchange.a2a == 1 || ranks == Ranks::all) return all_ranks;
   return ranks == Ranks::a2a ? all_ranks.inside(exchange.a2a) : all_ranks.across_slices(exchange.a2a);
 }
@@ -43,13 +42,10 @@ std::span<const parallel::CallBounds> ContextParallel::bounds(const MicroBatch& 
 }
 
 parallel::ContextGroups ContextParallel::groups(const Run& r) const {
-  if (r.exec().needed) return {};
-  using Ranks = parallel::ContextTransfer::Ranks;
+  using Ranks = parallel::ContextRanks;
   NRL_CHECK(r.context().groups, "context parallelism without groups");
   const parallel::Groups& groups = *r.context().groups;
-  const auto group = [&](parallel::ContextTransfer::Ranks ranks) {
-    return &groups[context_group(exchange_, ranks)];
-  };
+  const auto group = [&](parallel::ContextRanks ranks) { return &groups[context_group(exchange_, ranks)]; };
   if (exchange_.gather) return {.all = group(Ranks::all)};
   parallel::ContextGroups out;
   if (exchange_.a2a > 1) out.a2a = group(Ranks::a2a);
@@ -75,7 +71,7 @@ size_t context_workspace(const LayerContext& context, DType dtype, DeviceType de
 
 std::vector<parallel::GroupId> context_groups(std::span<const parallel::ContextExchange> exchanges,
                                               int size) {
-  using Ranks = parallel::ContextTransfer::Ranks;
+  using Ranks = parallel::ContextRanks;
   std::vector<parallel::GroupId> out;
   for (const parallel::ContextExchange& x : exchanges) {
     if (x.gather) {

@@ -31,8 +31,7 @@ std::optional<ContextParallel> context_parallel(const LayerContext& context, int
 size_t context_workspace(const LayerContext& context, DType dtype, DeviceType device, int partials);
 
 /// The group of some of the ranks of a block with this exchange.
-parallel::GroupId context_group(const parallel::ContextExchange& exchange,
-                                parallel::ContextTransfer::Ranks ranks);
+parallel::GroupId context_group(const parallel::ContextExchange& exchange, parallel::ContextRanks ranks);
 /// The groups that blocks with these exchanges communicate in, in context groups of `size` ranks.
 std::vector<parallel::GroupId> context_groups(std::span<const parallel::ContextExchange> exchanges, int size);
 

@@ -294,7 +294,7 @@ void Decoder::update_scales() {
     ops::copy(exec, make_tensor(of_weights.data, DType::f32, {1, n}),
               make_tensor(measured, DType::f32, {1, n}));
   }
-  if (context_.groups && !exec.needed)
+  if (context_.groups)
     (*context_.groups)[parallel::group::all]
         .all_reduce_async(view_of(s.amax.rows(0, 1)), comm::Reduce::max, comm::StreamRef{exec.stream})
         .wait();
@@ -311,18 +311,6 @@ void Decoder::update_scales() {
   }
 }
 
-std::vector<Decoder::Message> Decoder::messages() const {
-  using Kind = pipeline::ActionKind;
-  std::vector<Message> out;
-  if (options_.layout.stages == 1) return out;
-  for (const pipeline::Action& a : training_.schedule.actions) {
-    const bool sent = a.kind == Kind::send_forward || a.kind == Kind::send_backward;
-    if (sent || a.kind == Kind::receive_forward || a.kind == Kind::receive_backward)
-      out.push_back({sent, stage_->message_bytes(a.chunk, boundary_of(a.kind))});
-  }
-  return out;
-}
-
 template <class F>
 void Decoder::for_each_block(F&& work) const {
   const ModelLayout& layout = options_.layout;
@@ -331,15 +319,6 @@ void Decoder::for_each_block(F&& work) const {
     for (int b = blocks.begin; b < blocks.end; ++b)  // after the embedding or what is received
       work(b, c, static_cast<size_t>(b - blocks.begin + 1));
   }
-}
-
-std::vector<Decoder::Repeated> Decoder::repeated() const {
-  std::vector<Repeated> out;
-  for_each_block([&](int block, int chunk, size_t layer) {
-    if (const uint64_t steps = stage_->recomputation(chunk).steps(layer); steps != 0)
-      out.push_back({block, &stage_->layers(chunk)[layer]->table(), steps});
-  });
-  return out;
 }
 
 std::vector<Decoder::BlockTable> Decoder::blocks() const {
@@ -380,17 +359,15 @@ Decoder::Visits Decoder::visits(memory::Mode mode) const {
 void Decoder::run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks,
                   bool first) {
   const bool alone = options_.layout.stages == 1;
-  NRL_CHECK(alone || messages_ || context_.exec->needed, "the stages are not connected");
-  pipeline::StageMessages* const messages = context_.exec->needed ? nullptr : messages_;
+  NRL_CHECK(alone || messages_, "the stages are not connected");
   align_scales();
-  execute(program.schedule, {*stage_, program.id, options_.layout, messages, first}, batches, hooks);
+  execute(program.schedule, {*stage_, program.id, options_.layout, messages_, first}, batches, hooks);
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
   ops::Exec& exec = *context_.exec;
   if (context_.router_counts) ops::zero(exec, {.x = context_.router_counts});
-  const bool shorter = exec.needed && !exec.calls && !options_.dry_run.actions.empty();
-  run(shorter ? Program{options_.dry_run, training_.id} : training_, batches, hooks);
+  run(training_, batches, hooks);
 }
 
 int64_t Decoder::counted_rows() const {
@@ -405,7 +382,7 @@ void Decoder::add_expert_load() {
   if (!counts || counts.dim(0) == 0 || !context_.router_metrics) return;
   ops::Exec& exec = *context_.exec;
   const ModelLayout& layout = options_.layout;
-  if (layout.tensor * layout.context > 1 && context_.groups && !exec.needed)
+  if (layout.tensor * layout.context > 1 && context_.groups)
     (*context_.groups)[microbatch_ranks(layout.tensor, layout.context)]
         .all_reduce_async(view_of(counts), comm::Reduce::sum, comm::StreamRef{exec.stream})
         .wait();
@@ -423,7 +400,7 @@ void Decoder::update_router_bias(const Tensor& scalars) {
   const Tensor& counts = context_.router_counts;
   if (router_biases_.empty()) return;
   ops::Exec& exec = *context_.exec;
-  if (context_.groups && !exec.needed)
+  if (context_.groups)
     (*context_.groups)[batch_ranks(options_.layout.tensor)]
         .all_reduce_async(view_of(counts), comm::Reduce::sum, comm::StreamRef{exec.stream})
         .wait();

@@ -104,19 +104,6 @@ class Decoder {
   };
   /// memory::training or memory::evaluation; empty for a mode without a schedule.
   Visits visits(memory::Mode mode) const;
-  /// What an optimizer step sends to and receives from other stages: one entry per message.
-  struct Message {
-    bool sent = false;
-    int64_t bytes = 0;
-  };
-  std::vector<Message> messages() const;
-  /// The forward steps, as bits, that the backward pass of a microbatch repeats in a block.
-  struct Repeated {
-    int block = 0;
-    const memory::LayerTable* table = nullptr;
-    uint64_t steps = 0;
-  };
-  std::vector<Repeated> repeated() const;
   /// The table of every block of this rank.
   struct BlockTable {
     int block = 0;

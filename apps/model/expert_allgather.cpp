@@ -81,21 +81,17 @@ class AllGatherDispatch final : public ExpertDispatch {
 
  private:
   void gather(const Run& r, const Tensor& in, const Tensor& out) const {
-    if (comm::Communicator* const group = ranks(r))
-      group->all_gather_async(view_of(in), view_of(out), comm::StreamRef{r.exec().stream}).wait();
+    ranks(r).all_gather_async(view_of(in), view_of(out), comm::StreamRef{r.exec().stream}).wait();
   }
   void scatter(const Run& r, const Tensor& in, const Tensor& out) const {
-    if (comm::Communicator* const group = ranks(r))
-      group
-          ->reduce_scatter_async(view_of(in), view_of(out), comm::Reduce::sum,
-                                 comm::StreamRef{r.exec().stream})
-          .wait();
+    ranks(r)
+        .reduce_scatter_async(view_of(in), view_of(out), comm::Reduce::sum, comm::StreamRef{r.exec().stream})
+        .wait();
   }
   /// From all ranks into `slot`; until pick().
   void start_gather(const Run& r, const Tensor& x, Slot slot) const {
-    if (comm::Communicator* const group = ranks(r))
-      r.in_flight().add(
-          slot, {group->all_gather_async(view_of(x), view_of(r[slot]), comm::StreamRef{r.exec().stream})});
+    r.in_flight().add(
+        slot, {ranks(r).all_gather_async(view_of(x), view_of(r[slot]), comm::StreamRef{r.exec().stream})});
   }
   void pick(const Run& r, Slot slot, const Tensor& out) const {
     for (comm::Handle& handle : r.in_flight().take(slot)) handle.wait();

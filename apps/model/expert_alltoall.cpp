@@ -5,6 +5,7 @@
 #include "apps/model/expert_dispatch.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::model {
 namespace {
@@ -24,6 +25,8 @@ class AllToAllDispatch final : public ExpertDispatch {
         parts_(exchange_.shape().etp),
         regroups_(exchange_.shape().local() > 1 || parts_ > 1),
         most_rounds_(rounds_at_most(spec.moe, exchange_.shape())),
+        purpose_(spec.moe.capacity_factor > 0 && spec.moe.pad_to_capacity ? comm::Purpose::layers
+                                                                          : comm::Purpose::experts),
         activation_(recipe.activations()),
         gradient_(recipe.gradients()) {
     source_ = add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = sent_rows});
@@ -65,12 +68,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   }
 
   int64_t host_values() const override { return offsets_at_ + most_rounds_ * round_values_ + 1; }
-  int rounds(const Run& r) const override {
-    if (!r.executes()) return 1;
-    if (!r.exec().needed) return r.host_values().back();
-    const ExpertRows rows = most(r);
-    return static_cast<int>((planned_load(r, rows) + rows.dispatched - 1) / rows.dispatched);
-  }
+  int rounds(const Run& r) const override { return r.executes() ? r.host_values().back() : 1; }
   int most_rounds() const override { return most_rounds_; }
   Slot carried() const override { return returned_; }
 
@@ -199,18 +197,8 @@ class AllToAllDispatch final : public ExpertDispatch {
   std::span<const int32_t> table(const Run& r) const {
     return std::span<const int32_t>(r.host_values()).first(static_cast<size_t>(offsets_at_));
   }
-  // While kernels are collected nothing is routed: every rank gets as many rows, or expert_load times as
-  // many.
-  int64_t sent_of(const Run& r) const { return r.exec().needed ? most(r).sent : exchange_.sent(table(r)); }
-  static int64_t planned_load(const Run& r, const ExpertRows& rows) {
-    const double load = r.context().expert_load * static_cast<double>(rows.balanced);
-    return std::clamp<int64_t>(std::llround(load), 1, rows.most);
-  }
-  int64_t received_of(const Run& r) const {
-    if (!r.exec().needed) return exchange_.received(table(r), range(r));
-    const ExpertRows rows = most(r);
-    return std::min(rows.dispatched, planned_load(r, rows) - r.round() * rows.dispatched);
-  }
+  int64_t sent_of(const Run& r) const { return exchange_.sent(table(r)); }
+  int64_t received_of(const Run& r) const { return exchange_.received(table(r), range(r)); }
   /// The rows of the round.
   parallel::RowRange range(const Run& r) const {
     if (rounds(r) == 1) return {};
@@ -223,6 +211,8 @@ class AllToAllDispatch final : public ExpertDispatch {
   }
 
   void send_counts(const Run& r) const;
+  /// In a dry run nothing is routed: every rank gets as many rows, or this one expert_load times as many.
+  void plan_counts(const Run& r, const ops::DispatchSort& sorted, std::span<int32_t> table) const;
   // Rows are communicated in T blocks (rows, H / T) of their columns, one behind the other.
   int64_t part_width() const { return spec_.hidden / parts_; }
   /// Part of the columns of (n, H); empty of an empty tensor.
@@ -240,31 +230,29 @@ class AllToAllDispatch final : public ExpertDispatch {
   /// From this rank's tokens to the experts' rows, into `slot`; until finish(). The T ranks of an expert
   /// gather `rows` from the blocks that each of them gets.
   void start_send(const Run& r, Slot slot, const Pair& rows, const Pair& weights = {}) const {
-    comm::Communicator* const group = ranks(r);
-    if (!group) return;
+    const comm::PurposeScope purpose(purpose_);
     const comm::StreamRef stream{r.exec().stream};
     const Tensor own = block(rows.out, own_part(r));
     std::vector<comm::Handle> handles{
-        exchange_.dispatch(*group, table(r), views({rows.in, own}, weights), range(r), stream)};
+        exchange_.dispatch(ranks(r), table(r), views({rows.in, own}, weights), range(r), stream)};
     if (parts_ > 1)
       handles.push_back(ranks(r, expert_parts_group)
-                            ->all_gather_async(view_of(own), view_of(rows.out), {stream, handles.front()}));
+                            .all_gather_async(view_of(own), view_of(rows.out), {stream, handles.front()}));
     r.in_flight().add(slot, std::move(handles));
   }
   /// Back, into `slot`, in blocks of the sums over the T ranks. The last round's are on their way until
   /// finish().
   void start_return(const Run& r, Slot slot, const Pair& rows, const Pair& weights = {}) const {
-    comm::Communicator* const group = ranks(r);
-    if (!group) return;
+    const comm::PurposeScope purpose(purpose_);
     const comm::StreamRef stream{r.exec().stream};
     const Tensor own = block(rows.in, own_part(r));
     std::vector<comm::Handle> handles;
     if (parts_ > 1)
-      handles.push_back(
-          ranks(r, expert_parts_group)
-              ->reduce_scatter_async(view_of(rows.in), view_of(own), comm::Reduce::sum, stream));
+      handles.push_back(ranks(r, expert_parts_group)
+                            .reduce_scatter_async(view_of(rows.in), view_of(own), comm::Reduce::sum, stream));
     const comm::After after = parts_ > 1 ? comm::After{stream, handles.front()} : comm::After{stream};
-    handles.push_back(exchange_.combine(*group, table(r), views({own, rows.out}, weights), range(r), after));
+    handles.push_back(
+        exchange_.combine(ranks(r), table(r), views({own, rows.out}, weights), range(r), after));
     r.in_flight().add(slot, std::move(handles));
     if (!r.last_round()) finish(r, slot);
   }
@@ -315,6 +303,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   const int parts_;      ///< T: of the matrices of an expert
   const bool regroups_;  ///< rows do not arrive by experts, or in blocks
   const int most_rounds_;
+  const comm::Purpose purpose_;  ///< of rows: `experts` if their number depends on the router
   DType activation_, gradient_;
   int64_t d_row_bytes_;
   Slot source_;    ///< (sent, 1) i32
@@ -334,8 +323,6 @@ void AllToAllDispatch::send_counts(const Run& r) const {
   const Tensor own_offsets = values(r, offsets, own, spec_.moe.experts + 1);
   const ops::DispatchSort sorted = sort(r, own_offsets, flat(r[source_]));
   ops::dispatch_sort(r.exec(), sorted);
-  comm::Communicator* const group = ranks(r);
-  if (!group) return;
   const std::span<int32_t> host = r.host_values();
   const std::span<int32_t> every = host.first(static_cast<size_t>(offsets_at_)),
                            local = host.subspan(static_cast<size_t>(offsets_at_));
@@ -343,8 +330,11 @@ void AllToAllDispatch::send_counts(const Run& r) const {
     exchange_.padded_table(sorted.capacity, every);
   } else {
     const Tensor all = values(r, offsets, 0, offsets_at_);
-    group->all_gather_async(view_of(own_offsets), view_of(all), comm::StreamRef{r.exec().stream}).wait();
-    ops::download(r.exec(), all, every.data());
+    ranks(r).all_gather_async(view_of(own_offsets), view_of(all), comm::StreamRef{r.exec().stream}).wait();
+    if (r.exec().needed)
+      plan_counts(r, sorted, every);
+    else
+      ops::download(r.exec(), all, every.data());
   }
   const int64_t rows = most(r).dispatched;
   const auto n = static_cast<int32_t>((exchange_.most_received(every) + rows - 1) / rows);
@@ -363,6 +353,15 @@ void AllToAllDispatch::send_counts(const Run& r) const {
                        range);
   }
   ops::upload(r.exec(), values(r, offsets, offsets_at_, host.back() * round_values_), local.data());
+}
+
+void AllToAllDispatch::plan_counts(const Run& r, const ops::DispatchSort& sorted,
+                                   std::span<int32_t> table) const {
+  const ExpertRows rows = most(r);
+  const int64_t sent =
+      sorted.capacity > 0 ? std::min(rows.sent, spec_.moe.experts * sorted.capacity) : rows.sent;
+  const double load = r.context().expert_load * static_cast<double>(sent * parts_);
+  exchange_.planned_table(sent, std::clamp<int64_t>(std::llround(load), 1, rows.most), table);
 }
 
 std::vector<parallel::RowExchange::Rows> AllToAllDispatch::views(const Pair& rows, const Pair& weights) {

@@ -92,10 +92,9 @@ ops::DispatchSort ExpertDispatch::sort(const Run& r, const Tensor& offsets, cons
           .source = source};
 }
 
-comm::Communicator* ExpertDispatch::ranks(const Run& r, const parallel::GroupId& group) {
-  if (r.exec().needed) return nullptr;
+comm::Communicator& ExpertDispatch::ranks(const Run& r, const parallel::GroupId& group) {
   NRL_CHECK(r.context().groups, "experts on several ranks without groups");
-  return &(*r.context().groups)[group];
+  return (*r.context().groups)[group];
 }
 
 namespace {

@@ -129,8 +129,7 @@ class ExpertDispatch {
   static Tensor second_half(const Run& r, Slot slot);
   /// The sort of this rank's choices.
   ops::DispatchSort sort(const Run& r, const Tensor& offsets, const Tensor& source) const;
-  /// Null while kernels are collected (ops::Exec::needed).
-  static comm::Communicator* ranks(const Run& r, const parallel::GroupId& group = expert_exchange_group);
+  static comm::Communicator& ranks(const Run& r, const parallel::GroupId& group = expert_exchange_group);
 
   const ModelSpec& spec_;
   const ExpertSlots slots_;

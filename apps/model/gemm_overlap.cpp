@@ -183,23 +183,6 @@ void multiply_and_sum(const Run& r, const CommOverlap& overlap, Slot partial, Sl
   (scatters ? r.reduce_scatter_async(parts, sum) : r.all_reduce_async(sum)).wait();
 }
 
-CommCalls calls_of_gather(const ModelLayout& layout, const CommOverlap& overlap, int64_t tokens,
-                          int64_t bytes) {
-  if (!divides_gemms(overlap)) return {comm::Op::all_gather, 1, bytes};
-  const int64_t steps = overlap.method == TpCommOverlap::ring ? layout.tensor - 1
-                                                              : piece_count(overlap, tokens / layout.tensor);
-  return {comm::Op::exchange, steps, bytes / layout.tensor * (layout.tensor - 1)};
-}
-
-CommCalls calls_of_sum(const ModelLayout& layout, const CommOverlap& overlap, int64_t tokens, int64_t bytes) {
-  const bool scatters = layout.sequence_parallel;
-  const comm::Op op = scatters ? comm::Op::reduce_scatter : comm::Op::all_reduce;
-  if (!divides_gemms(overlap)) return {op, 1, bytes};
-  if (overlap.method == TpCommOverlap::ring)
-    return {comm::Op::exchange, layout.tensor - 1, bytes / layout.tensor * (layout.tensor - 1)};
-  return {op, piece_count(overlap, scatters ? tokens / layout.tensor : tokens), bytes};
-}
-
 std::vector<int64_t> gemm_row_counts(const ModelLayout& layout, int64_t tokens) {
   std::vector<int64_t> out{tokens};
   if (!divides_gemms(layout.overlap)) return out;

@@ -45,17 +45,6 @@ void wait_for(const Run& r, Slot slot);
 void multiply_and_sum(const Run& r, const CommOverlap& overlap, Slot partial, Slot out,
                       const GemmOfRows& gemm);
 
-/// Operations among the tensor-parallel ranks. `bytes` counts as in comm::CollectiveLog.
-struct CommCalls {
-  comm::Op op;
-  int64_t count, bytes;
-};
-/// What gathering a (tokens, H) of `bytes` for a GEMM takes.
-CommCalls calls_of_gather(const ModelLayout& layout, const CommOverlap& overlap, int64_t tokens,
-                          int64_t bytes);
-/// What multiply_and_sum() takes for an output (tokens, H) of `bytes`.
-CommCalls calls_of_sum(const ModelLayout& layout, const CommOverlap& overlap, int64_t tokens, int64_t bytes);
-
 /// The numbers of rows for which GEMMs of a microbatch of `tokens` are called, for workspaces.
 std::vector<int64_t> gemm_row_counts(const ModelLayout& layout, int64_t tokens);
 

@@ -40,7 +40,7 @@ void Run::gradient_ready(std::initializer_list<int> parameters) const {
 }
 
 comm::Communicator* Run::tensor_ranks() const {
-  if (layout().tensor == 1 || exec().needed) return nullptr;
+  if (layout().tensor == 1) return nullptr;
   NRL_CHECK(context_->groups, "a layout of {} tensor-parallel ranks without groups", layout().tensor);
   return &(*context_->groups)[parallel::group::tp];
 }
@@ -65,7 +65,7 @@ comm::Handle Run::reduce_scatter_async(const Tensor& in, const Tensor& out) cons
 }
 
 void Run::all_reduce(const Tensor& data, const parallel::GroupId& group, comm::Reduce operation) const {
-  if (exec().needed || !context_->groups) return;
+  if (!context_->groups) return;
   (*context_->groups)[group]
       .all_reduce_async(view_of(data), operation, comm::StreamRef{exec().stream})
       .wait();

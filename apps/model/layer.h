@@ -262,8 +262,7 @@ class Run {
   /// Called when the microbatch's contribution to the gradients of these parameters has been added.
   void gradient_ready(std::initializer_list<int> parameters) const;
   // Communication among the tensor-parallel ranks, ordered by the exec's stream. Tensors must be contiguous.
-  // Nothing is communicated on a rank alone, nor while kernels are collected (ops::Exec::needed): the handles
-  // are then empty.
+  // Nothing is communicated on a rank alone: the handles are then empty.
   /// Sums over the ranks, in place.
   comm::Handle all_reduce_async(const Tensor& data) const;
   /// The same over a group of other ranks, completed; nothing without groups.

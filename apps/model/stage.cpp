@@ -347,10 +347,6 @@ Stage::BoundaryBuffer Stage::boundary(int chunk, int stash, Boundary which) {
           &slot_of(chunk, index)};
 }
 
-int64_t Stage::message_bytes(int chunk, Boundary which) const {
-  return bytes_of(slot_of(chunk, boundary_index(chunk, which)));
-}
-
 int64_t Stage::bytes_of(const memory::SlotSpec& slot) const {
   return rows_[static_cast<size_t>(slot.rows)] * slot.width * size_of(slot.dtype);
 }

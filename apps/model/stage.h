@@ -113,9 +113,6 @@ class Stage {
   /// is received into it. In the dry run records the use and returns an empty tensor.
   Tensor message(int chunk, int stash, Boundary which, const MicroBatch& batch, bool begins);
 
-  /// Bytes of that tensor, of a microbatch of full size.
-  int64_t message_bytes(int chunk, Boundary which) const;
-
   /// Null: none. Dry runs are not reported.
   void watch_layers(LayerWatch* watch) { watch_ = watch; }
   /// The visits that the dry run of a program recorded.

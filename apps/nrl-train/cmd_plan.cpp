@@ -34,8 +34,8 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
     fail(Exit::usage, "--search: the GPU is not known. Fix: add --device h200, h100, b200 or a100");
   const int local = plan::local_sizes(c, args.world).front();
   const int threads = train::threads_for(c.kernels, local);
-  const search::DryDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
-                                 threads);
+  const search::ModeledDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
+                                     threads);
   const model::ModelSpec spec = train::load_model_spec(config);
   if (args.expert_load && spec.moe.experts == 0)
     fail(Exit::usage, "--expert-load has no effect: a {} model has no experts. Fix: leave it out",

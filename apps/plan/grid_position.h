@@ -18,7 +18,7 @@ struct GridPosition {
   parallel::GridPoint sizes;  ///< of the dense grid
   parallel::GridPoint at;     ///< this rank's coordinates
 
-  parallel::ProcessGrid grid;
+  parallel::ProcessGrid grid{{}, 1, 0};
 
   int ranks() const { return grid.ranks(); }
 };

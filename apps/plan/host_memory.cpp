@@ -40,14 +40,13 @@ struct Windows {
   bool messages = false;  // a group lies on several nodes and has a buffer for reductions
 };
 
-Windows windows_of(const Config& config, const RunPlan& plan, const GridPosition& position) {
-  const parallel::ProcessGrid& grid = position.grid;
-  const std::vector<parallel::GroupId> ids = needed_groups(config, position, plan.spec.tied);
+Windows windows_of(const Config& config, const parallel::ProcessGrid& grid,
+                   std::span<const Traffic> traffic) {
   const std::vector<int> node_of = parallel::node_of_ranks(configured_nodes(config, grid.ranks()));
   const comm::MpiOptions options;
   std::map<std::vector<int>, int64_t> touched;
   Windows out;
-  for (const Traffic& t : step_traffic(plan, grid, ids)) {
+  for (const Traffic& t : by_operation(traffic)) {
     const std::vector<int> members = grid.members(t.group);
     const auto here = [&](int r) {
       return node_of.empty() || node_of[static_cast<size_t>(r)] == node_of[static_cast<size_t>(grid.rank())];
@@ -82,18 +81,18 @@ int64_t offload_window_bytes(const RunPlan& plan) {
 
 }  // namespace
 
-std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const GridPosition& position,
-                                  const HostFacts& facts) {
+std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const HostFacts& facts) {
+  const parallel::ProcessGrid& grid = plan.position.grid;
   std::vector<HostPart> parts;
   const auto add = [&](std::string name, int64_t bytes, std::string formula, bool passing = false) {
     if (bytes > 0) parts.push_back({std::move(name), bytes, std::move(formula), passing});
   };
   const bool cpu_run = plan.device == DeviceType::cpu;
   add("program", facts.program, "code, libraries, generated kernels, threads and plan, measured here");
-  if (position.grid.ranks() > 1) {
+  if (grid.ranks() > 1) {
     add("MPI library", comm::mpi_resident_bytes, "its components, measured with Open MPI 4.1");
     if (cpu_run) {
-      const Windows windows = windows_of(config, plan, position);
+      const Windows windows = windows_of(config, grid, facts.traffic);
       add("shared windows", windows.bytes,
           fmt::format("of {} that communicate inside a host", counted(windows.count, "group")));
       if (windows.messages)
@@ -121,7 +120,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
     loading.prefetch = data::LoaderOptions{}.prefetch;
     add("evaluation", data::loader_bytes(loading, rules, plan.sequence_length), loader(), true);
   }
-  if (cpu_run && position.grid.rank() == 0)
+  if (cpu_run && grid.rank() == 0)
     add("GEMM probe", ops::gemm_peak_bytes(facts.threads), "the GEMM that measures the peak", true);
   if (config.checkpointing.enabled)
     add("checkpoints", slice_block_bytes, "a block of a tensor that is converted or cut while it is saved",

@@ -3,11 +3,13 @@
 // themselves, and the parts of a run around the engine. With the arena it is the peak resident memory of the
 // process (scripts/check-memory.sh compares both).
 
+#include <span>
 #include <string>
 #include <vector>
 
 #include "apps/data/gpt_dataset.h"
 #include "apps/plan/run_plan.h"
+#include "apps/plan/traffic.h"
 
 namespace nrl::plan {
 
@@ -23,13 +25,13 @@ struct HostFacts {
   int64_t program = 0;                             ///< train::measure_program()
   int threads = 1;                                 ///< CPU threads of a rank
   const data::DocumentRules* documents = nullptr;  ///< of the samples; null: none
+  std::span<const Traffic> traffic = {};           ///< of the rank's step; not used of a single rank
   /// False for steps on random tokens, which read no data, save nothing and report no MFU.
   bool training = true;
 };
 
-/// The host memory of the rank at `position` beside its arena, in the order of a report.
-std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const GridPosition& position,
-                                  const HostFacts& facts);
+/// The host memory of the plan's rank beside its arena, in the order of a report.
+std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const HostFacts& facts);
 
 /// Their sum; of passing parts the largest.
 int64_t sum_of(const std::vector<HostPart>& parts);

@@ -240,6 +240,9 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   RunPlan& p = *plan;
   p.spec = std::move(spec);
   p.layout = model_layout(config, p.spec, position, device);
+  p.position = position;
+  p.group_ids = needed_groups(config, position, p.spec.tied);
+  p.channels = needed_channels(config, position);
   // Rounds of experts keep nothing for weight gradients that are computed later.
   if (schedule_options(config, p.layout, 1).kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
   p.parameters = model::make_parameters(p.spec, p.layout);
@@ -335,6 +338,9 @@ GridPosition first_of_stage(const Config& config, const GridPosition& position) 
 
 PlannedRank planned_rank(RunPlan& p) {
   return {.decoder = *p.decoder,
+          .grid = p.position.grid,
+          .group_ids = p.group_ids,
+          .channels = p.channels,
           .memory = p.memory,
           .parameters = p.parameters,
           .groups = p.groups,

@@ -24,8 +24,11 @@ inline constexpr int max_steps_in_flight = 2;
 struct RunPlan {
   model::ModelSpec spec;  ///< of the whole model
   model::ModelLayout layout;
-  model::ParameterList parameters;  ///< of this rank
-  model::ParameterList whole;       ///< of the whole model
+  GridPosition position;
+  std::vector<parallel::GroupId> group_ids;       ///< needed_groups()
+  std::vector<parallel::GroupChannels> channels;  ///< needed_channels()
+  model::ParameterList parameters;                ///< of this rank
+  model::ParameterList whole;                     ///< of the whole model
   BatchPlan batch;
   int64_t sequence_length = 0;
   DeviceType device = DeviceType::cpu;

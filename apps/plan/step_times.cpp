@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "core/device/dry_run.h"
+#include "apps/plan/dry_device.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/libraries.h"
+#include "parallel/pipeline/messages.h"
 
 namespace nrl::plan {
 namespace {
@@ -41,35 +41,26 @@ std::vector<model::ParameterView> views_of(const PlannedRank& rank, std::byte* n
 }  // namespace
 
 StepTimes forward_step_times(const PlannedRank& rank) {
-  const bool gpu = rank.device == DeviceType::cuda;
-  device::Properties properties;
-  properties.name = "H100";
-  properties.major = 9;
-  properties.multiprocessors = ops::gpu_multiprocessors;
-  properties.memory = size_t{1} << 50;
-  const std::unique_ptr<device::Runtime> runtime = device::open_dry_run(properties);
-  const std::unique_ptr<ops::Libraries> libraries = ops::open_dry_run_libraries(properties.major, {});
-  const ops::KernelTable no_kernels;
-  ops::Exec exec;
-  exec.kernels = &no_kernels;
-  exec.device = runtime.get();  // on a CPU, for copies to memory that does not exist
+  const DryDevice device = DryDevice::usual(rank.device, rank.partials);
+  ops::Exec exec = device.exec();
   memory::MemoryPlan inputs;
   BatchShape shape = rank.batch;
-  shape.staged = true;
+  shape.staged = exec.device != nullptr;
   BatchTensors tensors(inputs, shape);
   inputs.solve();
-  const memory::Arenas arenas(rank.memory, *runtime, nullptr), input_arenas(inputs, *runtime, nullptr);
+  const auto arenas_of = [&](const memory::MemoryPlan& plan) {
+    return exec.device ? memory::Arenas(plan, *exec.device, nullptr) : memory::Arenas::unreserved(plan);
+  };
+  const memory::Arenas arenas = arenas_of(rank.memory), input_arenas = arenas_of(inputs);
   tensors.bind(inputs, input_arenas, exec);
   auto* const nowhere = static_cast<std::byte*>(arenas.at(rank.memory, 0));
-  rank.decoder.bind(rank.memory, arenas, exec, views_of(rank, nowhere), {});
-  if (gpu) {
-    exec.reduction_blocks = rank.partials;
-    exec.multiprocessors = properties.multiprocessors;
-    exec.libraries = libraries.get();
-  } else {
-    exec.threads = rank.partials;
-    exec.device = nullptr;
-  }
+  comm::Ledger ledger;
+  const parallel::Groups groups(rank.grid, rank.group_ids, rank.channels, ledger);
+  rank.decoder.bind(rank.memory, arenas, exec, views_of(rank, nowhere), {}, {}, &groups);
+  std::optional<pipeline::StageMessages> messages;
+  if (const parallel::GridPoint& sizes = rank.grid.dense().sizes(); sizes.pp > 1)
+    rank.decoder.connect(
+        messages.emplace(groups.channels(parallel::group::pp), sizes.pp, rank.grid.dense_point().pp));
 
   const Rates rates = rates_of(rank);
   StepTimes times;

@@ -18,6 +18,9 @@ using StepTimes = std::map<const memory::LayerTable*, std::vector<double>>;
 /// A planned rank.
 struct PlannedRank {
   model::Decoder& decoder;
+  const parallel::ProcessGrid& grid;
+  std::span<const parallel::GroupId> group_ids;
+  std::span<const parallel::GroupChannels> channels;
   const memory::MemoryPlan& memory;
   const model::ParameterList& parameters;
   std::span<const ParamGroup> groups;

@@ -124,7 +124,7 @@ std::vector<std::string> Layout::overrides() const {
   return out;
 }
 
-Result search_layouts(const Request& request, const DryDevice& device) {
+Result search_layouts(const Request& request, const ModeledDevice& device) {
   Result out;
   const ConfigResult given = load_config(request.config, request.overrides);
   const model::ModelSpec spec = train::load_model_spec(given);
@@ -174,7 +174,7 @@ Result search_layouts(const Request& request, const DryDevice& device) {
   return out;
 }
 
-std::string table(const Result& result, const DryDevice& device, int world, double flops_per_token,
+std::string table(const Result& result, const ModeledDevice& device, int world, double flops_per_token,
                   size_t shown) {
   const plan::DeviceModel& model = device.model();
   const double peak = model.bf16_flops() * world;

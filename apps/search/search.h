@@ -58,10 +58,10 @@ struct Request {
 /// chunks per stage; context parallelism where a rank keeps at least 2048 tokens of a sequence; expert
 /// parallelism; microbatches of powers of two; recomputation, unless it is configured, and sharding of
 /// gradients and parameters only where without them the layout does not fit.
-Result search_layouts(const Request& request, const DryDevice& device);
+Result search_layouts(const Request& request, const ModeledDevice& device);
 
 /// The best `shown` layouts as a table, and the keys of the first one. `flops_per_token`: of the model.
-std::string table(const Result& result, const DryDevice& device, int world, double flops_per_token,
+std::string table(const Result& result, const ModeledDevice& device, int world, double flops_per_token,
                   size_t shown);
 
 }  // namespace nrl::search

@@ -118,28 +118,29 @@ plan::LinkModel link_of(const plan::DeviceModel& device, const parallel::Process
   return {std::min(device.node.bandwidth, adapters * device.network.bandwidth), device.network.latency};
 }
 
-CommSeconds comm_seconds(const plan::RunPlan& plan, const parallel::ProcessGrid& grid,
+CommSeconds comm_seconds(std::span<const plan::Traffic> traffic, const parallel::ProcessGrid& grid,
                          const plan::DeviceModel& device, std::span<const int> node_of, double expert_load) {
   CommSeconds out;
-  for (const auto& [purpose, t] : traffic_parts(plan, grid)) {
+  for (const plan::Traffic& t : traffic) {
     const plan::LinkModel link = link_of(device, grid, t, node_of);
-    const double wire = t.balanced ? t.wire() * expert_load : t.wire();
+    const double wire = t.balanced() ? t.wire() * expert_load : t.wire();
     const double seconds = static_cast<double>(t.count) * link.latency + wire / link.bandwidth;
-    switch (purpose) {
-      case plan::Purpose::layers:
+    switch (t.purpose) {
+      case comm::Purpose::layers:
+      case comm::Purpose::experts:
         out.layers += seconds;
         break;
-      case plan::Purpose::messages:
+      case comm::Purpose::messages:
         out.message = std::max(out.message, link.latency + static_cast<double>(t.bytes) /
                                                                static_cast<double>(t.count) / link.bandwidth);
         break;
-      case plan::Purpose::gradients:
+      case comm::Purpose::gradients:
         out.gradients += seconds;
         break;
-      case plan::Purpose::weights:
+      case comm::Purpose::weights:
         out.weights += seconds;
         break;
-      case plan::Purpose::scalars:
+      case comm::Purpose::scalars:
         out.scalars += seconds;
         break;
     }
@@ -173,22 +174,9 @@ double exposed_data(const Config& config, const plan::RunPlan& plan, const Stage
 
 }  // namespace
 
-DryDevice::DryDevice(const plan::DeviceModel& model, bool tf32, int threads)
-    : model_(model), no_kernels_(std::make_unique<ops::KernelTable>()) {
-  exec_.kernels = no_kernels_.get();
-  exec_.threads = threads;
-  if (!model.gpu()) return;
-  ops::LibraryOptions options;
-  options.tf32 = tf32;
-  runtime_ = device::open_dry_run(model.properties());
-  libraries_ = ops::open_dry_run_libraries(model.major, options);
-  exec_.reduction_blocks = ops::gpu_partials;
-  exec_.device = runtime_.get();
-  exec_.multiprocessors = model.multiprocessors;
-  exec_.libraries = libraries_.get();
-}
-
-DryDevice::~DryDevice() = default;
+ModeledDevice::ModeledDevice(const plan::DeviceModel& model, bool tf32, int threads)
+    : DryDevice(model.gpu() ? DryDevice(model.properties(), {.tf32 = tf32}) : DryDevice(threads)),
+      model_(model) {}
 
 int64_t StagePlans::memory() const {
   int64_t most = 0;
@@ -196,7 +184,7 @@ int64_t StagePlans::memory() const {
   return most;
 }
 
-StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device, double capacity) {
+StagePlans plan_stages(const ConfigResult& config, int world, const ModeledDevice& device, double capacity) {
   const Config& c = config.config;
   const model::ModelSpec spec = train::load_model_spec(config);
   const BatchPlan batch = resolve_batch(c, world);
@@ -214,7 +202,7 @@ StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& d
   return out;
 }
 
-StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const DryDevice& device,
+StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load) {
   const Config& c = config.config;
   const std::vector<int> node_of = parallel::node_of_ranks(nodes);
@@ -224,12 +212,12 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const D
   StepEstimate out;
   double afterwards = 0;  // the longest update with its exposed communication
   for (size_t i = 0; i < plans.stages.size(); ++i) {
-    const plan::RunPlan& plan = *plans.plans[i];
-    const plan::GridPosition& position = plans.positions[i];
-    const CommSeconds comm = comm_seconds(plan, position.grid, device.model(), node_of, expert_load);
-    plan.decoder->set_expert_load(expert_load);
+    model::Decoder& decoder = *plans.plans[i]->decoder;
     engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
     engine::LanguageModeling objective;
+    const CommSeconds comm = comm_seconds(engine.step_traffic(objective), plans.positions[i].grid,
+                                          device.model(), node_of, expert_load);
+    decoder.set_expert_load(expert_load);
     StageSeconds stage = stage_seconds(engine.step_calls(objective), device.model(), engine.plan().spec,
                                        engine.plan().layout, microbatches);
     const double data = exposed_data(c, engine.plan(), stage, comm);

@@ -9,31 +9,23 @@
 
 #include "apps/engine/engine.h"
 #include "apps/plan/device_models.h"
+#include "apps/plan/dry_device.h"
 #include "core/base/cluster_node.h"
 #include "core/config/load.h"
 
 namespace nrl::search {
 
-/// A device that computes nothing: what its ops would do is recorded.
-class DryDevice {
+/// The device of a model of one, which computes nothing.
+class ModeledDevice : public plan::DryDevice {
  public:
   /// `threads`: of a rank on a CPU.
-  DryDevice(const plan::DeviceModel& model, bool tf32, int threads);
-  ~DryDevice();
-  DryDevice(const DryDevice&) = delete;
-  DryDevice& operator=(const DryDevice&) = delete;
+  ModeledDevice(const plan::DeviceModel& model, bool tf32, int threads);
 
   const plan::DeviceModel& model() const { return model_; }
-  DeviceType type() const { return model_.gpu() ? DeviceType::cuda : DeviceType::cpu; }
-  int threads() const { return exec_.threads; }
-  const ops::Exec& exec() const { return exec_; }
+  int threads() const { return exec().threads; }
 
  private:
   plan::DeviceModel model_;
-  std::unique_ptr<device::Runtime> runtime_;
-  std::unique_ptr<ops::Libraries> libraries_;
-  std::unique_ptr<ops::KernelTable> no_kernels_;
-  ops::Exec exec_;
 };
 
 /// Seconds of a step. They add up to `step` on the rank that needs longest.
@@ -56,12 +48,12 @@ struct StagePlans {
 };
 /// `config` must have passed check_run() for `world` ranks. `capacity`: bytes that a rank's plan may have,
 /// for policy.recompute: auto.
-StagePlans plan_stages(const ConfigResult& config, int world, const DryDevice& device, double capacity);
+StagePlans plan_stages(const ConfigResult& config, int world, const ModeledDevice& device, double capacity);
 
 /// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication
 /// in layers counts in full: distributed.tp_comm_overlap may hide some of it. `expert_load`: rows that the
 /// experts of the busiest rank get, over those of a balanced router.
-StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const DryDevice& device,
+StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load = 1);
 
 }  // namespace nrl::search

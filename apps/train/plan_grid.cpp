@@ -43,7 +43,8 @@ void print_groups(const parallel::ProcessGrid& grid, std::span<const parallel::G
 
 }  // namespace
 
-void print_grid(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position) {
+void print_grid(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic) {
+  const plan::GridPosition& position = plan.position;
   const parallel::ProcessGrid& grid = position.grid;
   log::info("grid     {}", plan::grid_line(position, name_of(config.distributed.shard_strategy)));
   if (const parallel::GridPoint& e = grid.expert().sizes(); e.ep > 1 || e.tp > 1)
@@ -51,13 +52,12 @@ void print_grid(const Config& config, const plan::RunPlan& plan, const plan::Gri
   if (grid.ranks() == 1) return;
   const std::vector<ClusterNode> nodes = plan::configured_nodes(config, grid.ranks());
   if (!nodes.empty()) log::info("nodes    {}, in the order of the ranks", plan::nodes_line(nodes));
-  const std::vector<parallel::GroupId> ids = plan::needed_groups(config, position, plan.spec.tied);
-  print_groups(grid, group_aliases(grid, ids), parallel::node_of_ranks(nodes));
+  print_groups(grid, group_aliases(grid, plan.group_ids), parallel::node_of_ranks(nodes));
   log::info("traffic  of {} per step", rank_list({grid.rank()}));
-  for (const plan::Traffic& t : plan::step_traffic(plan, grid, ids))
+  for (const plan::Traffic& t : plan::by_operation(traffic))
     log::info("  {}  {}  {}, {} bytes, {} sent{}", name_of(t.group), name_of(t.op), counted(t.count, "call"),
               grouped(t.bytes), grouped(static_cast<int64_t>(t.wire())),
-              t.balanced ? " if experts are equally busy" : "");
+              t.balanced() ? " if experts are equally busy" : "");
 }
 
 std::string rank_list(const std::vector<int>& ranks, size_t most) {

@@ -7,6 +7,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/engine/step_traffic.h"
 #include "apps/plan/host_memory.h"
 #include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
@@ -202,15 +203,17 @@ void print_offloaded(const plan::RunPlan& plan) {
 }
 
 // The process around the planned memory.
-void print_host(const Config& config, const plan::RunPlan& plan, const plan::GridPosition& position,
+void print_host(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic,
                 int threads, const data::DatasetMemory& order) {
   const bool on_host = plan.device == DeviceType::cpu;
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
   rules.reset_attention_mask = config.data.reset_attention_mask;
-  const std::vector<plan::HostPart> parts = plan::host_memory(
-      config, plan, position,
-      {.program = measure_program(config, threads), .threads = threads, .documents = &rules});
+  const std::vector<plan::HostPart> parts = plan::host_memory(config, plan,
+                                                              {.program = measure_program(config, threads),
+                                                               .threads = threads,
+                                                               .documents = &rules,
+                                                               .traffic = traffic});
   const int64_t arena = on_host
                             ? plan.memory.bytes(memory::Tier::device)
                             : plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
@@ -242,7 +245,11 @@ bool assumes_this_machine(const Config& config, int world, const DeviceChoice& d
 void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
-  const std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
+  const plan::DryDevice dry = plan::DryDevice::usual(device, 1);
+  std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
+  engine::LanguageModeling objective;
+  const std::vector<plan::Traffic> traffic =
+      engine::step_traffic(ranks.front().plan, engine::training_options(c), objective, dry);
   const plan::RunPlan& plan = *ranks.front().plan;
   const BatchPlan& batch = plan.batch;
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
@@ -257,7 +264,7 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
   if (assumes_this_machine(c, world, choice))
     log::info("         all {} ranks on this machine (others: --device h100, or cluster.gpus_per_node)",
               world);
-  print_grid(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()));
+  print_grid(c, plan, traffic);
   if (const std::string line = plan::pipeline_line(c, plan.spec.layers, batch.accumulation); !line.empty())
     log::info("pipeline {}", line);
   if (plan.layout.tensor > 1)
@@ -316,8 +323,7 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
     log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
-  print_host(c, plan, plan::grid_position(c, world, ranks.front().ranks.front()), ranks.front().threads,
-             order);
+  print_host(c, plan, traffic, ranks.front().threads, order);
   if (unknown.empty())
     log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

@@ -69,6 +69,10 @@ class Channels {
   void register_memory(void* data, size_t bytes, std::vector<std::unique_ptr<Registration>>& out) {
     for (const auto& pair : pairs_) out.push_back(pair->register_memory(data, bytes));
   }
+  /// Communicator::set_dry() of the channels that are communicators of their own.
+  void set_dry(bool dry) {
+    for (const auto& pair : pairs_) pair->set_dry(dry);
+  }
   /// The end that sends to `peer`, and the one that receives from it. Must have been requested (else an
   /// internal error).
   Channel& to(int peer, int lane = 0) { return find({peer, Direction::send, lane}); }

@@ -8,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/trace/trace.h"
 #include "parallel/comm/executor.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::comm {
 
@@ -119,7 +120,18 @@ LogTicket Communicator::log_call(const Call& call) {
   return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer, algorithm(call));
 }
 
+void Communicator::set_dry(bool dry, Ledger* ledger, int group) {
+  NRL_CHECK(outstanding() == 0, "{} has operations in flight", label());
+  dry_ = dry;
+  ledger_ = ledger;
+  ledger_group_ = group;
+}
+
 std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
+  if (dry_) {
+    if (ledger_) ledger_->add(ledger_group_, call.op, call.bytes(size()));
+    return finished_work();
+  }
   const trace::Range range(name_of(call.op).data());  // a literal
   unwaited_->fetch_add(1, std::memory_order_relaxed);
   try {

@@ -23,6 +23,7 @@
 namespace nrl::comm {
 
 class HostTransport;
+class Ledger;
 class Work;
 
 /// Greatest tag of a message.
@@ -283,6 +284,9 @@ class Communicator {
   /// True when all operations of the group run one after another, messages included (nccl). Messages that
   /// depend on each other then need one exchange or separate groups (Channel).
   virtual bool single_fifo() const { return false; }
+  /// While it is dry, operations are complete when they are issued, execute nothing and touch no memory;
+  /// `ledger`, unless null, counts them under `group`. No operation may be in flight.
+  void set_dry(bool dry, Ledger* ledger = nullptr, int group = 0);
   /// For communicators built on this one; null for a single rank.
   virtual std::shared_ptr<HostTransport> host_transport() { return nullptr; }
 
@@ -340,6 +344,9 @@ class Communicator {
   CollectiveLog* log_;
   uint32_t group_ = 0;
   uint64_t seq_ = 0;
+  bool dry_ = false;
+  Ledger* ledger_ = nullptr;
+  int ledger_group_ = 0;
   bool blocking_ = false;  // inside block(): the caller waits for the operation immediately
   std::shared_ptr<std::atomic<int>> unwaited_ = std::make_shared<std::atomic<int>>(0);
 };

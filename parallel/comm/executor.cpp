@@ -46,6 +46,23 @@ void Work::block() {
   NRL_CHECK(completed(), "waiting for an operation that no executor runs");
 }
 
+namespace {
+
+class FinishedWork final : public Work {
+ public:
+  FinishedWork() : Work(nullptr, {}, nullptr, nullptr) { run_now(); }
+
+ private:
+  Advance start() override { return Advance::done; }
+};
+
+}  // namespace
+
+const std::shared_ptr<Work>& finished_work() {
+  static const std::shared_ptr<Work> work = std::make_shared<FinishedWork>();
+  return work;
+}
+
 void Work::run_now() {
   Backoff backoff(nullptr, 60);
   while (advance() != Advance::done) backoff.pause();

@@ -101,6 +101,9 @@ class Work {
   std::shared_ptr<Work> previous_;  // null once it has completed
 };
 
+/// An operation that has finished. May be waited for any number of times.
+const std::shared_ptr<Work>& finished_work();
+
 class Executor {
  public:
   Executor() = default;

@@ -151,34 +151,6 @@ int64_t ContextAttention::backward_width() const {
          ring_backward_width(shape_);
 }
 
-std::vector<ContextTransfer> ContextAttention::transfers() const {
-  using Ranks = ContextTransfer::Ranks;
-  const int64_t rows = shape_.zigzag.rows(), size = size_of(shape_.dtype), gradient = size_of(DType::f32),
-                q = rows * shape_.heads * shape_.d, kv = 2 * rows * shape_.kv_heads * shape_.d,
-                ranks = shape_.zigzag.size(), ring = ranks / shape_.exchange.a2a;
-  if (shape_.exchange.gather)
-    return {{Ranks::all, comm::Op::all_gather, 2, 2 * ranks * kv * size},
-            {Ranks::all, comm::Op::reduce_scatter, 1, ranks * kv * gradient}};
-  std::vector<ContextTransfer> out;
-  if (saves_inputs()) out.push_back({Ranks::a2a, comm::Op::all_to_all, 4, 2 * (q + kv + q) * size});
-  if (ring > 1)
-    out.push_back({Ranks::ring, comm::Op::exchange, 2 * (ring - 1) + ring,
-                   (2 * (ring - 1) * size + ring * gradient) * kv});
-  return out;
-}
-
-std::vector<ContextTransfer> ContextAttention::forward_transfers() const {
-  using Ranks = ContextTransfer::Ranks;
-  const int64_t rows = shape_.zigzag.rows(), size = size_of(shape_.dtype), q = rows * shape_.heads * shape_.d,
-                kv = 2 * rows * shape_.kv_heads * shape_.d, ranks = shape_.zigzag.size(),
-                ring = ranks / shape_.exchange.a2a;
-  if (shape_.exchange.gather) return {{Ranks::all, comm::Op::all_gather, 1, ranks * kv * size}};
-  std::vector<ContextTransfer> out;
-  if (saves_inputs()) out.push_back({Ranks::a2a, comm::Op::all_to_all, 2, (q + kv + q) * size});
-  if (ring > 1) out.push_back({Ranks::ring, comm::Op::exchange, ring - 1, (ring - 1) * kv * size});
-  return out;
-}
-
 int64_t ContextAttention::most_rows() const {
   return shape_.exchange.gather ? shape_.zigzag.length() : core().zigzag.rows();
 }

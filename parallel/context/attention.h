@@ -30,14 +30,8 @@ struct ContextGroups {
   comm::Communicator* ring = nullptr;  ///< the ranks with the same rank in their a2a; rank / a2a in it
 };
 
-/// Operations of one kind in the forward and the backward pass of a microbatch. `bytes` counts as in
-/// comm::CollectiveLog.
-struct ContextTransfer {
-  enum class Ranks : uint8_t { all, a2a, ring };  ///< see ContextGroups
-  Ranks ranks;
-  comm::Op op;
-  int64_t count, bytes;
-};
+/// The groups of ContextGroups.
+enum class ContextRanks : uint8_t { all, a2a, ring };
 
 class ContextAttention {
  public:
@@ -69,14 +63,9 @@ class ContextAttention {
     std::span<const CallBounds> bounds;
     ops::FusedDropout dropout = {};  ///< as in the forward pass
   };
-  /// Collective over the groups. While kernels are collected (Exec::needed) nothing is communicated, and
-  /// `groups` may be empty.
+  /// Collective over the groups.
   void forward(ops::Exec& exec, const ContextGroups& groups, const Forward& a) const;
   void backward(ops::Exec& exec, const ContextGroups& groups, const Backward& a) const;
-
-  std::vector<ContextTransfer> transfers() const;
-  /// Of a forward pass alone.
-  std::vector<ContextTransfer> forward_transfers() const;
 
   /// Scratch bytes of the attention calls (Exec::workspace) on a CPU with `threads` threads, or on a GPU.
   size_t workspace(int threads) const;

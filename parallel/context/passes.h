@@ -51,12 +51,11 @@ inline Tensor one_row(const Tensor& t) {
   return make_tensor(t.data, t.dtype, {1, t.numel()}, t.device);
 }
 
-/// Communication on the stream of `exec`; nothing while kernels are collected.
+/// Communication on the stream of `exec`.
 class Traffic {
  public:
-  Traffic(const ops::Exec& exec, comm::Communicator* group)
-      : group_(exec.needed ? nullptr : group), stream_{exec.stream} {
-    NRL_CHECK(exec.needed || group, "context-parallel attention without its communicator");
+  Traffic(const ops::Exec& exec, comm::Communicator* group) : group_(group), stream_{exec.stream} {
+    NRL_CHECK(group, "context-parallel attention without its communicator");
   }
   comm::Handle shift(const Tensor& send, const Tensor& receive, int tag) const;
   void all_gather(const Tensor& own, const Tensor& all) const;

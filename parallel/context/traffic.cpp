@@ -11,7 +11,6 @@ comm::View view(const Tensor& t) {
 }  // namespace
 
 comm::Handle Traffic::shift(const Tensor& send, const Tensor& receive, int tag) const {
-  if (!group_) return {};
   const int n = group_->size(), r = group_->rank();
   return group_->exchange_async({comm::Message::send(view(send), (r + 1) % n, tag),
                                  comm::Message::recv(view(receive), (r + n - 1) % n, tag)},
@@ -19,15 +18,15 @@ comm::Handle Traffic::shift(const Tensor& send, const Tensor& receive, int tag) 
 }
 
 void Traffic::all_gather(const Tensor& own, const Tensor& all) const {
-  if (group_) group_->all_gather_async(view(own), view(all), stream_).wait();
+  group_->all_gather_async(view(own), view(all), stream_).wait();
 }
 
 void Traffic::reduce_scatter(const Tensor& all, const Tensor& own) const {
-  if (group_) group_->reduce_scatter_async(view(all), view(own), comm::Reduce::sum, stream_).wait();
+  group_->reduce_scatter_async(view(all), view(own), comm::Reduce::sum, stream_).wait();
 }
 
 void Traffic::all_to_all(const Tensor& in, const Tensor& out) const {
-  if (group_) group_->all_to_all_async(view(in), view(out), stream_).wait();
+  group_->all_to_all_async(view(in), view(out), stream_).wait();
 }
 
 }  // namespace nrl::parallel::context

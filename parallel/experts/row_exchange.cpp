@@ -28,6 +28,20 @@ void RowExchange::padded_table(int64_t capacity, std::span<int32_t> table) const
       table[static_cast<size_t>(r * (shape_.experts + 1) + e)] = static_cast<int32_t>(e * capacity);
 }
 
+void RowExchange::planned_table(int64_t sent, int64_t received, std::span<int32_t> table) const {
+  const int64_t own = shape_.local(), others = shape_.experts - own;
+  const auto before = [](int64_t n, int64_t parts, int64_t i) { return parts == 0 ? 0 : n * i / parts; };
+  for (int64_t r = 0; r < shape_.ranks(); ++r) {
+    const int64_t here = before(received, shape_.ranks(), r + 1) - before(received, shape_.ranks(), r);
+    const int64_t first = first_expert();
+    for (int64_t e = 0; e <= shape_.experts; ++e) {
+      const int64_t mine = std::clamp<int64_t>(e - first, 0, own);
+      table[static_cast<size_t>(r * (shape_.experts + 1) + e)] =
+          static_cast<int32_t>(before(here, own, mine) + before(sent - here, others, e - mine));
+    }
+  }
+}
+
 template <class F>
 void RowExchange::for_each_group(std::span<const int32_t> table, int rank, const RowRange& range,
                                  F&& f) const {

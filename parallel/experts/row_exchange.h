@@ -65,6 +65,10 @@ class RowExchange {
   /// The table when every expert has `capacity` rows on every rank.
   void padded_table(int64_t capacity, std::span<int32_t> table) const;
 
+  /// The table of dry runs: every rank sends `sent` rows, of which the experts of this rank get `received` in
+  /// all; they and the others are even.
+  void planned_table(int64_t sent, int64_t received, std::span<int32_t> table) const;
+
   /// Rows that this rank sends, each to T ranks.
   int64_t sent(std::span<const int32_t> table) const { return offset(table, rank_, shape_.experts); }
   /// Rows that this rank receives.

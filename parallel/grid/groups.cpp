@@ -5,6 +5,7 @@
 
 #include "core/base/error.h"
 #include "parallel/comm/agreement.h"
+#include "parallel/comm/dry/dry_comm.h"
 #include "parallel/comm/world/make_device.h"
 
 namespace nrl::parallel {
@@ -99,22 +100,7 @@ Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<con
             "{} does not match the grid of rank {} of {}", world.label(), grid.rank(), grid.ranks());
   const std::vector<GroupId> all = canonical(ids);
   require_same_groups(world, all);
-  Partitions partitions(grid);
-  for (const GroupId& id : all) {
-    const bool only =
-        std::any_of(channels.begin(), channels.end(), [&](const GroupChannels& c) { return c.group == id; });
-    const size_t index = partitions.index_of(id);
-    entries_.push_back({id, index});
-    if (index == made_.size()) {
-      const std::vector<std::vector<int>>& groups = partitions.groups(index);
-      const std::vector<int> members = grid.members(id);
-      const auto mine = std::find(groups.begin(), groups.end(), members);
-      made_.push_back(
-          {id, members, mine == groups.end() ? -1 : static_cast<int>(mine - groups.begin()), only});
-    } else {
-      made_[index].channels_only = made_[index].channels_only && only;
-    }
-  }
+  list(grid, all, channels);
   if (device && device->options.nccl_user_buffers) {
     registers_ = true;
     allocator_ = comm::device_allocator(device->kind);
@@ -129,6 +115,40 @@ Groups::Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<con
       channels_.push_back(
           {c.group, std::make_unique<comm::Channels>(group, c.ends, split_from_ ? *split_from_ : group)});
     });
+}
+
+void Groups::list(const ProcessGrid& grid, const std::vector<GroupId>& ids,
+                  std::span<const GroupChannels> channels) {
+  Partitions partitions(grid);
+  for (const GroupId& id : ids) {
+    const bool only =
+        std::any_of(channels.begin(), channels.end(), [&](const GroupChannels& c) { return c.group == id; });
+    const size_t index = partitions.index_of(id);
+    entries_.push_back({id, index});
+    if (index == made_.size()) {
+      const std::vector<std::vector<int>>& groups = partitions.groups(index);
+      const std::vector<int> members = grid.members(id);
+      const auto mine = std::find(groups.begin(), groups.end(), members);
+      made_.push_back(
+          {id, members, mine == groups.end() ? -1 : static_cast<int>(mine - groups.begin()), only});
+    } else {
+      made_[index].channels_only = made_[index].channels_only && only;
+    }
+  }
+}
+
+Groups::Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
+               comm::Ledger& ledger) {
+  list(grid, canonical(ids), channels);
+  for (size_t i = 0; i < made_.size(); ++i) {
+    Made& m = made_[i];
+    const auto own = std::find(m.members.begin(), m.members.end(), grid.rank());
+    if (own != m.members.end())
+      m.host = comm::make_dry(name_of(m.id), static_cast<int>(own - m.members.begin()), m.members, ledger,
+                              static_cast<int>(i));
+  }
+  for (const GroupChannels& c : channels)
+    channels_.push_back({c.group, std::make_unique<comm::Channels>((*this)[c.group], c.ends)});
 }
 
 // By its members only: one order on all ranks excludes deadlock.
@@ -239,6 +259,20 @@ std::vector<std::unique_ptr<comm::Registration>> Groups::register_memory(std::sp
     if (most == own) out.push_back(m.device->register_memory(memory.data(), memory.size()));
   }
   for (const MadeChannels& c : channels_) c.channels->register_memory(memory.data(), memory.size(), out);
+  return out;
+}
+
+void Groups::set_dry(bool dry) const {
+  for (const Made& m : made_) {
+    if (m.host) m.host->set_dry(dry);
+    if (m.device) m.device->set_dry(dry);
+  }
+  for (const MadeChannels& c : channels_) c.channels->set_dry(dry);
+}
+
+std::vector<GroupId> Groups::ids() const {
+  std::vector<GroupId> out;
+  for (const Made& m : made_) out.push_back(m.id);
   return out;
 }
 

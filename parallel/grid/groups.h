@@ -12,6 +12,7 @@
 #include "parallel/comm/channel.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/device_options.h"
+#include "parallel/comm/ledger.h"
 #include "parallel/grid/grid.h"
 
 namespace nrl::parallel {
@@ -64,6 +65,10 @@ class Groups {
   Groups(const ProcessGrid& grid, comm::Communicator& world, std::span<const GroupId> ids,
          const std::optional<DeviceGroups>& device = std::nullopt,
          std::span<const GroupChannels> channels = {});
+  /// For a dry run of the grid's rank: the groups and channels execute nothing. `ledger` counts their
+  /// operations under the indices of ids() and must outlive this object. Not collective.
+  Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
+         comm::Ledger& ledger);
   /// Collective.
   ~Groups();
   Groups(const Groups&) = delete;
@@ -89,6 +94,10 @@ class Groups {
   /// registrations must be destroyed before the memory and the groups.
   std::vector<std::unique_ptr<comm::Registration>> register_memory(std::span<std::byte> memory,
                                                                    uint64_t layout) const;
+  /// While they are dry, no group or channel executes anything (Communicator::set_dry()).
+  void set_dry(bool dry) const;
+  /// What the communicators are named after, in creation order.
+  std::vector<GroupId> ids() const;
   /// Labels of the communicators, in creation order.
   std::vector<std::string> labels() const;
   /// Throws the first asynchronous error of any group (Communicator::check()).
@@ -112,6 +121,9 @@ class Groups {
     GroupId group;
     std::unique_ptr<comm::Channels> channels;
   };
+  /// Fills entries_ and made_, without communicators.
+  void list(const ProcessGrid& grid, const std::vector<GroupId>& ids,
+            std::span<const GroupChannels> channels);
   void make_host(comm::Communicator& world, Made& m);
   void make_with_device(comm::Communicator& world, const DeviceGroups& device,
                         std::span<const GroupChannels> channels);

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::pipeline {
 
@@ -30,6 +31,7 @@ comm::Handle StageMessages::send(ActionKind send, comm::ConstView data, comm::St
   NRL_CHECK(send == ActionKind::send_forward || send == ActionKind::send_backward);
   comm::Channel& to = send == ActionKind::send_forward ? channels_.to(next_, activations)
                                                        : channels_.to(previous_, gradients);
+  const comm::PurposeScope purpose(comm::Purpose::messages);
   return to.send_async(data, stream);
 }
 
@@ -37,6 +39,7 @@ comm::Handle StageMessages::receive(ActionKind receive, comm::View data, comm::S
   NRL_CHECK(receive == ActionKind::receive_forward || receive == ActionKind::receive_backward);
   comm::Channel& from = receive == ActionKind::receive_forward ? channels_.from(previous_, activations)
                                                                : channels_.from(next_, gradients);
+  const comm::PurposeScope purpose(comm::Purpose::messages);
   return from.receive_async(data, stream);
 }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/engine/step_traffic.h"
 #include "apps/train/accelerator.h"
 #include "apps/train/placement.h"
 #include "core/device/cpu/features.h"
@@ -52,7 +53,10 @@ class Trainee {
  public:
   /// `ranks`: all of the layout that `result` configures.
   Trainee(comm::Communicator& ranks, const std::string& device, const ConfigResult& result)
-      : config_(result.config), position_(plan::grid_position(config_, ranks.size(), ranks.rank())) {
+      : ranks_(ranks),
+        result_(result),
+        config_(result.config),
+        position_(plan::grid_position(config_, ranks.size(), ranks.rank())) {
     std::optional<parallel::DeviceGroups> devices;
     if (device == "cuda") {
       accelerator_ = train::open_accelerator(0, {});
@@ -77,7 +81,7 @@ class Trainee {
   Learned learn(int steps) {
     Learned out;
     for (int i = 0; i < steps; ++i) {
-      const engine::StepResult result = train_step();
+      const engine::StepResult result = i == 1 ? counted_step() : train_step();
       out.numbers.insert(out.numbers.end(), {result.metrics[0], result.grad_norm});
       out.numbers.insert(out.numbers.end(), result.router.begin(), result.router.end());
       if (i == 0) add_state("exp_avg", "g/", out.elements);
@@ -102,6 +106,43 @@ class Trainee {
     }
     engine_->step({.number = step_, .learning_rate = 1e-2, .loss_tokens = batch.tokens_per_step}, objective_);
     return engine_->collect();
+  }
+
+  /// A step that must communicate what a dry run of it counted: the bytes of rows that go to experts depend
+  /// on the router.
+  engine::StepResult counted_step() {
+    if (ranks_.size() == 1) return train_step();
+    const auto totals = [&] {
+      engine_->finish_gathers();
+      std::map<std::string, std::array<int64_t, 2>> out;  // operations and bytes
+      for (const comm::LogTotal& t : ranks_.collective_log()->totals())
+        if (t.ranks > 1) out[fmt::format("{} {}", t.group, comm::name_of(t.op))] = {t.count, t.bytes};
+      return out;
+    };
+    const auto before = totals();
+    const engine::StepResult result = train_step();
+    std::map<std::string, std::array<int64_t, 2>> counted, planned;
+    for (const plan::Traffic& t : plan::by_operation(planned_traffic()))
+      planned[fmt::format("{} {}{}", name_of(t.group), name_of(t.op), t.balanced() ? " of experts" : "")] = {
+          t.count, t.balanced() ? 0 : t.bytes};
+    for (const auto& [name, total] : totals()) {
+      const auto earlier = before.contains(name) ? before.at(name) : std::array<int64_t, 2>{};
+      if (total == earlier) continue;
+      const bool experts = planned.contains(name + " of experts");
+      counted[experts ? name + " of experts" : name] = {total[0] - earlier[0],
+                                                        experts ? 0 : total[1] - earlier[1]};
+    }
+    CHECK(counted == planned);
+    return result;
+  }
+
+  /// engine::step_traffic() of a plan like the engine's.
+  std::vector<plan::Traffic> planned_traffic() const {
+    const plan::DryDevice device = plan::DryDevice::usual(engine_->plan().device, 1);
+    auto plan = plan::make_run_plan(config_, train::load_model_spec(result_),
+                                    resolve_batch(config_, ranks_.size()), position_, device.type(), 1);
+    engine::LanguageModeling objective;
+    return engine::step_traffic(plan, engine::training_options(config_), objective, device);
   }
 
   /// The data of the next step are those after this many more.
@@ -165,6 +206,8 @@ class Trainee {
     }
   }
 
+  comm::Communicator& ranks_;
+  const ConfigResult result_;
   const Config config_;
   const plan::GridPosition position_;
   train::Accelerator accelerator_;

@@ -174,6 +174,33 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
 
 }  // namespace
 
+TEST_CASE("the table of a dry run has the planned rows", "[experts]") {
+  for (const auto& [experts, ep, etp] : {std::array{8, 4, 1}, {8, 2, 2}, {6, 1, 3}, {4, 4, 1}})
+    for (const int64_t sent : {16, 37})
+      for (int rank = 0; rank < ep * etp; ++rank)
+        for (const double load : {1.0, 0.3, 1.7}) {
+          const ExpertShape shape{.experts = experts, .ep = ep, .etp = etp};
+          const RowExchange exchange(shape, rank);
+          const int64_t most = shape.ranks() * sent;
+          const auto received = std::min<int64_t>(
+              most, std::llround(load * static_cast<double>(sent) * static_cast<double>(etp)));
+          if (ep == 1 && received != most) continue;  // the others' experts do not exist
+          CAPTURE(experts, ep, etp, sent, rank, load);
+          std::vector<int32_t> table(static_cast<size_t>(exchange.table_size()), -1);
+          exchange.planned_table(sent, received, table);
+          for (int source = 0; source < shape.ranks(); ++source) {
+            const auto offsets = std::span(table).subspan(static_cast<size_t>(source * (experts + 1)),
+                                                          static_cast<size_t>(experts + 1));
+            CHECK(offsets.front() == 0);
+            CHECK(offsets.back() == sent);
+            CHECK(std::is_sorted(offsets.begin(), offsets.end()));
+          }
+          CHECK(exchange.sent(table) == sent);
+          CHECK(exchange.received(table) == received);
+          if (load == 1.0) CHECK(exchange.most_received(table) - received <= shape.ranks());
+        }
+}
+
 TEST_CASE("rows go to their experts and back", "[experts]") {
   const Routing routings[] = {
       {"even", 12, 40, 2},        {"one choice", 12, 7, 1},        {"all", 12, 5, 12},

@@ -57,6 +57,7 @@ class Adapter : public Layer {
     });
     r.step("up", reads(act_), writes(ports_.out), [&] {
       ops::linear_forward(r.exec(), {.x = r[act_], .weight = r.weight(p_.up), .out = r[ports_.out]});
+      r.all_reduce(r[ports_.out], parallel::group::all);  // nothing without groups
     });
   }
 
@@ -166,6 +167,17 @@ class AdaptedModel {
     return gradients_;
   }
   double loss() const { return loss_; }
+  /// Counts what a step of one of several ranks would communicate and which ops it would call.
+  void dry_run(const parallel::Groups& groups, ops::KernelSet& kernels, std::vector<ops::Call>& calls) {
+    stage_->watch_ticks({});
+    context_.groups = &groups;
+    exec_.needed = &kernels;
+    exec_.calls = &calls;
+    execute(schedule_, {*stage_, 0, {}}, tiny_.batches(microbatches), {});
+    context_.groups = nullptr;
+    exec_.needed = nullptr;
+    exec_.calls = nullptr;
+  }
   std::vector<std::vector<float>>& weights() { return weights_; }
 
  private:
@@ -250,6 +262,28 @@ TEST_CASE("gradients of the adapter are the derivatives of the loss", "[model]")
     CHECK((at[1] - at[0]) / (2 * static_cast<double>(h)) ==
           Approx(gradients[p][3]).epsilon(0.02).margin(1e-3));
   }
+}
+
+TEST_CASE("a dry run counts the communication, kernels and costs of any kind of layer", "[model]") {
+  AdaptedModel m(ops::cpu_kernels(cpu::best_isa()), 1, DType::f32, {}, in_turn());
+  const auto want = m.train();
+  comm::Ledger ledger;
+  const std::array ids{parallel::group::all};
+  const parallel::Groups groups(parallel::ProcessGrid({}, 4, 1), ids, {}, ledger);
+  ops::KernelSet kernels;
+  std::vector<ops::Call> calls;
+  m.dry_run(groups, kernels, calls);
+  REQUIRE(ledger.sums().size() == 1);
+  const comm::Ledger::Sum& sum = ledger.sums().front();
+  CHECK(sum.op == comm::Op::all_reduce);
+  CHECK(sum.count % microbatches == 0);
+  CHECK(sum.count > 0);
+  CHECK(sum.bytes == sum.count * test::TinyModel::tokens * 16 * 4);
+  CHECK(kernels.contains(ops::Kernel::activation_backward));
+  CHECK(std::count_if(calls.begin(), calls.end(), [](const ops::Call& c) {
+          return c.cost.flops == ops::linear_flops(test::TinyModel::tokens, narrow, 16);
+        }) >= 3 * sum.count);
+  CHECK(m.train() == want);  // nothing was computed meanwhile
 }
 
 TEST_CASE("a step that touches a slot which it does not name is stopped", "[model]") {

@@ -10,7 +10,7 @@ using namespace nrl;
 using namespace nrl::plan;
 
 TEST_CASE("the grid's line names the axes that several ranks share", "[plan]") {
-  CHECK(grid_line({}, "ddp") == "1 rank");
+  CHECK(grid_line(parallel::GridPoint{}, "ddp") == "1 rank");
   CHECK(grid_line({.dp = 8}, "optim") == "8 ranks = dp 8  optim");
   CHECK(grid_line({.tp = 2, .dp = 4}, "ddp", {.tp = 2, .ep = 4}) ==
         "8 ranks = tp 2 x dp 4, etp 2 x ep 4  ddp");

@@ -4,9 +4,9 @@
 #include <map>
 #include <set>
 
+#include "apps/engine/step_traffic.h"
 #include "apps/model/hf_config.h"
 #include "apps/plan/run_plan.h"
-#include "apps/plan/traffic.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -227,15 +227,18 @@ TEST_CASE("the buckets of a layer are gathered in one operation, and reduced in 
       const Case c{.strategy = "optim_grads_params",
                    .extra = {fmt::format("distributed.bucket_size_mb={}", size),
                              fmt::format("distributed.grad_reduce_dtype={}", wire)}};
-      const auto p = plan_of(c);
-      const ParamGroup& g = p->groups[0];
-      REQUIRE((std::ssize(g.layout.buckets()) > 10) == buckets);  // 8 blocks, embedding and head
-      const parallel::ProcessGrid grid({}, c.world, 0);
+      const DryDevice device(1);
+      auto p = plan_of(c);
+      REQUIRE((std::ssize(p->groups[0].layout.buckets()) > 10) == buckets);  // 8 blocks, embedding and head
       int64_t gathers = 0, sums = 0, gathered = 0, summed = 0;
-      for (const TrafficPart& part : traffic_parts(*p, grid)) {
-        if (part.purpose == Purpose::weights) gathers += part.traffic.count, gathered += part.traffic.bytes;
-        if (part.purpose == Purpose::gradients) sums += part.traffic.count, summed += part.traffic.bytes;
+      engine::LanguageModeling objective;
+      engine::TrainingOptions options;
+      options.overlap_param_gather = true;
+      for (const Traffic& t : engine::step_traffic(p, options, objective, device)) {
+        if (t.purpose == comm::Purpose::weights) gathers += t.count, gathered += t.bytes;
+        if (t.purpose == comm::Purpose::gradients) sums += t.count, summed += t.bytes;
       }
+      const ParamGroup& g = p->groups[0];
       // The backward pass begins with the layer that the forward pass ends with, and that of the embedding
       // reads no weights.
       CHECK(gathers == c.microbatches * (2 * 10 - 2));

@@ -166,7 +166,7 @@ TEST_CASE("steps on random tokens have no loader, no probe of the peak and no ch
   const auto names = [&](bool training) {
     std::string out;
     for (const HostPart& part :
-         host_memory(result.config, *planned, position,
+         host_memory(result.config, *planned,
                      {.program = 1, .threads = 2, .documents = nullptr, .training = training}))
       out += part.name + ", ";
     return out;

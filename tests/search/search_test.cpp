@@ -45,7 +45,7 @@ Estimated estimated(int world, std::vector<std::string> overrides, const std::ve
   INFO(render(config.diagnostics));
   REQUIRE(config.ok());
   REQUIRE(validate_for_world(config, world).empty());
-  const DryDevice device(h100(), false, 1);
+  const ModeledDevice device(h100(), false, 1);
   StagePlans plans = plan_stages(config, world, device, 70e9);
   Estimated out{.memory = plans.memory()};
   out.estimate = estimate_step(config, std::move(plans), device, nodes, expert_load);
@@ -58,7 +58,7 @@ Result searched(int world, double capacity, const std::vector<std::string>& over
   const TemporaryDirectory directory;
   const std::string file = directory / "model.yaml";
   write_file_atomic(file, model_yaml);
-  const DryDevice device(h100(), false, 1);
+  const ModeledDevice device(h100(), false, 1);
   return search_layouts({.config = file, .overrides = overrides, .world = world, .capacity = capacity},
                         device);
 }
@@ -157,7 +157,7 @@ TEST_CASE("The search returns valid layouts, fastest first", "[search]") {
   CHECK(names.contains("dp 4  optim  micro 8"));
   CHECK(names.contains("tp 2 x pp 2  zb_h1  ddp  micro 1"));
   CHECK(names.contains("dp 2 x pp 2  2 chunks  optim  micro 4"));
-  const std::string text = table(result, DryDevice(h100(), false, 1), 4, 1e9, 3);
+  const std::string text = table(result, ModeledDevice(h100(), false, 1), 4, 1e9, 3);
   CHECK(text.find(result.found[0].layout.name(4)) != std::string::npos);
   CHECK(text.find(result.found[3].layout.name(4) + " ") == std::string::npos);
 }
@@ -177,7 +177,7 @@ TEST_CASE("The search reports how far it is", "[search]") {
                                               done.push_back(d);
                                               of = total;
                                             }},
-                                       DryDevice(h100(), false, 1));
+                                       ModeledDevice(h100(), false, 1));
   CHECK(of == done.size());
   CHECK(of >= result.found.size());
   for (size_t i = 0; i < done.size(); ++i) CHECK(done[i] == i);

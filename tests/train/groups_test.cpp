@@ -127,7 +127,7 @@ class Toy {
         reducer.ready(static_cast<int>(p));
       }
       reducer.finish();
-      optimizer.step(&ranks[parallel::group::all]);
+      optimizer.step(ranks[parallel::group::all]);
       reducer.gather();
       norms.push_back(scalars_.ptr<double>()[S::grad_norm]);
       REQUIRE(scalars_.ptr<double>()[S::skip] == 0);
@@ -446,7 +446,7 @@ TEST_CASE("the learning rate of a group is scaled by its own factor") {
   for (const GroupTensors& t : tensors) std::fill_n(t.gradients.ptr<float>(), 6, 1.0f);
   Optimizer optimizer({}, 0, 1, 0, tensors, make_tensor(values.data(), DType::f64, {ops::StepScalar::count}),
                       arenas, {}, {}, exec);
-  optimizer.step(alone.comm.get());
+  optimizer.step(*alone.comm);
   // The first step of Adam is the learning rate.
   REQUIRE(tensors[0].weights.ptr<float>()[5] == Approx(-0.5));
   REQUIRE(tensors[1].weights.ptr<float>()[5] == Approx(-1.5));

@@ -42,13 +42,14 @@ std::array<int64_t, n> status_bytes(const char* const (&names)[n]) {
 
 }  // namespace
 
-HostMemory::HostMemory(size_t bytes) : size_(bytes) {
+HostMemory::HostMemory(size_t bytes, bool reserved) : size_(bytes) {
   if (bytes == 0) return;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | (reserved ? 0 : MAP_NORESERVE);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, -1, 0);
   if (p == MAP_FAILED) fail(Exit::out_of_memory, "the system refused {} of memory", human_bytes(bytes));
   data_ = static_cast<std::byte*>(p);
   // Advice only: without huge pages it is slower, not wrong.
-  if (bytes >= (size_t{8} << 20)) (void)madvise(p, bytes, MADV_HUGEPAGE);
+  if (reserved && bytes >= (size_t{8} << 20)) (void)madvise(p, bytes, MADV_HUGEPAGE);
 }
 
 HostMemory::~HostMemory() {

@@ -13,7 +13,8 @@ namespace nrl::cpu {
 class HostMemory {
  public:
   HostMemory() = default;
-  explicit HostMemory(size_t bytes);
+  /// Without `reserved` of any size: for addresses of which few are written.
+  explicit HostMemory(size_t bytes, bool reserved = true);
   ~HostMemory();
   HostMemory(HostMemory&& other) noexcept;
   HostMemory& operator=(HostMemory&& other) noexcept;

@@ -1,0 +1,13 @@
+#include "apps/engine/step_traffic.h"
+
+namespace nrl::engine {
+
+std::vector<plan::Traffic> step_traffic(std::unique_ptr<plan::RunPlan>& plan, const TrainingOptions& options,
+                                        Objective& objective, const plan::DryDevice& device) {
+  Engine engine(std::move(plan), options, device.exec());
+  std::vector<plan::Traffic> traffic = engine.step_traffic(objective);
+  plan = engine.release();
+  return traffic;
+}
+
+}  // namespace nrl::engine

@@ -1,0 +1,16 @@
+#pragma once
+// The communication of a training step, counted in a dry run of it: on a device that computes nothing, in
+// groups that move nothing. The collective log of a run must agree.
+
+#include "apps/engine/engine.h"
+#include "apps/plan/dry_device.h"
+
+namespace nrl::engine {
+
+/// Of the rank that `plan` is for, with `objective`; groups of one rank are left out. The plan cannot be
+/// executed afterwards: it is bound to memory that does not exist. `device`: of the plan's type; must outlive
+/// the plan.
+std::vector<plan::Traffic> step_traffic(std::unique_ptr<plan::RunPlan>& plan, const TrainingOptions& options,
+                                        Objective& objective, const plan::DryDevice& device);
+
+}  // namespace nrl::engine

@@ -1,0 +1,38 @@
+#pragma once
+// What a dry run has instead of the machine that it is about: a device that computes nothing, and groups of
+// ranks that do not exist.
+
+#include <memory>
+
+#include "core/device/runtime.h"
+#include "core/ops/exec.h"
+#include "core/ops/libraries.h"
+#include "core/tensor/tensor.h"
+
+namespace nrl::plan {
+
+/// A device that computes nothing: what its ops would do is recorded (ops::Exec::needed).
+class DryDevice {
+ public:
+  /// A CPU with `threads` threads per rank.
+  explicit DryDevice(int threads);
+  /// A GPU.
+  DryDevice(const device::Properties& gpu, const ops::LibraryOptions& options);
+  /// A CPU, or the GPU for which runs are planned where there is none.
+  static DryDevice usual(DeviceType type, int threads);
+
+  ~DryDevice();
+  DryDevice(DryDevice&&) noexcept;
+  DryDevice& operator=(DryDevice&&) noexcept;
+
+  const ops::Exec& exec() const { return exec_; }
+  DeviceType type() const { return runtime_ ? DeviceType::cuda : DeviceType::cpu; }
+
+ private:
+  std::unique_ptr<device::Runtime> runtime_;
+  std::unique_ptr<ops::Libraries> libraries_;
+  std::unique_ptr<ops::KernelTable> no_kernels_;
+  ops::Exec exec_;
+};
+
+}  // namespace nrl::plan
