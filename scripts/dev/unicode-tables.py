@@ -1,16 +1,14 @@
 #!/usr/bin/env python3
-"""Writes the Unicode tables of apps/data and the character classes that the tests expect.
+"""Writes the Unicode table of apps/data and the character classes that the tests expect.
 
-    unicode-tables.py nfc >apps/data/nfc_tables.inc
     unicode-tables.py stand-ins >apps/data/stand_ins.inc
     unicode-tables.py classes >tests/data/fixtures/unicode_classes.txt
 
 The reference is what Hugging Face's tokenizers 0.23 does: its regular expressions (Oniguruma) have the classes
-of Unicode 16.0, its normalization form C those of Unicode 9.0, its digits (the Rust library) those of 17.0.
-Needs `pip install unicodedata2==16.0.0 regex` and Perl for the first two, `tokenizers` for the last.
+of Unicode 16.0, its digits (the Rust library) those of 17.0.
+Needs `pip install unicodedata2==16.0.0 regex` for the first, `tokenizers` for the second.
 """
 
-import subprocess
 import sys
 import unicodedata as oldest  # 14.0, the oldest tables of a PCRE2 that we build with
 
@@ -31,35 +29,6 @@ def write_rows(name, kind, rows):
             line = ""
         line += text + " "
     print(line.rstrip() + "\n};")
-
-
-def nfc():
-    import unicodedata2 as unicode
-
-    # What was in Unicode 9.0 has the same form C in all later versions; what came later is left alone.
-    script = r'for $c (0..0x10FFFF) { next if $c >= 0xD800 && $c < 0xE000; print "$c\n" if chr($c) =~ /\p{Present_In: 9.0}/ }'
-    known = set(map(int, subprocess.run(["perl", "-e", script], capture_output=True, text=True, check=True).stdout.split()))
-    composites, excluded, classes = [], [], []
-    for c in code_points():
-        if c not in known or 0xAC00 <= c < 0xD7A4:
-            continue
-        parts = unicode.decomposition(chr(c))
-        if parts and not parts.startswith("<"):
-            first, second = ([int(p, 16) for p in parts.split()] + [0])[:2]
-            whole = unicode.normalize("NFC", unicode.normalize("NFD", chr(c))) == chr(c)
-            (composites if whole else excluded).append((c, first, second))
-        if k := unicode.combining(chr(c)):
-            if classes and classes[-1][1:] == [c - 1, k]:
-                classes[-1][1] = c
-            else:
-                classes.append([c, c, k])
-    print(COMMENT % "nfc" + "// Canonical decompositions and combining classes of Unicode 9.0. Hangul syllables are computed.\n")
-    print("// {character, first, second or 0}: those that composition makes again.")
-    write_rows("composite_table", "Decomposition", composites)
-    print("\n// Those that composition does not make.")
-    write_rows("excluded_composites", "Decomposition", excluded)
-    print("\n// {first, last, class}, classes other than 0.")
-    write_rows("combining_classes", "ClassRange", classes)
 
 
 def stand_ins():
@@ -116,4 +85,4 @@ def classes():
         print(pattern, *(f"{a:x}" if a == b else f"{a:x}-{b:x}" for a, b in ranges))
 
 
-{"nfc": nfc, "stand-ins": stand_ins, "classes": classes}[sys.argv[1]]()
+{"stand-ins": stand_ins, "classes": classes}[sys.argv[1]]()

@@ -134,12 +134,3 @@ TEST_CASE("patterns mean what they mean in Ruby's syntax", "[tokenizer][unicode]
     CHECK(contains(refusal(pattern), "file:1:2: unsupported pattern"));
   }
 }
-
-TEST_CASE("form C knows the characters of Unicode 9.0", "[tokenizer][unicode]") {
-  CHECK(to_nfc("\u0345\u0316") == "\u0316\u0345");
-  CHECK(to_nfc("\u0345\u0898\u0316") == "\u0345\u0898\u0316");                    // 14.0: a starter there
-  CHECK(to_nfc("\U00011935\U00011930") == "\U00011935\U00011930");                // 13.0: not composed
-  CHECK(to_nfc("\U000105d2\u0307") == "\U000105d2\u0307");                        // 16.0
-  CHECK(to_nfc("\U00011131\U00011127") == "\U0001112e");                          // 6.1
-  CHECK(to_nfc("\u1e945\U0001e94a\U0001e944") == "\u1e945\U0001e94a\U0001e944");  // 9.0: 7 before 230
-}
