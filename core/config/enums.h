@@ -96,6 +96,9 @@ NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())
 NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512, avx512_bf16, avx512_amx),
          ("auto", "baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"), ())
+/// The quantities that a suite of comparisons measures.
+NRL_ENUM(Quantity, (step_time, speed, planned_bytes, activation_bytes, optimizer_bytes, sent_bytes),
+         ("step_time", "speed", "planned_bytes", "activation_bytes", "optimizer_bytes", "sent_bytes"), ())
 
 #undef NRL_UNWRAP
 #undef NRL_ENUM

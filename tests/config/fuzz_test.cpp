@@ -6,6 +6,7 @@
 #include <sstream>
 
 #include "core/base/philox.h"
+#include "core/config/suite.h"
 #include "tests/catch.h"
 #include "tests/config/helpers.h"
 
@@ -181,4 +182,30 @@ TEST_CASE("mutated configurations are accepted or refused with a place", "[confi
   CHECK(accepted > iterations / 100);
   CHECK(accepted < iterations);
   if (wanted) WARN(iterations << " inputs, " << accepted << " accepted, slowest " << slowest << " s");
+}
+
+TEST_CASE("mutated suites are accepted or refused with a place", "[config][fuzz]") {
+  const std::string original = slurp(NRL_SOURCE_DIR "/configs/suites/claims.yaml");
+  REQUIRE(load_suite_text(original, "s.yaml").ok());
+  Mutator mutator(1, {original});
+  int accepted = 0;
+  constexpr int iterations = 3000;
+  for (int i = 0; i < iterations; ++i) {
+    const std::string text = mutator.next();
+    const Suite suite = load_suite_text(text, "s.yaml");
+    accepted += suite.ok();
+    bool good = true;
+    for (const Diagnostic& d : suite.diagnostics)
+      good = good && !d.message.empty() && d.line > 0 && d.column > 0 && d.file == "s.yaml";
+    for (const SuiteComparison& c : suite.comparisons)
+      for (const SuitePromise& p : c.promises)
+        good = good && (!suite.ok() || std::max(p.variant, p.than) < c.variants.size());
+    if (!good) {
+      INFO(text);
+      INFO(render(suite.diagnostics));
+      FAIL("not placed, or a promise without its variant");
+    }
+  }
+  CHECK(accepted > iterations / 100);
+  CHECK(accepted < iterations);
 }
