@@ -13,14 +13,15 @@ namespace nrl::bench {
 constexpr int default_steps = 20;  ///< timed without Args::steps
 
 struct Args {
-  std::string benchmark;               ///< ops, gemm, attention, step, comm
-  std::string config;                  ///< of step, comm and claims: a YAML file
+  std::string benchmark;               ///< ops, gemm, attention, step, comm, compare
+  std::string suite;                   ///< of compare: a YAML file
+  std::string config;                  ///< of step, comm and compare: a YAML file
   std::vector<std::string> overrides;  ///< "key=value"
   std::string device = "auto";         ///< auto, cpu or cuda
   std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
   std::string json;                    ///< file to write; empty: none
-  std::string only;                    ///< substring of the names of the cases; empty: all
-  std::optional<int> steps;            ///< step: number of timed steps
+  std::string only;                    ///< substring of the names of the cases or comparisons; empty: all
+  std::optional<int> steps;            ///< step, compare: number of timed steps
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
   std::string predict;                 ///< step: name of a GPU (device_models.h); empty: no prediction
   bool quick = false;                  ///< tiny sizes, executed once: a functional test

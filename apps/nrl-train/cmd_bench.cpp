@@ -42,33 +42,37 @@ double process_start() {
 }  // namespace
 
 int run_bench(const bench::Args& args) {
-  const bool claims = bench::is_claim_benchmark(args.benchmark);
   const auto one_of = [&](std::initializer_list<std::string_view> names) {
     return std::find(names.begin(), names.end(), args.benchmark) != names.end();
   };
   // {option, whether it is given, whether the benchmark has it, which do}
-  const bool kernels = one_of({"ops", "gemm", "attention"}), steps = claims || args.benchmark == "step";
+  const bool kernels = one_of({"ops", "gemm", "attention"}), steps = one_of({"step", "compare"});
   const std::tuple<const char*, bool, bool, const char*> options[] = {
       {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
       {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
-      {"--only", !args.only.empty(), kernels, "bench ops, gemm or attention"},
+      {"--only", !args.only.empty(), kernels || one_of({"compare"}), "bench ops, gemm, attention or compare"},
       {"--precision", args.precision != "auto", kernels,
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
-      {"--steps", args.steps.has_value(), steps, "bench step, or one with a configuration"}};
+      {"--steps", args.steps.has_value(), steps, "bench step or compare"}};
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
       fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);
-  if (!one_of({"step", "comm"}) && !claims && (!args.config.empty() || !args.overrides.empty()))
+  if (!one_of({"step", "comm", "compare"}) && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
   if (args.benchmark == "attention") return bench::attention(args);
   if (args.benchmark == "comm")
     return train::run_in_world([&](comm::World& world) { return bench::comm(world, args); });
+  if (args.benchmark == "compare") {
+    if (args.suite.empty())
+      fail(Exit::usage,
+           "bench compare needs a suite, e.g. nrl-train bench compare configs/suites/claims.yaml");
+    return train::run_in_world([&](comm::World& world) { return bench::compare(world, args); });
+  }
   if (args.config.empty())
     fail(Exit::usage, "bench {0} needs a configuration, e.g. nrl-train bench {0} configs/bench-tiny.yaml",
          args.benchmark);
-  if (claims) return train::run_in_world([&](comm::World& world) { return bench::claims(world, args); });
   if (comm::launched_with_peers())
     fail(Exit::usage,
          "bench step runs on one rank only. Fix: to measure several ranks, train and read "

@@ -10,7 +10,7 @@
 
 #include "apps/bench/batch_size.h"
 #include "apps/bench/bench.h"
-#include "apps/bench/claims.h"
+#include "apps/bench/compare.h"
 
 namespace nrl::app {
 

@@ -57,7 +57,8 @@ std::string_view examples_of(std::string_view command) {
        "  nrl-train bench gemm\n"
        "  nrl-train bench step configs/quickstart.yaml --steps 50\n"
        "  mpirun -n 4 nrl-train bench comm\n"
-       "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2"},
+       "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2\n"
+       "  nrl-train bench compare configs/suites/claims.yaml --only recompute"},
       {"doctor", "  nrl-train doctor"},
   };
   for (const auto& [name, text] : examples)

@@ -5,8 +5,10 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <functional>
 #include <sstream>
 #include <system_error>
+#include <utility>
 
 #include <CLI/CLI.hpp>
 
@@ -50,14 +52,27 @@ struct ConfigOptions {
   ConfigOptions(std::string& path, std::vector<std::string>& overrides)
       : path_(path), overrides_(overrides) {}
 
-  void add(CLI::App* command, const std::string& what = "YAML file", bool required = true) {
+  /// `first`: of a command that takes another file before CONFIG, where that goes; null: it takes none.
+  void add(
+      CLI::App* command, const std::string& what = "YAML file", bool required = true,
+      std::function<std::string*()> first = [] { return nullptr; }) {
     command->add_option("CONFIG", path_, what);
     command->add_option("overrides", overrides_, "key=value, e.g. policy.optimizer.lr=1e-4");
     command->add_option("--config", named_, "The same as CONFIG");
-    command->parse_complete_callback([this, required] { settle(required); });
+    command->parse_complete_callback([this, required, first] {
+      if (std::string* file = first()) take_first(*file);
+      settle(required);
+    });
   }
 
  private:
+  void take_first(std::string& file) {
+    file = std::exchange(path_, "");
+    if (overrides_.empty() || overrides_.front().find('=') != std::string::npos) return;
+    path_ = overrides_.front();
+    overrides_.erase(overrides_.begin());
+  }
+
   void settle(bool required) {
     if (named_.empty()) {
       if (path_.empty() && required) throw CLI::RequiredError("CONFIG");
@@ -263,18 +278,17 @@ int run(int argc, char** argv) {
 
   bench::Args bench;
   ConfigOptions bench_config(bench.config, bench.overrides);
-  std::vector<std::string> benchmarks{"ops", "gemm", "attention", "step", "comm"};
-  for (const std::string& name : bench::claim_benchmarks()) benchmarks.push_back(name);
   c = app.add_subcommand("bench", "Benchmark this machine relative to its limits");
   c->add_option("benchmark", bench.benchmark,
                 "ops: memory-bound kernels; gemm: matmuls; attention;\n"
                 "step: training steps of CONFIG on random tokens; comm: communication, in the groups of\n"
                 "CONFIG, or inside and across nodes;\n"
-                "recompute, precision, fp8, offload, zero: CONFIG with and without, beside what guides\n"
-                "promise")
+                "compare SUITE [CONFIG]: variants of CONFIG, by default that of the suite, beside what is\n"
+                "promised of them, as the YAML file SUITE says")
       ->required()
-      ->check(CLI::IsMember(benchmarks));
-  bench_config.add(c, "YAML file, for step, comm and the last five, with key=value after it", false);
+      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm", "compare"}));
+  bench_config.add(c, "YAML file, for step, comm and compare, with key=value after it", false,
+                   [&] { return bench.benchmark == "compare" ? &bench.suite : nullptr; });
   c->add_option("--device", bench.device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
@@ -283,8 +297,9 @@ int run(int argc, char** argv) {
        "float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
   c->add_option("--json", bench.json, "Write the results to this file");
-  c->add_option("--only", bench.only, "Only cases whose name contains this text (ops, gemm, attention)");
-  c->add_option("--steps", bench.steps, "Steps to time (step and the last five; default 20)")
+  c->add_option("--only", bench.only,
+                "Only cases whose name contains this text (ops, gemm, attention, compare)");
+  c->add_option("--steps", bench.steps, "Steps to time (step and compare; default 20)")
       ->check(CLI::Range(1, 100000));
   c->add_option("--tokens", bench.tokens,
                 "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")

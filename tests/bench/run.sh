@@ -109,35 +109,70 @@ case $case_name in
       *) fail "exit code $code" ;;
     esac
     ;;
-  claims)
+  compare)
     # What the plan says of a feature is in the table: fewer bytes, and the same bytes sent.
     tiny+=(policy.train_global_batch_size=4 policy.model.num_hidden_layers=3)
+    suite=$source_dir/configs/suites/claims.yaml
     ratio() { awk -v name="\"claim\":\"$1" 'index($0, name) { match($0, /"ratio":[0-9.e+-]*/); print substr($0, RSTART + 8, RLENGTH - 8) }' "$2"; }
     between() { awk -v x="$1" -v low="$2" -v high="$3" 'BEGIN { exit !(x >= low && x <= high) }' || fail "$1 is not in $2 to $3: $(cat out.txt)"; }
-    for what in recompute precision fp8 offload zero; do
-      launch=()
-      [[ $what != zero ]] || launch=(mpirun -n 2 --oversubscribe)
-      expect 0 "${launch[@]}" "$nrl_train" bench $what "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device cpu --json $what.json
-      [[ $(grep -c '^claim ' out.txt) -gt 1 ]] || fail "no claims: $(cat out.txt)"
-      cp out.txt $what.txt
-    done
-    between "$(ratio 'gradient checkpointing saves memory' recompute.json)" 0.1 0.999
-    between "$(ratio 'offloading the optimizer' offload.json)" 0.1 0.999
-    between "$(ratio 'offloading activations' offload.json)" 0.1 1
-    grep -qE '^activations +moves [0-9.]+ GB to the host at [0-9.]+ GB/s, [0-9.]+ GB back .* ms exposed \(0\.0 % hidden\)$' offload.txt ||
-      fail "no copies: $(cat offload.txt)"
-    positive offload.json to_host_ms
-    between "$(ratio 'fewer bits of optimizer state' precision.json)" 0.1 0.9
-    between "$(ratio 'a distributed optimizer divides' zero.json)" 0.4 0.6
-    between "$(ratio 'a distributed optimizer sends' zero.json)" 0.99 1.01
-    grep -q '"name":"blockwise","refused":"policy.model' fp8.json || fail "no reason: $(cat fp8.json)"
+    expect 0 "$nrl_train" bench compare "$suite" "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device cpu --json one.json
+    grep -qx '==== zero: skipped: needs 2 ranks; there is 1' out.txt || fail "not skipped: $(cat out.txt)"
+    [[ $(grep -c '^==== ' out.txt) == 5 ]] || fail "not five comparisons: $(cat out.txt)"
+    # A quick run judges bytes, but no times.
+    [[ $(grep -c '^claim .*; here .* memory; met, at most ' out.txt) == 5 ]] || fail "not judged: $(cat out.txt)"
+    ! grep -qE '^claim .*(time|speed); (met|missed)' out.txt || fail "a time of a quick run is judged: $(cat out.txt)"
+    between "$(ratio 'gradient checkpointing saves memory' one.json)" 0.1 0.999
+    between "$(ratio 'offloading the optimizer' one.json)" 0.1 0.999
+    between "$(ratio 'offloading activations' one.json)" 0.1 1
+    grep -qE '^activations +moves [0-9.]+ GB to the host at [0-9.]+ GB/s, [0-9.]+ GB back .* ms exposed \(0\.0 % hidden\)$' out.txt ||
+      fail "no copies: $(cat out.txt)"
+    positive one.json to_host_ms
+    between "$(ratio 'fewer bits of optimizer state' one.json)" 0.1 0.9
+    grep -q '"name":"blockwise","refused":"policy.model' one.json || fail "no reason: $(cat one.json)"
+    # --config names the configuration as well.
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench compare "$suite" "${tiny[@]}" --config "$source_dir/configs/bench-tiny.yaml" \
+      --only zero --quick --device cpu --json two.json
+    [[ $(grep -c '^==== ' out.txt) == 1 ]] || fail "--only leaves nothing out: $(cat out.txt)"
+    between "$(ratio 'a distributed optimizer divides' two.json)" 0.4 0.6
+    between "$(ratio 'a distributed optimizer sends' two.json)" 0.99 1.01
     # The page is written by a script for developers; a bare machine has no Python.
     if command -v python3 >/dev/null; then
-      python3 "$source_dir/scripts/dev/claims_page.py" recompute.json zero.json >page.md
+      python3 "$source_dir/scripts/dev/claims_page.py" one.json two.json >page.md
       grep -q '^| optim | ' page.md || fail "no row: $(cat page.md)"
+      [[ $(grep -c '^## ' page.md) == 5 ]] || fail "not five comparisons: $(cat page.md)"
     fi
-    expect 64 "$nrl_train" bench recompute
-    expect 78 "$nrl_train" bench recompute "$source_dir/configs/bench-tiny.yaml" policy.optimiser.lr=1
+    # A suite of one's own, with its base configuration; a missed promise has an exit code of its own on all ranks.
+    cp "$source_dir/configs/bench-tiny.yaml" base.yaml
+    mkdir suites
+    cat >suites/own.yaml <<'TEXT'
+config: ../base.yaml
+comparisons:
+  - name: dtype
+    variants: [{name: fp32, set: {policy.precision: float32}}, {name: bf16, set: {policy.precision: bfloat16}}]
+    promises:
+      - {claim: activations halve, source: us, promised: half, measure: activation_bytes, variant: bf16, at_most: 0.7}
+      - {claim: and grow back, source: us, promised: double, measure: activation_bytes, variant: fp32, than: bf16, at_least: 1.5}
+      - {claim: not judged here, source: us, promised: nothing, measure: activation_bytes, variant: bf16, at_most: 0, device: cuda}
+TEXT
+    expect 0 "$nrl_train" bench compare suites/own.yaml "${tiny[@]}" --quick --device cpu
+    grep -q '^claim     activations halve: half (us); here -.* % memory; met, at most 0.7$' out.txt || fail "not met: $(cat out.txt)"
+    grep -q '^claim     and grow back: double (us); here +.* % memory; met, at least 1.5$' out.txt || fail "no ratio: $(cat out.txt)"
+    grep -q '^claim     not judged here: nothing (us); here -[0-9.]* % memory$' out.txt || fail "judged: $(cat out.txt)"
+    sed 's/at_most: 0.7/at_most: 0.1/' suites/own.yaml >suites/missed.yaml
+    expect 70 mpirun -n 2 --oversubscribe "$nrl_train" bench compare suites/missed.yaml "${tiny[@]}" --quick --device cpu --json missed.json
+    grep -qE 'dtype, bf16: activations halve: the ratio is 0\.[0-9]+, at most 0\.1$' err.txt || fail "no failure: $(cat err.txt)"
+    grep -q '"met":false' missed.json || fail "no verdict: $(cat missed.json)"
+    sed 's/name: bf16/nome: bf16/' suites/own.yaml >suites/wrong.yaml
+    expect 78 mpirun -n 2 --oversubscribe "$nrl_train" bench compare suites/wrong.yaml --quick
+    grep -q -- '--> suites/wrong.yaml:4:65$' err.txt || fail "no position: $(cat err.txt)"
+    [[ $(grep -c "^error: unknown key 'nome'" err.txt) == 1 ]] || fail "not one message: $(cat err.txt)"
+    sed 1d suites/own.yaml >suites/open.yaml
+    expect 64 mpirun -n 2 --oversubscribe "$nrl_train" bench compare suites/open.yaml --quick
+    [[ $(grep -c "suites/open.yaml names no configuration" err.txt) == 1 ]] || fail "not one message: $(cat err.txt)"
+    expect 66 "$nrl_train" bench compare suites/nowhere.yaml
+    expect 64 "$nrl_train" bench compare
+    expect 64 "$nrl_train" bench compare "$suite" --predict h200
+    expect 78 "$nrl_train" bench compare "$suite" "$source_dir/configs/bench-tiny.yaml" policy.optimiser.lr=1
     ;;
   sim)
     all cuda
@@ -156,6 +191,11 @@ case $case_name in
       grep -qE '^step +[0-9.]+ ms \(median of 2\)$' out.txt || fail "no measurement: $(cat out.txt)"
       positive predicted.json measured_s
     done
+    # A promise for a GPU is judged on one.
+    printf '%s\n' 'comparisons:' '  - name: a' '    variants: [{name: b}, {name: c, set: {policy.precision: float32}}]' '    promises:' \
+      '      - {claim: d, source: e, promised: f, measure: planned_bytes, variant: c, at_least: 0.1, device: cuda}' >suite.yaml
+    expect 0 "$nrl_train" bench compare suite.yaml "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick
+    grep -q '^claim .* memory; met, at least 0.1$' out.txt || fail "not judged: $(cat out.txt)"
     # Copies of offloaded activations have device times, except in graphs.
     for graph in false true; do
       expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.model.num_hidden_layers=3 --quick \

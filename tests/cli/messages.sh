@@ -197,7 +197,7 @@ checkpoint verify"
     # Options of other benchmarks.
     corpus
     config c
-    for options in "step c.yaml --precision bfloat16" "recompute c.yaml --only x" "comm --only x" "ops --steps 3" \
+    for options in "step c.yaml --precision bfloat16" "step c.yaml --only x" "compare s.yaml --precision float32" "comm --only x" "ops --steps 3" \
       "gemm --tokens 4" "attention --predict h200"; do
       # shellcheck disable=SC2086  # several arguments
       expect 64 run 1 bench $options

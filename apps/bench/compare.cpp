@@ -1,0 +1,282 @@
+#include "apps/bench/compare.h"
+
+#include <algorithm>
+
+#include "apps/bench/machine.h"
+#include "apps/bench/steps.h"
+#include "apps/engine/step_traffic.h"
+#include "apps/train/launch.h"
+#include "apps/train/model_source.h"
+#include "apps/train/placement.h"
+#include "core/base/log.h"
+#include "core/base/median.h"
+#include "core/base/output.h"
+#include "core/base/text.h"
+#include "core/config/suite.h"
+
+namespace nrl::bench {
+namespace {
+
+using memory::Category;
+
+/// Bytes that the rank of this plan sends in a step.
+double sent_bytes(std::unique_ptr<plan::RunPlan> plan, const Config& config) {
+  const plan::DryDevice device = plan::DryDevice::usual(plan->device, plan->partials);
+  engine::LanguageModeling objective;
+  double sum = 0;
+  for (const plan::Traffic& t :
+       engine::step_traffic(plan, engine::training_options(config), objective, device))
+    if (t.purpose != comm::Purpose::scalars) sum += t.wire();
+  plan.reset();  // before the device
+  return sum;
+}
+
+std::string percent(double ratio) {
+  return fmt::format("{:+.1f} %", 100 * (ratio - 1));
+}
+
+std::string ratio_text(Quantity quantity, double ratio) {
+  switch (quantity) {
+    case Quantity::step_time:
+      return percent(ratio) + " time";
+    case Quantity::speed:
+      return fmt::format("{:.2f} times the speed", ratio);
+    case Quantity::sent_bytes:
+      return percent(ratio) + " bytes";
+    default:
+      return percent(ratio) + " memory";
+  }
+}
+
+/// The measurements of a variant.
+struct Row {
+  std::string name, refused = {};
+  Trial trial = {};
+  std::vector<double> ratios = {}, ms = {};  ///< by round
+  double ratio = 1, planned = 0, sent = 0;
+  std::array<double, memory::category_count> bytes{};
+
+  double of(Quantity q) const {
+    switch (q) {
+      case Quantity::step_time:
+        return ratio;
+      case Quantity::speed:
+        return 1 / ratio;
+      case Quantity::planned_bytes:
+        return planned;
+      case Quantity::activation_bytes:
+        return bytes[static_cast<size_t>(Category::activations)];
+      case Quantity::optimizer_bytes:
+        return bytes[static_cast<size_t>(Category::optimizer)];
+      case Quantity::sent_bytes:
+        break;
+    }
+    return sent;
+  }
+};
+
+class Comparison {
+ public:
+  Comparison(nrl::comm::World& world, const Args& args, const std::string& config,
+             const SuiteComparison& spec)
+      : world_(world),
+        args_(args),
+        config_(config),
+        spec_(spec),
+        timed_(args.quick ? 1 : args.steps.value_or(default_steps)) {}
+
+  void run() {
+    const int rounds = args_.quick ? 1 : 3;
+    for (const SuiteVariant& v : spec_.variants) rows_.push_back({.name = v.name});
+    for (int round = 0; round < rounds; ++round)
+      for (size_t i = 0; i < rows_.size(); ++i)
+        if (rows_[i].refused.empty()) measure(i);
+    for (Row& row : rows_)
+      if (row.refused.empty()) row.ratio = median(row.ratios);
+  }
+
+  const JsonValue& machine() const { return machine_; }
+
+  /// Prints the table and the promises, and adds them to the report.
+  void report(Report& out) const {
+    log::info("model     {}", model_);
+    log::info("ranks     {} of {}", world_.size(), machine_.get_string("name"));
+    add(out, JsonValue::object({{"model", model_}, {"note", spec_.note}}));
+    table(out);
+    if (!spec_.note.empty()) log::info("{}", spec_.note);
+    for (const SuitePromise& promise : spec_.promises) judge(promise, out);
+  }
+
+ private:
+  void add(Report& out, JsonValue row) const {
+    row.set("comparison", spec_.name);
+    out.add(std::move(row));
+  }
+
+  void measure(size_t i) {
+    Row& row = rows_[i];
+    std::vector<std::string> overrides = args_.overrides;
+    for (const std::string& ours : spec_.reset) overrides.push_back(ours);
+    for (const std::string& ours : spec_.variants[i].overrides) overrides.push_back(ours);
+    for (const std::string& ours : random_token_overrides(trial_warmup + timed_)) overrides.push_back(ours);
+    if (args_.device != "auto") overrides.push_back("device=" + args_.device);
+    Diagnostics found;
+    train::RunSetting setting;
+    setting.files = false;  // no data is read
+    const auto config =
+        i == 0 && row.ms.empty()
+            ? std::optional(train::load_config_collectively(world_, config_, overrides, setting))
+            : train::try_config_collectively(world_, config_, overrides, setting, found);
+    if (!config) {
+      row.refused = found.empty() ? "refused" : found.front().message;
+      return;
+    }
+    const Config& c = config->config;
+    train::Placement placement(world_, *config);
+    const auto make_plan = [&] {
+      return plan::make_run_plan(c, train::load_model_spec(*config), resolve_batch(c, world_.size()),
+                                 placement.grid_position(), placement.device(), placement.host_threads(),
+                                 false, placement.memory());
+    };
+    row.sent = sent_bytes(make_plan(), c);
+    const auto plan_of = [&] {
+      auto plan = make_plan();
+      row.planned = static_cast<double>(plan->memory.total_bytes());
+      for (int k = 0; k < memory::category_count; ++k)
+        row.bytes[static_cast<size_t>(k)] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));
+      if (i == 0) {
+        model_ = fmt::format("{} parameters, {} x {} tokens a step", grouped(plan->whole.total()),
+                             plan->batch.global, plan->sequence_length);
+        machine_ = describe_device(placement.exec());
+      }
+      return plan;
+    };
+    row.trial = time_steps(world_, placement, *config, plan_of, timed_);
+    row.ms.push_back(row.trial.step_ms);
+    row.ratios.push_back(row.trial.step_ms / rows_[0].ms.back());
+  }
+
+  void table(Report& out) const {
+    const auto text = [](double bytes) { return human_bytes(static_cast<uint64_t>(bytes)); };
+    size_t width = 0;
+    for (const Row& row : rows_) width = std::max(width, row.name.size());
+    log::info("{:<{}} {:>10} {:>8} {:>10} {:>10} {:>10} {:>11} {:>10} {:>8} {:>10}", "", width, "step ms",
+              "time", "weights", "gradients", "optimizer", "activations", "planned", "", "sent");
+    for (const Row& row : rows_) {
+      if (!row.refused.empty()) {
+        log::info("{:<{}} refused: {}", row.name, width, row.refused);
+        add(out, JsonValue::object({{"name", row.name}, {"refused", row.refused}}));
+        continue;
+      }
+      const auto bytes = [&](Category c) { return row.bytes[static_cast<size_t>(c)]; };
+      log::info("{:<{}} {:>10.1f} {:>8} {:>10} {:>10} {:>10} {:>11} {:>10} {:>8} {:>10}", row.name, width,
+                median(row.ms), percent(row.ratio), text(bytes(Category::weights)),
+                text(bytes(Category::gradients)), text(bytes(Category::optimizer)),
+                text(bytes(Category::activations)), text(row.planned),
+                percent(row.planned / rows_[0].planned), text(row.sent));
+      JsonValue json = JsonValue::object({{"name", row.name},
+                                          {"step_ms", median(row.ms)},
+                                          {"time_ratio", row.ratio},
+                                          {"planned_bytes", row.planned},
+                                          {"used_bytes", row.trial.used_bytes},
+                                          {"sent_bytes", row.sent}});
+      for (int k = 0; k < memory::category_count; ++k)
+        json.set(std::string(memory::name_of(static_cast<Category>(k))), row.bytes[static_cast<size_t>(k)]);
+      if (row.trial.copies) json.set("offload", row.trial.copies.json());
+      add(out, std::move(json));
+    }
+    for (const Row& row : rows_)
+      if (row.trial.copies) log::info("{:<{}} moves {}", row.name, width, row.trial.copies.text());
+  }
+
+  void judge(const SuitePromise& p, Report& out) const {
+    const Row &row = rows_[p.variant], &than = rows_[p.than];
+    const bool refused = !row.refused.empty() || !than.refused.empty();
+    const double base = than.of(p.quantity), ratio = base > 0 ? row.of(p.quantity) / base : 1;
+    const std::string measured = refused ? "refused" : ratio_text(p.quantity, ratio);
+    JsonValue json = JsonValue::object({{"claim", p.claim},
+                                        {"source", p.source},
+                                        {"promised", p.promised},
+                                        {"variant", row.name},
+                                        {"measured", measured}});
+    if (!refused) json.set("ratio", ratio);
+    std::string verdict;
+    if (!refused && is_judged(p)) {
+      const bool met = (!p.at_least || ratio >= *p.at_least) && (!p.at_most || ratio <= *p.at_most);
+      json.set("met", met);
+      verdict = met ? "; met" : "; missed";
+      if (p.at_least) verdict += fmt::format(", at least {}", *p.at_least);
+      if (p.at_most) verdict += fmt::format(", at most {}", *p.at_most);
+      if (!met)
+        out.add_failure(fmt::format("{}, {}", spec_.name, row.name),
+                        fmt::format("{}: the ratio is {:.4g}{}", p.claim, ratio, verdict.substr(8)));
+    }
+    log::info("claim     {}: {} ({}); here {}{}", p.claim, p.promised, p.source, measured, verdict);
+    add(out, std::move(json));
+  }
+
+  /// A quick run has no useful timings.
+  bool is_judged(const SuitePromise& p) const {
+    if (!p.at_least && !p.at_most) return false;
+    if (args_.quick && (p.quantity == Quantity::step_time || p.quantity == Quantity::speed)) return false;
+    return p.device == DeviceKind::automatic || machine_.get_string("kind") == name_of(p.device);
+  }
+
+  nrl::comm::World& world_;
+  const Args& args_;
+  const std::string& config_;
+  const SuiteComparison& spec_;
+  int timed_;
+  std::vector<Row> rows_;
+  std::string model_;
+  JsonValue machine_;
+};
+
+/// Collective: reads the suite on rank 0 and broadcasts it. Problems end in AgreedExit on all ranks.
+Suite load_suite_collectively(nrl::comm::World& world, const std::string& path) {
+  Suite suite;
+  train::run_collectively(world, [&] {
+    if (world.rank() == 0) suite = load_suite(path);
+  });
+  if (!suite.diagnostics.empty()) output::write(output::Stream::err, render(suite.diagnostics));
+  const comm::ErrorConsensus consensus = comm::agree_on_error(world.comm(), exit_code(suite.diagnostics), "");
+  if (consensus.code != Exit::ok) throw train::AgreedExit{consensus.code};
+  world.comm().broadcast_text(suite.text, 0);
+  return world.rank() == 0 ? suite : load_suite_text(suite.text, path);
+}
+
+}  // namespace
+
+int compare(nrl::comm::World& world, const Args& args) {
+  const Suite suite = load_suite_collectively(world, args.suite);
+  const std::string& config = args.config.empty() ? suite.config : args.config;
+  train::run_collectively(world, [&] {
+    if (!config.empty()) return;
+    fail(Exit::usage, "{} names no configuration. Fix: add config: FILE to it, or give one after it",
+         args.suite);
+  });
+  Report out(args, {});
+  out.set("suite", args.suite);
+  out.set("config", config);
+  out.set("ranks", world.size());
+  for (const SuiteComparison& spec : suite.comparisons) {
+    if (!selected(args, spec.name)) continue;
+    const std::string missing = world.size() >= spec.ranks
+                                    ? ""
+                                    : fmt::format("skipped: needs {} ranks; there {} {}", spec.ranks,
+                                                  world.size() == 1 ? "is" : "are", world.size());
+    if (world.rank() == 0) log::info("==== {}{}{}", spec.name, missing.empty() ? "" : ": ", missing);
+    if (!missing.empty()) {
+      out.add(JsonValue::object({{"comparison", spec.name}, {"skipped", missing}}));
+      continue;
+    }
+    Comparison comparison(world, args, config, spec);
+    comparison.run();
+    out.set("device", comparison.machine());
+    if (world.rank() == 0) comparison.report(out);
+  }
+  const auto code = static_cast<Exit>(world.rank() == 0 ? out.finish() : 0);
+  return static_cast<int>(comm::agree_on_error(world.comm(), code, "").code);
+}
+
+}  // namespace nrl::bench
