@@ -1,6 +1,6 @@
 #pragma once
 // The one header that kernel files (*.cu) include besides the contracts of their ops. nvcc compiles them for
-// the GPU; the host compiler compiles the same files with NRL_GPU=sim to run on fibers (fiber.h).
+// the GPU; tests compile the same files with the host compiler and NRL_GPU=sim to run on fibers (tests/sim).
 //
 // Kernels use CUDA's spelling plus: NRL_LAUNCH((kernel<T>), grid, block, shared_bytes, stream,
 // arguments...), NRL_RESIDENT((kernel<T>), threads), NRL_SHARED(float, name, [32]), NRL_DYN_SHARED(float,
@@ -180,7 +180,7 @@ __device__ __forceinline__ void nrl_wait_for_signal(const unsigned* flag, unsign
 #define NRL_CHECK_ALIGNED(p, bytes) static_cast<void>(0)
 
 #else
-#include "core/device/sim/engine/fiber.h"
+#include NRL_SIMULATED_CUDA  // CUDA's names on the host; the build of the simulator sets it
 #endif
 
 namespace nrl::kernel {

@@ -1,7 +1,7 @@
 #pragma once
 // One accelerator of this process: memory, streams, events and graphs. Two implementations: CUDA (cuda/) and
-// a simulated device that carries out the same calls on the host (sim/), so that everything above is tested
-// where there is no GPU.
+// a simulated device that carries out the same calls on the host (tests/sim), so that everything above is
+// tested where there is no GPU.
 //
 // A call that fails throws Error: Exit::out_of_memory when memory is short, Exit::internal otherwise, with
 // the name of the call. Errors of work in a stream surface in a later call, at the latest in synchronize().

@@ -7,6 +7,10 @@
 
 namespace nrl::ops {
 
+namespace NRL_GPU {
+NRL_OPS(NRL_DECLARE_FILL)
+}
+
 NRL_DEFINE_TABLE(NRL_TABLE(NRL_GPU), NRL_GPU)
 
 }  // namespace nrl::ops

@@ -130,12 +130,7 @@ constexpr Bf16Products bf16_products(cpu::Isa isa) {
                                         : Bf16Products::upcast;
 }
 
-/// The GPU's kernels (tables of core/ops/<op>/cuda.cu): on CUDA, and the same files compiled for the
-/// simulated device, which tests link. Without CUDA in the build cuda_kernels() is Exit::unavailable.
+/// The GPU's kernels (core/ops/<op>/cuda.cu). Exit::unavailable if the build has no CUDA.
 const KernelTable& cuda_kernels();
-const KernelTable& sim_kernels();
-
-/// The scalar double-precision reference kernels; linked by tests only.
-const KernelTable& reference_kernels();
 
 }  // namespace nrl::ops

@@ -66,7 +66,4 @@ std::string fp8_gemm_refusal(int major, Scaling input, Scaling weight);
 inline constexpr int fp8_attention_major = 10;
 std::string fp8_attention_refusal(int major, DType out, int64_t d);
 
-/// For the simulated device: GEMMs in host code in stream order. Linked by tests only.
-std::unique_ptr<Libraries> open_sim_libraries(device::Runtime& runtime, const LibraryOptions& options);
-
 }  // namespace nrl::ops

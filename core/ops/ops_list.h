@@ -1,6 +1,6 @@
 #pragma once
 // The ops and the functions that enter their kernels into the table: for each op one per instruction set
-// (its cpu.cpp), one for the reference (reference.cpp) and one per GPU backend, `cuda` and `sim` (cuda.cu).
+// (its cpu.cpp) and one for the GPU (cuda.cu). Tests define tables of their own.
 
 #include "core/ops/kernel_table.h"
 
@@ -18,6 +18,7 @@ namespace nrl::ops {
 /// Those with kernels that AMX makes faster than AVX512_BF16.
 #define NRL_AMX_OPS(X) X(linear)
 
+/// NRL_OPS(NRL_DECLARE_FILL) declares the functions of a namespace.
 #define NRL_DECLARE_FILL(op) void fill_##op(KernelTable& table);
 namespace baseline {
 NRL_OPS(NRL_DECLARE_FILL)
@@ -34,16 +35,6 @@ NRL_BF16_OPS(NRL_DECLARE_FILL)
 namespace avx512_amx {
 NRL_AMX_OPS(NRL_DECLARE_FILL)
 }
-namespace reference {
-NRL_OPS(NRL_DECLARE_FILL)
-}
-namespace cuda {
-NRL_OPS(NRL_DECLARE_FILL)
-}
-namespace sim {
-NRL_OPS(NRL_DECLARE_FILL)
-}
-#undef NRL_DECLARE_FILL
 
 /// Defines `const KernelTable& function()`, filled by the ops' fill functions of namespace `backend`.
 #define NRL_DEFINE_TABLE(function, backend) \

@@ -4,12 +4,12 @@
 
 #include <bit>
 
-#include "core/device/sim/sim.h"
 #include "core/ops/attention/cudnn/support.h"
 #include "core/ops/libraries.h"
 #include "tests/attention/h200.h"
 #include "tests/attention/problem.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 namespace nrl::ops::attention {
 namespace {

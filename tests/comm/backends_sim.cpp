@@ -1,10 +1,10 @@
 // The backends that need no device: host memory, the same under the weakest order rule, and staged memory of
 // simulated devices that defer work and run it in different orders.
-#include "core/device/sim/sim.h"
 #include "parallel/comm/recording/recording.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/fifo_comm.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::comm;

@@ -3,7 +3,7 @@
 #include <atomic>
 #include <memory>
 
-#include "core/device/sim/sim.h"
+#include "tests/sim/sim.h"
 
 class BusyDevice final : public nrl::device::Runtime {
   using H = void*;

@@ -3,12 +3,12 @@
 #include <functional>
 
 #include "core/base/error.h"
-#include "core/device/sim/sim.h"
 #include "parallel/comm/world/make_device.h"
 #include "parallel/data/grad_reducer.h"
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::comm;

@@ -7,12 +7,12 @@
 #include <numeric>
 
 #include "core/base/error.h"
-#include "core/device/sim/sim.h"
 #include "parallel/comm/recording/recording.h"
 #include "tests/catch.h"
 #include "tests/comm/fifo_comm.h"
 #include "tests/comm/time_limit.h"
 #include "tests/comm/world_fixture.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 

@@ -12,6 +12,8 @@
 #include "tests/catch.h"
 #include "tests/comm/backends.h"
 #include "tests/comm/world_fixture.h"
+#include "tests/ops/reference/table.h"
+#include "tests/sim/ops.h"
 
 using namespace nrl;
 using namespace nrl::parallel;

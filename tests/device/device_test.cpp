@@ -15,8 +15,8 @@
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
-#include "core/device/sim/sim.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "core/device/sim/sim.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/device/kernel.h"
-#include "core/device/sim/sim.h"
+#include "tests/sim/sim.h"
 
 namespace {
 

@@ -1,7 +1,7 @@
 // The simulated device does what CUDA's documents say of streams, events, memory and captures, in any order
 // that they allow.
 
-#include "core/device/sim/sim.h"
+#include "tests/sim/sim.h"
 
 #include <csignal>
 #include <cstring>

@@ -7,6 +7,7 @@
 #include "core/ops/attention_engine.h"
 #include "core/ops/gemm/engine.h"
 #include "tests/engine/training.h"
+#include "tests/sim/ops.h"
 
 using namespace nrl;
 using namespace nrl::test;

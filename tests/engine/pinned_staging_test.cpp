@@ -4,9 +4,9 @@
 #include <numeric>
 
 #include "apps/train/run_state.h"
-#include "core/device/sim/sim.h"
 #include "tests/engine/training.h"
 #include "tests/io/io_test_util.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::test;

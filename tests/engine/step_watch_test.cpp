@@ -4,9 +4,9 @@
 #include <chrono>
 #include <thread>
 
-#include "core/device/sim/sim.h"
 #include "parallel/comm/self/self_comm.h"
 #include "tests/engine/training.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::test;

@@ -7,7 +7,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 check_tree() {
   cd "$1"
   local directories=() directory
-  for directory in core apps parallel memory precision tests/reference; do
+  for directory in core apps parallel memory precision tests/ops/reference tests/reference tests/sim; do
     if [[ -d $directory ]]; then directories+=("$directory"); fi
   done
   # Generated tables (.inc) are checked for includes like everything else.
@@ -35,6 +35,12 @@ self_test() {
   seed parallel/data/buckets.cpp '#include "parallel/grid/grid.h"' '#include "parallel/comm/communicator.h"' '#include "memory/plan.h"'
   seed apps/train/trainer.cpp '#include "apps/plan/run_plan.h"' '#include "apps/data/loader.h"' '#include "apps/model/decoder.h"'
   seed tests/reference/files.cpp '#include "core/io/json.h"' '#include "tests/reference/decoder.h"' '#include <cmath>'
+  seed tests/ops/reference/norm.cpp '#include "core/ops/norm.h"' '#include "tests/ops/reference/reference.h"'
+  seed tests/ops/reference/reference.h
+  seed tests/ops/reference/linear.cpp '#include "core/ops/linear/gpu.h"'
+  seed tests/sim/gemm.cpp '#include "core/ops/gemm/plan.h"' '#include "tests/ops/reference/reference.h"'
+  seed tests/sim/accelerator_sim.cpp '#include "apps/train/trainer.h"'
+  seed core/device/kernel.h '#include NRL_SIMULATED_CUDA'
   seed parallel/comm/mpi/mpi_internal.h '#include <mpi.h>'
   seed apps/model/block.h '#include "apps/model/spec.h"  // and apps/data/loader.h, block.h, <sysexits.h>, gone.hpp, block_*.cpp'
   seed apps/model/block.cpp '#include "apps/model/block.h"' '#include "core/io/json.h"'
@@ -67,6 +73,10 @@ self_test() {
   seq -f '// line %g' 601 >core/io/too_long.cpp
   seed precision/last.cpp 'int x;'
   seed tests/reference/shared.cpp '#include "core/ops/exec.h"'
+  seed core/device/upward.h '#include "tests/sim/engine/fiber.h"'
+  seed tests/sim/engine/fiber.h
+  seed tests/sim/above_core.cpp '#include "core/base/names.h"' '#include "apps/engine/up.h"'
+  seed tests/ops/reference/upward.cpp '#include "tests/sim/engine/fiber.h"' '#include "core/ops/linear/gpu.h"'
   seq -f '// line %g' 401 >tests/reference/long.cpp
   # Circles: of two files, of three with one that the circle leads past, of a header through another one's source, and
   # of two directories whose files have none.
@@ -108,6 +118,10 @@ core/base/names.h:2:
 core/base/names.h:2:
 core/io/too_long.cpp:601:
 tests/reference/shared.cpp:1:
+core/device/upward.h:1:
+tests/sim/above_core.cpp:2:
+tests/ops/reference/upward.cpp:1:
+tests/ops/reference/upward.cpp:2:
 tests/reference/long.cpp:401:
 TEXT
   if ((found == 0)) || ! diff expected.txt places.txt; then

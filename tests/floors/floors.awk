@@ -2,8 +2,9 @@
 # docs/architecture.md: an include goes down or stays in its own row; heavy headers stay out of public headers
 # (*_internal.h are private); no source is longer than 600 lines; within a row, neither files (a header and its
 # sources count as one) nor directories include each other in a circle; what lies in a directory of core/ops is used by
-# that directory only, but for shared and gemm; a comment names files that exist. The reference of the tests reads
-# files with core/io, shares nothing else with the product, and has at most 400 lines in a file.
+# that directory only, but for shared and gemm; a comment names files that exist. Of the tests, the reference trainer
+# reads files with core/io, shares nothing else with the product, and has at most 400 lines in a file; the reference
+# kernels and the simulated GPU use core, and only the simulated GPU's program (accelerator_sim.cpp) what is above it.
 # The first argument lists all files of the tree, one a line. Prints FILE:LINE: what is wrong, and exits with 1 when
 # anything is.
 
@@ -14,7 +15,7 @@ BEGIN {
     "parallel/grid 8 parallel;parallel/data 8 parallel;parallel/tensor 8 parallel;parallel/pipeline 8 parallel;" \
     "parallel/context 8 parallel;parallel/experts 8 parallel;apps/model 9 model;" \
     "apps/data 10 application;apps/plan 10 application;apps/engine 11 engine;apps/train 12 training;" \
-    "apps/bench 13 bench;apps/search 13 search;apps/verify 13 verify;apps/nrl-train 14 command;tests/reference 15 reference", entries, ";")
+    "apps/bench 13 bench;apps/search 13 search;apps/verify 13 verify;apps/nrl-train 14 command;tests/reference 15 reference;tests/ops/reference 15 kernels;tests/sim 16 simulator", entries, ";")
   for (i = 1; i <= n; ++i) {
     split(entries[i], part, " ")
     floor_of[part[1]] = part[2]
@@ -30,6 +31,7 @@ function directory_of(path,    part, n) {
   n = split(path, part, "/")
   if (n >= 2 && part[1] in floor_of) return part[1]
   if (n >= 3 && (part[1] "/" part[2]) in floor_of) return part[1] "/" part[2]
+  if (n >= 4 && (part[1] "/" part[2] "/" part[3]) in floor_of) return part[1] "/" part[2] "/" part[3]
   return ""
 }
 
@@ -153,15 +155,18 @@ here != "" && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
     uses("directories", row_of[here], from, to)
   }
   if (there == "core/ops" && !(here == "core/ops" && op_of(file) == op_of(target))) {
-    # In core/ops: contracts < shared < gemm < ops.
-    level = here == "core/ops" ? op_level(file) : op_level("core/ops/exec.h")
-    if (op_level(target) > level || (op_level(target) == 4 && op_of(file) != "libraries"))
+    # In core/ops: contracts < shared < gemm < ops. Kernels of the tests count as ops.
+    level = here == "core/ops" ? op_level(file) : here ~ /^tests\// ? 4 : op_level("core/ops/exec.h")
+    own = file == "tests/ops/reference/" op_of(target) ".cpp"  # the reference of that op
+    if (op_level(target) > level || (op_level(target) == 4 && op_of(file) != "libraries" && !own))
       wrong(file ":" FNR ": includes \"" target "\" from inside a directory of core/ops")
   }
   if (there == "") {
     if (quoted) wrong(file ":" FNR ": includes \"" target "\"; write the path from the root of the tree")
     if (file ~ /\.h$/ && file !~ /_internal\.h$/ && target ~ heavy)
       wrong(file ":" FNR ": includes <" target "> in a header; heavy headers belong into .cpp files or *_internal.h")
+  } else if (here ~ /^tests\// && there !~ /^(core|tests)\// && file != "tests/sim/accelerator_sim.cpp") {
+    wrong(file ":" FNR ": " here " may use core only, not \"" target "\"")
   } else if (here != there && row_of[here] != row_of[there]) {
     from = here " (floor " floor_of[here] ")"
     to = there " (floor " floor_of[there] ")"

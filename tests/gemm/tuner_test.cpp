@@ -10,8 +10,8 @@
 
 #include <unistd.h>
 
-#include "core/device/sim/sim.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 namespace nrl::ops::gemm {
 namespace {

@@ -10,9 +10,9 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
-#include "core/device/sim/sim.h"
 #include "memory/plan.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::memory;

@@ -11,8 +11,8 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
-#include "core/device/sim/sim.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::memory;

@@ -3,6 +3,7 @@
 
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
+#include "tests/sim/ops.h"
 
 using namespace nrl;
 using test::TinyModel;

@@ -4,6 +4,7 @@
 #include "apps/model/inference.h"
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
+#include "tests/sim/ops.h"
 
 using namespace nrl;
 using test::TinyModel;

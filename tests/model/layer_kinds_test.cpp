@@ -9,6 +9,7 @@
 #include "tests/catch.h"
 #include "tests/model/poison.h"
 #include "tests/model/tiny_model.h"
+#include "tests/ops/reference/table.h"
 
 using namespace nrl;
 using namespace nrl::model;

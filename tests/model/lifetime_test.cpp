@@ -4,6 +4,7 @@
 #include "tests/catch.h"
 #include "tests/model/poison.h"
 #include "tests/model/tiny_model.h"
+#include "tests/sim/ops.h"
 
 using namespace nrl;
 using test::Poison;

@@ -11,6 +11,8 @@
 #include "apps/model/normals.h"
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
+#include "tests/ops/reference/table.h"
+#include "tests/sim/ops.h"
 
 using namespace nrl;
 using test::TinyModel;

@@ -9,9 +9,10 @@
 
 #include "apps/model/decoder.h"
 #include "apps/model/hf_config.h"
-#include "core/device/sim/sim.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
+#include "tests/sim/ops.h"
+#include "tests/sim/sim.h"
 
 namespace nrl::test {
 

@@ -3,6 +3,7 @@
 #include "core/ops/attention.h"
 #include "core/ops/shared/attention_dropout.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/reference/table.h"
 
 namespace nrl::ops_test {
 namespace {

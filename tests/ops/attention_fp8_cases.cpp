@@ -6,6 +6,7 @@
 #include "core/ops/attention.h"
 #include "core/ops/quantize.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/reference/table.h"
 
 namespace nrl::ops_test {
 namespace {

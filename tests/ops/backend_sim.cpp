@@ -1,5 +1,6 @@
-#include "core/device/sim/sim.h"
 #include "tests/ops/backend.h"
+#include "tests/sim/ops.h"
+#include "tests/sim/sim.h"
 
 namespace nrl::ops_test {
 

@@ -5,6 +5,7 @@
 #include "core/ops/peak.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/reference/table.h"
 
 namespace nrl::ops_test {
 namespace {

@@ -18,6 +18,7 @@
 #include "tests/kernels/uncovered.h"
 #include "tests/ops/backend.h"
 #include "tests/ops/big.h"
+#include "tests/ops/reference/table.h"
 #include "tests/ops/registry.h"
 
 namespace nrl::ops_test {

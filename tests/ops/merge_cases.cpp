@@ -4,6 +4,7 @@
 #include "core/ops/attention.h"
 #include "core/ops/merge.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/reference/table.h"
 
 namespace nrl::ops_test {
 namespace {

@@ -1,7 +1,8 @@
 // op_tests_device: the cases as gpu_tests runs them, on the simulated device.
 
-#include "core/device/sim/sim.h"
 #include "tests/ops/device_backend.h"
+#include "tests/sim/ops.h"
+#include "tests/sim/sim.h"
 
 namespace nrl::ops_test {
 

@@ -1,9 +1,9 @@
 // op_tests_address and op_tests_thread: the GPU's kernels, compiled with a sanitizer, on the CPU. Nothing
 // else is instrumented.
 
-#include "core/device/sim/engine/sanitizers.h"
 #include "tests/ops/backend.h"
 #include "tests/ops/cases.h"
+#include "tests/sim/engine/sanitizers.h"
 
 namespace nrl::ops_test {
 

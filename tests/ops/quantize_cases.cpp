@@ -8,6 +8,7 @@
 #include "core/ops/quantize.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/reference/table.h"
 
 namespace nrl::ops_test {
 namespace {

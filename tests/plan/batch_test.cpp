@@ -3,9 +3,9 @@
 
 #include "apps/plan/batch.h"
 
-#include "core/device/sim/sim.h"
 #include "core/ops/transfer.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 using namespace nrl;
 using namespace nrl::plan;

@@ -4,7 +4,8 @@
 #include <cstdlib>
 
 #include "apps/train/accelerator.h"
-#include "core/device/sim/sim.h"
+#include "tests/sim/ops.h"
+#include "tests/sim/sim.h"
 
 namespace nrl::train {
 namespace {

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "core/base/error.h"
-#include "core/device/sim/sim.h"
 #include "core/trace/device_timeline.h"
 #include "tests/catch.h"
+#include "tests/sim/sim.h"
 
 namespace {
 
