@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Mutation testing: seeds the faults of scripts/mutants/ one at a time and counts how many ctest detects, per area.
+# Mutation testing: changes the sources in one place at a time and reports what the tests detect. See --help.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 

@@ -1,37 +1,43 @@
 #!/usr/bin/env python3
-"""Mutation testing: seeds the faults of scripts/mutants/*.txt one at a time and counts how many ctest detects.
+"""Mutation testing: changes the product's sources one place at a time and reports what the tests detect.
 
-All mutants are compiled into one build of a copy of the tree (build/mutants); the environment variable NRL_MUTANT
-enables one of them. Every test runs once without a mutant to record the mutants it reaches; then, for each mutant, the
-tests that reach it run until one fails. The original sources are not modified.
+  scripts/mutate.sh --seed N --count K [--in DIR]   K places drawn by the seed, each changed by an operator
+  scripts/mutate.sh --meaning [--name NAME]         the faults of scripts/mutants/by_meaning.txt
+  scripts/mutate.sh --verify [--name NAME]          those of them that have a layout, found by `nrl-train verify`
+  scripts/mutate.sh --check                         only checks that by_meaning.txt matches the sources
 
-A mutant is a block of lines in scripts/mutants/AREA.txt:
+Operators: negate a condition, exchange && and ||, move a bound (< and <=), shift an index by one, drop a statement,
+swap two arguments of a call, exchange + and -, change a constant. Comments, strings, preprocessor lines, logging and
+error texts are left alone. The same seed draws the same places from the same sources.
+
+Each mutant is built in a copy of the tree (build/mutants); the sources are not modified. The tests that cover its file
+(scripts/mutants/tests.txt) run until one fails. Results: killed; SURVIVED; does not compile (warnings are errors); not in
+this build.
+
+by_meaning.txt has blocks of lines:
 
   name: adamw_no_decay
   file: core/ops/optimizer/adamw_step.h
   what: weights are not decayed
-  kind: expr           expr: OLD becomes (mutant ? (NEW) : (OLD)); stmt: if (mutant) { NEW } else { OLD }
-  in: source text      optional: the place of OLD; must occur exactly once in the file
+  in: source text      optional: the place of `old`; must occur exactly once in the file
   old: source text     must occur exactly once in there; one line each for text of several lines
   new: mutated text
-  verify: 2 key=value  optional, for --verify: number of ranks, and overrides of tests/verify/tiny.yaml, or of the
-                       file in that directory that is named first; options of verify may be among them
-  spoils: expression   optional, for --verify: the verdict must match it
+  verify: 2 key=value  optional: number of ranks, and overrides of tests/verify/tiny.yaml, or of the file in that
+                       directory that is named first; options of verify may be among them
+  spoils: expression   with `verify`: the last line that verify prints must match it
 
-With --verify, which builds only nrl-train, `nrl-train verify` runs on the layout of each mutant that has one: it must
-pass without the mutant, and with it leave with 70 and name what is spoiled. Mutants that are verified with
---undisturbed are also run without it: the output says whether the comparison after every step misses them.
+A mutant with a layout is killed if `nrl-train verify` exits with 70 and names what it spoils. With --verify, those that
+need --undisturbed are also run without it.
 
-Exit 0 when every area reaches the target, 1 when one does not, 65 for a list that does not match the sources.
+Exit 0; 1 with --meaning or --verify if a mutant survived; 65 if by_meaning.txt does not match the sources.
 """
 import argparse
 import collections
-import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import os
 import pathlib
+import random
 import re
 import shlex
 import shutil
@@ -45,41 +51,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = ROOT / "build" / "mutants"
 SOURCE = BUILD / "source"
 BINARIES = SOURCE / "build" / "cpu"
-TARGET = 0.9
-HEADER = """// NRL_MUTANT selects the active fault. With NRL_MUTANT_LOG, a file is created in that directory for every mutant reached.
-#pragma once
-#include <fcntl.h>
-#include <unistd.h>
-
-#include <cstdio>
-#include <cstdlib>
-
-inline int nrl_mutant_state = -1;  // -1: the environment was not read yet; 0: none; 1: one, or recording
-inline int nrl_mutant_active = 0;
-inline const char* nrl_mutant_log = nullptr;
-inline bool nrl_mutant_seen[COUNT + 1] = {};
-
-__attribute__((noinline, no_sanitize("thread"))) inline bool nrl_mutant_slow(int id) {
-  if (nrl_mutant_state < 0) {
-    const char* active = std::getenv("NRL_MUTANT");
-    nrl_mutant_log = std::getenv("NRL_MUTANT_LOG");
-    nrl_mutant_active = active ? std::atoi(active) : 0;
-    nrl_mutant_state = active || nrl_mutant_log ? 1 : 0;
-  }
-  if (nrl_mutant_log && !nrl_mutant_seen[id]) {
-    nrl_mutant_seen[id] = true;
-    char path[512];
-    std::snprintf(path, sizeof(path), "%s/%d", nrl_mutant_log, id);
-    const int fd = ::open(path, O_CREAT | O_WRONLY | O_CLOEXEC, 0666);
-    if (fd >= 0) ::close(fd);
-  }
-  return id == nrl_mutant_active;
-}
-
-__attribute__((no_sanitize("thread"))) inline bool nrl_mutant(int id) {
-  return __builtin_expect(nrl_mutant_state != 0, 0) && nrl_mutant_slow(id);
-}
-"""
+LISTS = ROOT / "scripts" / "mutants"
+PRODUCT = ("apps", "core", "memory", "parallel", "precision")
 
 
 def die(code, text):
@@ -89,71 +62,193 @@ def die(code, text):
 
 @dataclasses.dataclass
 class Mutant:
-    area: str
-    where: str
-    name: str = ""
-    file: str = ""
-    what: str = ""
-    kind: str = ""
-    context: str = ""
-    old: str = ""
-    new: str = ""
+    name: str
+    file: str
+    begin: int
+    end: int
+    new: str
+    what: str
     verify: str = ""
     spoils: str = ""
-    id: int = 0
-
-    def seeded(self):
-        if self.kind == "expr":
-            return f"(::nrl_mutant({self.id}) ? ({self.new}) : ({self.old}))"
-        return f"if (::nrl_mutant({self.id})) {{ {self.new} }} else {{ {self.old} }}"
 
 
-def read_mutants():
-    mutants = []
-    for path in sorted((ROOT / "scripts" / "mutants").glob("*.txt")):
+# ---- Operators ----
+
+SKIPPED = re.compile(r'R"([^()\\ ]*)\(.*?\)\1"|"(?:\\.|[^"\\\n])*"|(?<!\w)\'(?:\\.|[^\'\\\n])\'|//[^\n]*|/\*.*?\*/'
+                     r"|^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.S | re.M)
+# Calls whose arguments are texts; of NRL_CHECK those after the condition.
+TEXTS = re.compile(r"\b(?:NRL_CHECK|NRL_ENUM|static_assert|fail\w*|refuse\w*|diagnose\w*|warn\w*|error|print\w*"
+                   r"|log::\w+|fmt::\w+)\(")
+
+
+def closing(text, at):
+    """The position after the bracket that closes the one at `at`; -1 if there is none."""
+    depth = 0
+    for i in range(at, len(text)):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if depth == 0:
+            return i + 1
+    return -1
+
+
+def split_arguments(text, begin, end):
+    """Spans of the arguments between two positions."""
+    spans, depth, first = [], 0, begin
+    for i in range(begin, end):
+        depth += (text[i] in "([{") - (text[i] in ")]}")
+        if text[i] == "," and depth == 0:
+            spans.append((first, i))
+            first = i + 1
+    return spans + [(first, end)]
+
+
+def masked(text):
+    """The text with blanks in place of what is not mutated; positions and lines stay."""
+
+    def blank(found):
+        return re.sub(r"[^\n]", " ", found)
+
+    text = SKIPPED.sub(lambda m: blank(m[0]), text)
+    for call in TEXTS.finditer(text):
+        end = closing(text, call.end() - 1)
+        begin = call.start()
+        if call[0].startswith("NRL_CHECK") and end > 0:
+            begin = split_arguments(text, call.end(), end - 1)[0][1]
+        if end > 0:
+            text = text[:begin] + blank(text[begin:end]) + text[end:]
+    return text
+
+
+# An operator gets the masked text and the source, and yields places (begin, end) with their new text.
+
+def replace(pattern, table):
+    def places(text, _):
+        for m in re.finditer(pattern, text):
+            yield m.start(1), m.end(1), table[m[1]]
+    return places
+
+
+def negate(text, source):
+    for m in re.finditer(r"\b(?:if|while)(?: constexpr)? \(", text):
+        begin, end = m.end(), closing(text, m.end() - 1) - 1
+        condition = text[begin:end]
+        if end > begin and ";" not in condition and not re.search(r"[^=!<>]=[^=]", condition):
+            yield begin, end, f"!({source[begin:end]})"
+
+
+def shift_index(text, source):
+    for m in re.finditer(r"(?<=[\w)\]])\[", text):
+        end = closing(text, m.start()) - 1
+        line = text[text.rfind("\n", 0, m.start()) + 1:m.start()]
+        declared = re.search(r"(?:^|[;{(,])\s*(?:\w+ )*[\w:<>]+[*&]? \w+$", line) and "return" not in line
+        if end > m.end() and not declared:
+            yield m.end(), end, f"({source[m.end():end]}) + 1"
+
+
+def drop_statement(text, _):
+    words = "return|break|continue|using|throw|case|default|delete|typedef|static|const|auto|public|private|else"
+    chain = r"\*?[A-Za-z_][\w:]*(?:\.|->|\[[^\]]*\]|\([^;]*\)|[\w:])*"
+    statement = re.compile(rf"(?!(?:{words})\b)(?:{chain}\s*[-+*/|&]?=(?!=).+|{chain}\(.*\)|(?:\+\+|--)\S+);")
+    for m in re.finditer(r"^[ \t]+(\S.*;)$", text, re.M):
+        before = text[:m.start()].rstrip()[-1:]
+        line = m[1]
+        if before in ";{})" and statement.fullmatch(line) and line.count("(") == line.count(")"):
+            yield m.start(1), m.end(1), ";"
+
+
+def swap_arguments(text, source):
+    declaration = re.compile(r"\s*(?:const )?[\w:<>,]+[ *&]+\w+(?: = .*)?\s*", re.S)
+    for m in re.finditer(r"\b(?!if\b|while\b|for\b|switch\b|return\b|sizeof\b|catch\b)[A-Za-z_][\w:]*\(", text):
+        end = closing(text, m.end() - 1) - 1
+        if end < 0:
+            continue
+        spans = split_arguments(text, m.end(), end)
+        arguments = [source[a:b].strip() for a, b in spans]
+        if any(not a or declaration.fullmatch(a) for a in arguments):
+            continue
+        for i in range(len(spans) - 1):
+            if arguments[i] != arguments[i + 1]:
+                yield spans[i][0], spans[i + 1][1], f"{arguments[i + 1]}, {arguments[i]}"
+
+
+def change_constant(text, _):
+    for m in re.finditer(r"(?<![\w.'])(\d+)(?![\w.'])", text):
+        yield m.start(), m.end(), str(int(m[1]) + 1)
+    for m in re.finditer(r"(?<![\w.'])(\d+\.\d+)(?=f?\b)(?!e)", text):
+        yield m.start(), m.end(), str(float(m[1]) + 1)
+
+
+OPERATORS = {
+    "negate condition": negate,
+    "and/or": replace(r" (&&|\|\|) ", {"&&": "||", "||": "&&"}),
+    "move bound": replace(r" (<=?|>=?) ", {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}),
+    "shift index": shift_index,
+    "drop statement": drop_statement,
+    "swap arguments": swap_arguments,
+    "plus/minus": replace(r" ([-+]=?) ", {"+": "-", "-": "+", "+=": "-=", "-=": "+="}),
+    "change constant": change_constant,
+}
+
+
+def draw(seed, count, folders):
+    """Mutants at places of the sources in `folders`; every operator is as likely as the others."""
+    listed = subprocess.run(["git", "ls-files", "--", *folders], cwd=ROOT, check=True, capture_output=True, text=True)
+    files = [f for f in sorted(listed.stdout.split()) if f.startswith(tuple(p + "/" for p in PRODUCT))
+             and f.endswith((".h", ".cpp", ".cu", ".cuh"))]
+    places = collections.defaultdict(list)
+    for file in files:
+        source = (ROOT / file).read_text()
+        text = masked(source)
+        for operator, find in OPERATORS.items():
+            places[operator] += [(file, *place) for place in find(text, source)]
+    places = {operator: found for operator, found in places.items() if found}
+    if sum(map(len, places.values())) < count:
+        die(64, f"{', '.join(folders)}: fewer than {count} places to mutate. Fix: name a directory of the product")
+    generator, drawn = random.Random(seed), {}
+    while len(drawn) < count:
+        operator = generator.choice(list(places))
+        file, begin, end, new = generator.choice(places[operator])
+        text = (ROOT / file).read_text()
+        old = " ".join(text[begin:end].split())
+        place = f"{file}:{text.count(chr(10), 0, begin) + 1}"
+        drawn[file, begin, end] = Mutant(place, file, begin, end, new, f"{operator}: {old} -> {' '.join(new.split())}")
+    return list(drawn.values())
+
+
+# ---- Faults by meaning ----
+
+def read_meaning():
+    path, mutants, problems = LISTS / "by_meaning.txt", [], []
+    for block in re.split(r"\n\s*\n", re.sub(r"^#.*\n", "", path.read_text(), flags=re.M)):
         fields = collections.defaultdict(list)
-        for number, line in enumerate(path.read_text().split("\n") + [""], 1):
-            if line.startswith("#"):
-                continue
-            if line:
-                key, colon, value = line.partition(":")
-                if not colon or key not in ("name", "file", "what", "kind", "in", "old", "new", "verify", "spoils"):
-                    die(65, f"{path}:{number}: expected a field of a mutant; found '{line}'")
-                fields["context" if key == "in" else key].append(value[1:])
-            elif fields:
-                mutant = Mutant(path.stem, f"{path.name}:{number - 1}", id=len(mutants) + 1,
-                                **{key: "\n".join(lines) for key, lines in fields.items()})
-                if not (mutant.name and mutant.file and mutant.old and mutant.kind in ("expr", "stmt")):
-                    die(65, f"{mutant.where}: a mutant needs name, file, old, and kind expr or stmt")
-                mutants.append(mutant)
-                fields.clear()
-    names = collections.Counter(m.name for m in mutants)
-    for name, count in names.items():
-        if count > 1:
-            die(65, f"two mutants have the name {name}")
+        for line in filter(None, block.split("\n")):
+            key, colon, value = line.partition(":")
+            if not colon or key not in ("name", "file", "what", "in", "old", "new", "verify", "spoils"):
+                die(65, f"{path}: expected a field of a mutant; found '{line}'")
+            fields[key].append(value[1:])
+        if not fields:
+            continue
+        f = {key: "\n".join(lines) for key, lines in fields.items()}
+        source = ROOT / f["file"]
+        text = source.read_text() if source.is_file() else ""
+        place, old = f.get("in") or f["old"], f["old"]
+        if text.count(place) != 1 or place.count(old) != 1:
+            problems.append(f"{path.name}: {f['name']}: its old text does not occur exactly once in {f['file']}")
+            continue
+        begin = text.index(place) + place.index(old)
+        statement = old.rstrip().endswith((";", "}"))
+        new = f.get("new", "")
+        mutants.append(Mutant(f["name"], f["file"], begin, begin + len(old),
+                              f"{{ {new} }}" if statement else f"({new})",
+                              f["what"], f.get("verify", ""), f.get("spoils", "")))
+    twice = [name for name, n in collections.Counter(m.name for m in mutants).items() if n > 1]
+    problems += [f"{path.name}: two mutants have the name {name}" for name in twice]
+    if problems:
+        die(65, "\n".join(["the list does not match the sources:", *problems]))
     return mutants
 
 
-def seed(text, mutants, problems):
-    """The text of a file with its mutants."""
-    spans = []
-    for m in mutants:
-        place = m.context or m.old
-        if text.count(place) == 1 and place.count(m.old) == 1:
-            begin = text.index(place) + place.index(m.old)
-            spans.append((begin, begin + len(m.old), m))
-        else:
-            problems.append(f"{m.where}: {m.name}: its old text does not occur exactly once in {m.file}")
-    spans.sort(key=lambda span: span[0])
-    out, at, last = [], 0, None
-    for begin, end, m in spans:
-        if begin < at:
-            problems.append(f"{m.where}: {m.name} overlaps {last.name}")
-            continue
-        out += [text[at:begin], m.seeded()]
-        at, last = end, m
-    return '#include "nrl_mutant.h"\n#line 1\n' + "".join(out) + text[at:]
-
+# ---- Build and tests ----
 
 def write_if_changed(path, data):
     if path.is_file() and path.read_bytes() == data:
@@ -162,46 +257,30 @@ def write_if_changed(path, data):
     path.write_bytes(data)
 
 
-def copy_tree(mutants):
-    """Copies the tree with the mutants; unchanged files keep their time, so that little is rebuilt."""
-    by_file = collections.defaultdict(list)
-    for m in mutants:
-        by_file[m.file].append(m)
+def copy_tree():
+    """Copies the tree; unchanged files keep their time, so that little is rebuilt."""
     listed = subprocess.run(["git", "ls-files", "-zco", "--exclude-standard"], cwd=ROOT, check=True,
                             capture_output=True).stdout
     names = {name for name in os.fsdecode(listed).split("\0") if name and (ROOT / name).is_file()}
-    problems, seeded = [], {}
-    for file, group in by_file.items():
-        if file in names:
-            seeded[file] = seed((ROOT / file).read_text(), group, problems).encode()
-        else:
-            problems.append(f"{group[0].where}: {group[0].name}: there is no {file}")
-    if problems:
-        die(65, "\n".join(["the lists do not match the sources:", *problems]))
     for name in names:
-        write_if_changed(SOURCE / name, seeded.get(name) or (ROOT / name).read_bytes())
+        write_if_changed(SOURCE / name, (ROOT / name).read_bytes())
         shutil.copymode(ROOT / name, SOURCE / name)
-    write_if_changed(SOURCE / "nrl_mutant.h", HEADER.replace("COUNT", str(max(m.id for m in mutants))).encode())
     # Remove files that are no longer in the tree; the build would find them.
     for folder, folders, files in os.walk(SOURCE):
         folders[:] = [f for f in folders if f not in ("build", ".git")]
         for file in files:
-            name = os.path.relpath(os.path.join(folder, file), SOURCE)
-            if name not in names and name != "nrl_mutant.h":
-                os.remove(SOURCE / name)
+            if os.path.relpath(os.path.join(folder, file), SOURCE) not in names:
+                os.remove(os.path.join(folder, file))
 
 
-def build(jobs, targets=()):
-    started = time.monotonic()
-    chosen = ["--target", *targets] if targets else []
-    for command in (["cmake", "--preset", "cpu", "-DNRL_WERROR=OFF"],
-                    ["cmake", "--build", "--preset", "cpu", "-j", str(jobs), *chosen]):
-        with open(BUILD / "build.log", "w") as log:
-            if subprocess.run(command, cwd=SOURCE, stdout=log, stderr=subprocess.STDOUT).returncode:
-                lines = pathlib.Path(log.name).read_text().split("\n")
-                print("\n".join([line for line in lines if "error" in line][:20]), file=sys.stderr)
-                die(70, f"the build failed; output: {log.name}")
-    print(f"built in {time.monotonic() - started:.0f} s")
+def run_cmake(*arguments):
+    """Whether it succeeds, and its output."""
+    done = subprocess.run(["cmake", *arguments], cwd=SOURCE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return done.returncode == 0, done.stdout
+
+
+def build(targets, jobs):
+    return run_cmake("--build", str(BINARIES), "-j", str(jobs), "--target", *sorted(targets))
 
 
 @dataclasses.dataclass
@@ -211,35 +290,53 @@ class Test:
     folder: str
     environment: dict
     skip: int
-    seconds: float = 0
-    reached: frozenset = frozenset()
-    passed: bool = False
+    targets: set
+    seconds: float = 60
 
 
-def read_tests(exclude):
+def read_tests():
     listed = subprocess.run(["ctest", "--show-only=json-v1"], cwd=BINARIES, check=True, capture_output=True).stdout
-    tests = []
+    tests = {}
     for entry in json.loads(listed)["tests"]:
         properties = {p["name"]: p["value"] for p in entry.get("properties", [])}
-        # Properties that need more than a command and its exit code; the project's tests have none.
-        for name in ("WILL_FAIL", "PASS_REGULAR_EXPRESSION", "FAIL_REGULAR_EXPRESSION", "FIXTURES_REQUIRED", "DISABLED"):
-            if name in properties:
-                die(70, f"test {entry['name']} has the property {name}, which mutate.py does not know")
-        if entry["name"] in exclude:
-            continue
-        tests.append(Test(entry["name"], entry["command"], properties["WORKING_DIRECTORY"],
-                          dict(v.split("=", 1) for v in properties.get("ENVIRONMENT", [])),
-                          properties.get("SKIP_RETURN_CODE", -1)))
+        # ctest leaves out the command of a program that is not built; its name is then that of the test.
+        command = entry.get("command", [])
+        programs = {pathlib.Path(word).name for word in command if word.startswith(str(BINARIES / "bin"))}
+        tests[entry["name"]] = Test(entry["name"], command, properties["WORKING_DIRECTORY"],
+                                    dict(v.split("=", 1) for v in properties.get("ENVIRONMENT", [])),
+                                    properties.get("SKIP_RETURN_CODE", -1), programs or {entry["name"].split(".")[0]})
     return tests
 
 
-def run_test(test, extra, limit):
-    """Whether the test passes (or is skipped). Ends its processes and removes its temporary files."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+def read_cover():
+    """The tests of a directory, from scripts/mutants/tests.txt."""
+    cover = {}
+    for line in (LISTS / "tests.txt").read_text().split("\n"):
+        if line and not line.startswith("#"):
+            folder, *names = line.split()
+            cover[folder] = names
+    return cover
+
+
+def tests_of(file, cover, tests):
+    """The tests of a file, those that fail first at the front."""
+    folders = [f for f in cover if file.startswith(f + "/")]
+    if not folders:
+        die(65, f"scripts/mutants/tests.txt has no tests for {file}")
+    names = cover[max(folders, key=len)]
+    for name in names:
+        if name not in tests:
+            die(65, f"scripts/mutants/tests.txt: there is no test {name}")
+    return [tests[name] for name in names]
+
+
+def run(command, folder, environment, limit):
+    """Exit code and output; code None: it did not end. Ends its processes and removes its temporary files."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile("w+") as output:
         os.chmod(scratch, 0o755)  # some tests run as another user
-        process = subprocess.Popen(test.command, cwd=test.folder, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.DEVNULL, start_new_session=True,
-                                   env=os.environ | test.environment | {"TMPDIR": scratch} | extra)
+        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+                                   stderr=subprocess.STDOUT, start_new_session=True,
+                                   env=os.environ | environment | {"TMPDIR": scratch})
 
         def end(number):
             try:
@@ -255,168 +352,137 @@ def run_test(test, extra, limit):
             time.sleep(2)
         end(signal.SIGKILL)
         process.wait()
-    return code in (0, test.skip)
+        output.seek(0)
+        return code, output.read()
 
 
-def measure_reach(tests, jobs):
-    """Runs every test once without a mutant: how long it takes, and the mutants that it reaches."""
-
-    def measure(test):
-        with tempfile.TemporaryDirectory() as log:
-            started = time.monotonic()
-            test.passed = run_test(test, {"NRL_MUTANT_LOG": log}, 900)
-            test.seconds = time.monotonic() - started
-            test.reached = frozenset(int(name) for name in os.listdir(log))
-
-    # Cache the result for a bitwise identical build.
-    digest = hashlib.sha256()
-    for path in sorted([*(BINARIES / "bin").iterdir(), *(p for p in (SOURCE / "tests").rglob("*.sh"))]):
-        if path.is_file():
-            digest.update(path.read_bytes())
-    cache = BUILD / "reach.json"
-    known = json.loads(cache.read_text()) if cache.is_file() else {}
-    if known.get("digest") == digest.hexdigest():
-        for test in tests:
-            if test.name in known["tests"]:
-                test.seconds, reached, test.passed = known["tests"][test.name]
-                test.reached = frozenset(reached)
-    started = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(measure, [t for t in tests if not t.passed]))
-    cache.write_text(json.dumps({"digest": digest.hexdigest(),
-                                 "tests": {t.name: [t.seconds, sorted(t.reached), t.passed] for t in tests}}))
-    failed = [t.name for t in tests if not t.passed]
-    print(f"{len(tests)} tests without a mutant: {time.monotonic() - started:.0f} s")
-    if failed:
-        print(f"excluded, since they fail without a mutant in the copy of the tree: {' '.join(failed)}")
-    return [t for t in tests if t.passed]
+def passes(test):
+    return run(test.command, test.folder, test.environment, 30 + 4 * test.seconds)[0] in (0, test.skip)
 
 
-def run_verify(layout, extra, limit=120):
-    """Exit code and output of nrl-train verify on a layout "RANKS [CONFIG] KEY=VALUE..."; None: it did not end."""
+def verify(layout):
+    """Exit code and output of nrl-train verify on a layout "RANKS [CONFIG] KEY=VALUE..."."""
     ranks, *overrides = shlex.split(layout)
     config = overrides.pop(0) if overrides and overrides[0].endswith(".yaml") else "tiny.yaml"
-    environment = os.environ | extra | {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                                        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}
     command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", ranks, str(BINARIES / "bin" / "nrl-train"),
                "verify", str(SOURCE / "tests" / "verify" / config), *overrides]
     with tempfile.TemporaryDirectory() as folder:
-        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, text=True, start_new_session=True, env=environment)
-        try:
-            return (lambda out: (process.returncode, out))(process.communicate(timeout=limit)[0])
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            try:
-                process.communicate(timeout=5)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
-            return None, ""
+        return run(command, folder, {"OMP_NUM_THREADS": "1", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                                     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1"}, 120)
 
 
-def verify_mutants(mutants):
-    """Runs verify with every mutant; returns the exit code of this program."""
-    for layout in sorted({m.verify for m in mutants}):
-        code, out = run_verify(layout, {})
-        if code != 0:
-            print(out)
-            die(70, f"without a mutant verify leaves with {code} on {layout}")
-    missed = []
-    undisturbed = only_undisturbed = 0
-    for m in mutants:
-        code, out = run_verify(m.verify, {"NRL_MUTANT": str(m.id)})
-        verdict = next((line for line in out.split("\n") if line.startswith("MISMATCH")), "")
-        found = code == 70 and re.search(m.spoils, verdict)
-        if not found:
-            missed.append(m.name)
-        shown = verdict.partition(" as one rank does: ")[2] or f"exit {code}: " + " ".join(out.split())[-200:]
-        print(f"{'detected' if found else 'MISSED  '}  {m.name:<40} {shown}", flush=True)
-        looked = re.sub(r"--undisturbed \d+ ?", "", m.verify)
-        if looked != m.verify:
-            undisturbed += 1
-            code, _ = run_verify(looked, {"NRL_MUTANT": str(m.id)})
-            only_undisturbed += code == 0
-            print(f"{'':<10}without --undisturbed: {'missed' if code == 0 else f'exit {code}'}", flush=True)
-    print(f"\nverify detected {len(mutants) - len(missed)} of {len(mutants)} faults and named what they spoil")
-    if undisturbed:
-        print(f"{undisturbed} with --undisturbed, {only_undisturbed} of which verify misses without it")
-    for name in missed:
-        print(f"missed: {name}")
-    return 1 if missed else 0
+def files_of_build():
+    """Sources and headers of what is built."""
+    listed = subprocess.run(["ninja", "-C", str(BINARIES), "-t", "deps"], check=True, capture_output=True, text=True)
+    paths = (os.path.normpath(BINARIES / line.strip()) for line in listed.stdout.split("\n") if line.startswith("    "))
+    return {os.path.relpath(path, SOURCE) for path in paths if path.startswith(str(SOURCE))}
+
+
+def judge(mutant, tests, jobs):
+    """Builds and tests the mutant whose source is written; the result, and what detects it."""
+    if mutant.verify:
+        if not build({"nrl-train"}, jobs)[0]:
+            return "does not compile", ""
+        code, output = verify(mutant.verify)
+        verdict = next((line for line in output.split("\n") if line.startswith("MISMATCH")), "")
+        if code != 70 or not re.search(mutant.spoils, verdict):
+            return "SURVIVED", f"verify: exit {code}"
+        looked = re.sub(r"--undisturbed \d+ ?", "", mutant.verify)
+        without = f"; without --undisturbed exit {verify(looked)[0]}" if looked != mutant.verify else ""
+        return "killed", f"verify: {verdict.partition(' as one rank does: ')[2] or verdict}{without}"
+    for test in tests:  # programs are built when their turn comes: the first test detects most mutants
+        if not build(test.targets, jobs)[0]:
+            return "does not compile", ""
+        if not passes(test):
+            return "killed", test.name
+    return "SURVIVED", f"{len(tests)} tests"
 
 
 def main():
     parser = argparse.ArgumentParser(prog="scripts/mutate.sh", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--area", action="append", default=[], help="only this area (may be given several times)")
-    parser.add_argument("--name", action="append", default=[], help="only this mutant (may be given several times)")
-    parser.add_argument("--check", action="store_true", help="only check that the lists match the sources")
-    parser.add_argument("--verify", action="store_true", help="run nrl-train verify with the mutants that have a layout")
-    parser.add_argument("--list", action="store_true", help="only list the mutants")
-    parser.add_argument("--exclude", action="append", default=[], metavar="TEST", help="do not run this test")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="mutants at once (default: all cores)")
+    kind = parser.add_mutually_exclusive_group(required=True)
+    kind.add_argument("--seed", type=int, help="draw places by this seed")
+    kind.add_argument("--meaning", action="store_true", help="the faults of by_meaning.txt")
+    kind.add_argument("--verify", action="store_true", help="those of them that have a layout")
+    kind.add_argument("--check", action="store_true", help="only check that by_meaning.txt matches the sources")
+    parser.add_argument("--count", type=int, default=20, help="places to draw (default: 20)")
+    parser.add_argument("--in", action="append", dest="folders", metavar="DIR", help="draw from this directory or file only (repeatable)")
+    parser.add_argument("--name", action="append", help="only the fault of this name (repeatable)")
+    parser.add_argument("--list", action="store_true", help="only print the mutants")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="compilers at once (default: all cores)")
     args = parser.parse_args()
-    mutants = read_mutants()
-    chosen = [m for m in mutants if (not args.area or m.area in args.area) and (not args.name or m.name in args.name)]
-    if args.verify:
-        chosen = [m for m in chosen if m.verify]
-    if not chosen:
-        die(64, "no mutant has this area and name")
+
+    if args.seed is not None:
+        mutants = draw(args.seed, args.count, args.folders or PRODUCT)
+    else:
+        mutants = [m for m in read_meaning() if (not args.name or m.name in args.name) and (m.verify or not args.verify)]
+        if not mutants:
+            die(64, "no mutant has this name")
+        if args.check:
+            print(f"{len(mutants)} mutants match the sources")
+            return 0
     if args.list:
-        for m in chosen:
-            print(f"{m.area:<11} {m.name:<40} {m.what}")
+        for m in mutants:
+            print(f"{m.name:<44} {m.what}")
         return 0
-    if args.verify:
-        # Only these, so that little is compiled.
-        copy_tree([m for m in mutants if m.verify])
-        build(args.jobs, ["nrl-train"])
-        return verify_mutants(chosen)
-    copy_tree(mutants)
-    if args.check:
-        print(f"{len(mutants)} mutants match the sources")
-        return 0
-    build(args.jobs)
-    tests = measure_reach(read_tests(args.exclude), args.jobs)
 
-    # Order of tests: the one that detected the mutant last time, those that detected others of its area, fast ones.
-    history_path = BUILD / "detected.json"
-    history = json.loads(history_path.read_text()) if history_path.is_file() else {}
-    by_area = collections.Counter((m.area, history[m.name]) for m in mutants if m.name in history)
-
-    def detected_by(m):
-        """The first test that fails under the mutant; none: it survived."""
-        reaching = sorted((t for t in tests if m.id in t.reached),
-                          key=lambda t: (t.name != history.get(m.name), -by_area[m.area, t.name], t.seconds))
-        for test in reaching:
-            if not run_test(test, {"NRL_MUTANT": str(m.id)}, 30 + 4 * test.seconds):
-                return test.name, len(reaching)
-        return None, len(reaching)
-
-    survivors, killed, total = [], collections.Counter(), collections.Counter()
+    copy_tree()
+    # The settings of an ordinary build, whose objects ccache has.
+    ok, output = run_cmake("--preset", "cpu")
+    if not ok:
+        die(70, f"cmake failed:\n{output}")
+    cover, targets = read_cover(), {"nrl-train"} if any(m.verify for m in mutants) else set()
+    tests = read_tests()
+    for m in mutants:
+        if not m.verify:
+            targets.update(*(t.targets for t in tests_of(m.file, cover, tests)))
     started = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        running = {pool.submit(detected_by, m): m for m in chosen}
-        for done in concurrent.futures.as_completed(running):
-            m, (test, reaching) = running[done], done.result()
-            total[m.area] += 1
-            if test:
-                killed[m.area] += 1
-                history[m.name] = test
-                by_area[m.area, test] += 1
-                print(f"detected  {m.area:<11} {m.name:<40} {test}", flush=True)
-            else:
-                survivors.append((m, reaching))
-                print(f"SURVIVED  {m.area:<11} {m.name:<40} {reaching} tests reach it", flush=True)
-            history_path.write_text(json.dumps(history, indent=1))
-    print(f"\n{len(chosen)} mutants: {time.monotonic() - started:.0f} s\n")
-    for m, reaching in survivors:
-        print(f"survivor {m.name} ({m.file}; {reaching} tests reach it): {m.what}")
-    print(f"\n{'area':<12} {'detected':>8} {'of':>4} {'rate':>6}")
-    for area in sorted(total):
-        print(f"{area:<12} {killed[area]:>8} {total[area]:>4} {killed[area] / total[area]:>6.0%}")
-    print(f"{'all':<12} {sum(killed.values()):>8} {len(chosen):>4} {sum(killed.values()) / len(chosen):>6.0%}")
-    return 0 if all(killed[area] >= TARGET * total[area] for area in total) else 1
+    ok, output = build(targets, args.jobs)
+    if not ok:
+        die(70, f"the build without a mutant failed:\n{output[-4000:]}")
+    print(f"built in {time.monotonic() - started:.0f} s", flush=True)
+    tests = read_tests()
+    tests_by_name = {m.name: [] if m.verify else tests_of(m.file, cover, tests) for m in mutants}
+    used = {t.name: t for group in tests_by_name.values() for t in group}
+    failed = set()
+    for test in used.values():
+        begin = time.monotonic()
+        test.seconds = 225
+        if not passes(test):
+            failed.add(test.name)
+        test.seconds = time.monotonic() - begin
+    for layout in sorted({m.verify for m in mutants} - {""}):
+        code, output = verify(layout)
+        if code != 0:
+            die(70, f"without a mutant verify leaves with {code} on {layout}:\n{output[-2000:]}")
+    if failed:
+        print(f"left out, since they fail without a mutant in the copy of the tree: {' '.join(sorted(failed))}")
+
+    results, survivors, built = collections.Counter(), [], files_of_build()
+    for m in mutants:
+        path, text = SOURCE / m.file, (ROOT / m.file).read_text()
+        begin = time.monotonic()
+        result, by = "not in this build", ""
+        if m.file in built:
+            path.write_text(text[:m.begin] + m.new + text[m.end:])
+            result, by = judge(m, [t for t in tests_by_name[m.name] if t.name not in failed], args.jobs)
+            path.write_text(text)
+        results[result] += 1
+        if result == "SURVIVED":
+            survivors.append(m)
+        print(f"{result:<17} {m.name:<44} {m.what}{'  [' + by + ']' if by else ''} {time.monotonic() - begin:.0f} s", flush=True)
+
+    print()
+    for m in survivors:
+        text = (ROOT / m.file).read_text()
+        line = text.count("\n", 0, m.begin)
+        print(f"survivor {m.file}:{line + 1}: {m.what}\n    {text.split(chr(10))[line].strip()}")
+    print(", ".join(f"{n} {result}" for result, n in sorted(results.items())))
+    judged = results["killed"] + results["SURVIVED"]
+    if judged:
+        print(f"{results['killed'] / judged:.0%} of {judged} mutants killed")
+    return 1 if survivors and args.seed is None else 0
 
 
 if __name__ == "__main__":
