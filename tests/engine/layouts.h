@@ -121,6 +121,7 @@ class Trainee {
     };
     const auto before = totals();
     const engine::StepResult result = train_step();
+    if (result.expert_rounds > 1) return result;  // an even router needs one
     std::map<std::string, std::array<int64_t, 2>> counted, planned;
     for (const plan::Traffic& t : plan::by_operation(planned_traffic()))
       planned[fmt::format("{} {}{}", name_of(t.group), name_of(t.op), t.balanced() ? " of experts" : "")] = {
