@@ -8,7 +8,7 @@
 
 namespace nrl::comm {
 
-/// What communication is for. `experts`: within layers, of as many bytes as the router chooses.
+/// The use of a communication. `experts`: within layers, of rows whose number the router chooses.
 enum class Purpose : uint8_t { layers, experts, messages, gradients, weights, scalars };
 
 /// While it lives, operations that this thread starts are for `purpose`; without one for Purpose::layers.

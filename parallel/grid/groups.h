@@ -96,7 +96,7 @@ class Groups {
                                                                    uint64_t layout) const;
   /// While they are dry, no group or channel executes anything (Communicator::set_dry()).
   void set_dry(bool dry) const;
-  /// What the communicators are named after, in creation order.
+  /// The groups that name the communicators, in creation order.
   std::vector<GroupId> ids() const;
   /// Labels of the communicators, in creation order.
   std::vector<std::string> labels() const;

@@ -166,7 +166,7 @@ TEST_CASE("a GPU keeps weights in FP8", "[engine][fp8]") {
 
 namespace {
 
-/// Bytes by operation of the second step, which are those of the plan.
+/// Bytes by operation of the second step, which equal the planned ones.
 std::map<comm::Op, int64_t> traffic(const Keys& keys) {
   const Group group{.shape = large};
   Trainee trainee = group.trainee(keys);
