@@ -55,21 +55,21 @@ QuantizedGemms fp8_gemms(const Fp8Options& o) {
   q.end = o.end;
   q.primary = o.primary;
   q.attention = o.attention;
-  switch (o.scaling) {
-    case Fp8Scaling::delayed:
+  switch (o.recipe) {
+    case Fp8Recipe::delayed:
       q.amax_history = o.amax_history;
       q.most_recent = o.most_recent;
       [[fallthrough]];
-    case Fp8Scaling::tensorwise:
+    case Fp8Recipe::tensorwise:
       q.margin = o.margin;
       q.input = q.weight = {e4m3, Scaling::tensor};
       q.gradient = {o.hybrid ? DType::e5m2 : e4m3, Scaling::tensor};
       break;
-    case Fp8Scaling::blockwise:
+    case Fp8Recipe::blockwise:
       q.input = q.gradient = {e4m3, Scaling::row128};
       q.weight = {e4m3, Scaling::block128};
       break;
-    case Fp8Scaling::mxfp8:
+    case Fp8Recipe::mxfp8:
       q.input = q.weight = q.gradient = {e4m3, Scaling::mx32};
       break;
   }

@@ -10,6 +10,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/scaling.h"
+#include "core/config/enums.h"
 
 namespace nrl::precision {
 
@@ -204,12 +205,8 @@ inline constexpr Recipe float16_storage{RecipeFormats{
     .logits_gradient = DType::f32,
 }};
 
-/// The granularity of FP8 scales. tensorwise: of a tensor, from its own values; delayed: of a tensor, from
-/// earlier steps; blockwise: 1 x 128 numbers of activations and gradients, 128 x 128 of weights, powers of
-/// two; mxfp8: 32 numbers, powers of two.
-enum class Fp8Scaling : uint8_t { tensorwise, delayed, blockwise, mxfp8 };
 struct Fp8Options {
-  Fp8Scaling scaling = Fp8Scaling::tensorwise;
+  Fp8Recipe recipe = Fp8Recipe::tensorwise;
   /// Gradients in e5m2, which has less precision and more range; else everything in e4m3. Of blockwise and
   /// mxfp8, whose scales give the range, always e4m3.
   bool hybrid = true;

@@ -47,8 +47,7 @@ const std::vector<float>& normal_pattern() {
 }
 
 std::string processor_text(int threads) {
-  return fmt::format("{}, {} threads, {}", cpu::processor_name(), threads,
-                     cpu::name_of(ops::cpu_choice().isa));
+  return fmt::format("{}, {} threads, {}", cpu::processor_name(), threads, name_of(ops::cpu_choice().isa));
 }
 
 }  // namespace

@@ -97,7 +97,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
   // Gradients are summed over these, or in slices of them and across the slices.
   const DistributedConfig& d = config.distributed;
   const auto replicas = static_cast<int>(d.dp_replicate_size);
-  const parallel::ShardingStrategy& strategy = *parallel::find_sharding(name_of(d.shard_strategy));
+  const parallel::ShardingStrategy strategy = parallel::sharding_of(d.shard_strategy);
   for (const std::string_view name : names) {
     const parallel::GroupId reduce = reduction_group(name);
     parallel::GroupId shards = reduce;

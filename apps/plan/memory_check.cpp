@@ -108,8 +108,7 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length) /
                         n(config.distributed.context_parallel_size);
   const double element = static_cast<double>(size_of(recipe.activations()));
-  const parallel::ShardingStrategy sharding =
-      *parallel::find_sharding(name_of(config.distributed.shard_strategy));
+  const parallel::ShardingStrategy sharding = parallel::sharding_of(config.distributed.shard_strategy);
   const double shards = n(batch.data_parallel) * n(config.distributed.context_parallel_size) /
                         n(config.distributed.dp_replicate_size);
   const double expert_shards = shards * tensor / expert_ranks;
@@ -141,7 +140,7 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const PolicyConfig& policy = config.policy;
   const auto& modules = policy.recompute.modules;
   const bool keeps_mlp = modules.is_auto() || std::find(modules.value().begin(), modules.value().end(),
-                                                        RecomputeModule::mlp) == modules.value().end();
+                                                        BlockModule::mlp) == modules.value().end();
   const bool offloads = policy.offload_activations.value > 0;
   const bool whole = may_recompute_layers(policy) || offloads;
   const double segment =
@@ -193,8 +192,7 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
   std::vector<std::string> notes{fmt::format("needed per rank: {} = {}; available: {}", categories,
                                              bytes_text(sum), bytes_text(capacity)),
                                  lower.empty() ? "use a smaller model" : "lower " + lower};
-  const parallel::ShardingStrategy sharding =
-      *parallel::find_sharding(name_of(result.config.distributed.shard_strategy));
+  const parallel::ShardingStrategy sharding = parallel::sharding_of(result.config.distributed.shard_strategy);
   const auto suggest = [&](Category category, bool sharded, std::string_view what,
                            std::string_view strategy) {
     if (largest == category && !sharded && batch.data_parallel > 1)

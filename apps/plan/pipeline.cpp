@@ -11,20 +11,6 @@ using pipeline::ScheduleKind;
 
 namespace {
 
-ScheduleKind kind_of(PipelineSchedule schedule, const model::ModelLayout& layout) {
-  switch (schedule) {
-    case PipelineSchedule::one_f_one_b:
-      return ScheduleKind::one_f_one_b;
-    case PipelineSchedule::interleaved:
-      return ScheduleKind::interleaved;
-    case PipelineSchedule::zb_h1:
-      return ScheduleKind::zb_h1;
-    case PipelineSchedule::automatic:
-      break;
-  }
-  return layout.chunks > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
-}
-
 std::vector<pipeline::Schedule> all_stages(const pipeline::ScheduleOptions& options) {
   std::vector<pipeline::Schedule> stages;
   for (int stage = 0; stage < options.stages; ++stage) stages.push_back(make_schedule(options, stage));
@@ -51,8 +37,9 @@ model::ModelLayout stages_of(const DistributedConfig& d) {
 
 pipeline::ScheduleOptions schedule_options(const Config& config, const model::ModelLayout& layout,
                                            int64_t microbatches) {
+  const ScheduleKind automatic = layout.chunks > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b;
   return {.kind = layout.stages == 1 ? ScheduleKind::single
-                                     : kind_of(config.distributed.pipeline_schedule, layout),
+                                     : config.distributed.pipeline_schedule.value_or(automatic),
           .stages = layout.stages,
           .chunks_per_stage = layout.chunks,
           .microbatches = static_cast<int>(microbatches),
@@ -101,7 +88,7 @@ std::string pipeline_line(const Config& config, int64_t layers, int64_t microbat
       stages += (c > 0 ? ", " : "") + range_text(chunk_blocks(layout, layers, layout.model_chunk(c)));
   }
   const pipeline::ScheduleOptions options = schedule_options(config, layout, microbatches);
-  return fmt::format("{} of {} microbatches, bubble {:.1f} %; layers {}", name(options.kind), microbatches,
+  return fmt::format("{} of {} microbatches, bubble {:.1f} %; layers {}", name_of(options.kind), microbatches,
                      100 * bubble(options), stages);
 }
 

@@ -19,6 +19,12 @@ bool names_layers(const PolicyConfig& p) {
                               p.recompute.method == RecomputeMethod::block;
 }
 
+std::vector<std::string> names_of(const std::vector<BlockModule>& modules) {
+  std::vector<std::string> names;
+  for (const BlockModule m : modules) names.emplace_back(name_of(m));
+  return names;
+}
+
 /// Calls `work(block, index of the block in its chunk)`.
 template <class F>
 void for_each_in_chunks(const model::ModelLayout& layout, int64_t blocks, F&& work) {
@@ -94,26 +100,20 @@ Rules configured_recompute(const PolicyConfig& p, const model::ModelLayout& layo
     for (model::RecomputeRule& rule : rules) rule.all = true;
   }
   if (open ? with_open : r.granularity != RecomputeGranularity::none) {
-    std::vector<std::string> modules{"norm", "activation"};
-    if (open)
-      std::erase_if(modules, [&](const std::string& module) {
-        return std::any_of(p.offload_modules.begin(), p.offload_modules.end(),
-                           [&](OffloadModule m) { return name_of(m) == module; });
-      });
-    if (!r.modules.is_auto()) {
-      modules.clear();
-      for (const RecomputeModule m : r.modules.value()) modules.emplace_back(name_of(m));
-    }
+    std::vector<BlockModule> modules = r.modules.value_or({BlockModule::norm, BlockModule::activation});
+    const auto moves = [&](BlockModule m) {
+      return std::find(p.offload_modules.begin(), p.offload_modules.end(), m) != p.offload_modules.end();
+    };
+    if (open) std::erase_if(modules, moves);
     for (model::RecomputeRule& rule : rules)
-      if (!rule.all) rule.modules = modules;
+      if (!rule.all) rule.modules = names_of(modules);
   }
   return rules;
 }
 
 std::vector<model::OffloadRule> configured_offload(const PolicyConfig& p, int64_t blocks) {
   std::vector<model::OffloadRule> rules(static_cast<size_t>(blocks));
-  model::OffloadRule rule{.all = p.offload_modules.empty()};
-  for (const OffloadModule m : p.offload_modules) rule.modules.emplace_back(name_of(m));
+  const model::OffloadRule rule{.modules = names_of(p.offload_modules), .all = p.offload_modules.empty()};
   if (p.offload_layers)
     for (const int64_t block : *p.offload_layers) rules.at(static_cast<size_t>(block)) = rule;
   else if (p.offload_activations.value > 0)

@@ -25,46 +25,16 @@ std::string bytes_text(int64_t bytes) {
 }  // namespace
 
 cpu::Isa isa_for(const KernelsConfig& kernels) {
-  if (kernels.isa == IsaChoice::automatic) return ops::cpu_choice().isa;
-  static_assert(static_cast<int>(IsaChoice::baseline) == static_cast<int>(cpu::Isa::baseline) + 1);
-  return static_cast<cpu::Isa>(static_cast<int>(kernels.isa) - 1);
+  return kernels.isa.is_auto() ? ops::cpu_choice().isa : kernels.isa.value();
 }
 
 namespace {
 
-// e4m3 with a scale per block loses half of what e5m2 loses, whose range the scales make needless
-// (tests/comm/reducer_test.cpp measures it).
-DType wire_of(ReduceDType dtype) {
-  switch (dtype) {
-    case ReduceDType::fp32:
-      return DType::f32;
-    case ReduceDType::bf16:
-      return DType::bf16;
-    case ReduceDType::fp8:
-      break;
-  }
-  return DType::e4m3;
-}
-
-DType dtype_of_state(StateDType type) {
-  switch (type) {
-    case StateDType::fp32:
-      return DType::f32;
-    case StateDType::bf16:
-      return DType::bf16;
-    case StateDType::fp16:
-      return DType::f16;
-    case StateDType::fp8:
-      break;
-  }
-  return DType::e4m3;
-}
-
 precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
   if (!o.use_precision_aware_optimizer) return {};
-  return {.exp_avg = dtype_of_state(o.exp_avg_dtype),
-          .exp_avg_sq = dtype_of_state(o.exp_avg_sq_dtype),
-          .main_gradients = o.main_grads_dtype == MainGradsDType::bf16 ? DType::bf16 : DType::f32,
+  return {.exp_avg = o.exp_avg_dtype,
+          .exp_avg_sq = o.exp_avg_sq_dtype,
+          .main_gradients = o.main_grads_dtype,
           .remainders = o.store_param_remainders.value_or(true)};
 }
 
@@ -90,22 +60,8 @@ precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   return cpu ? precision::float16_storage : precision::float16;
 }
 
-precision::Fp8Scaling scaling_of(Fp8Recipe recipe) {
-  switch (recipe) {
-    case Fp8Recipe::tensorwise:
-      return precision::Fp8Scaling::tensorwise;
-    case Fp8Recipe::delayed:
-      return precision::Fp8Scaling::delayed;
-    case Fp8Recipe::blockwise:
-      return precision::Fp8Scaling::blockwise;
-    case Fp8Recipe::mxfp8:
-      break;
-  }
-  return precision::Fp8Scaling::mxfp8;
-}
-
 precision::QuantizedGemms fp8_gemms(const Fp8Config& c, int layers) {
-  return precision::fp8_gemms({.scaling = scaling_of(c.fp8_recipe),
+  return precision::fp8_gemms({.recipe = c.fp8_recipe,
                                .hybrid = c.fp8 == Fp8Format::hybrid,
                                .begin = static_cast<int>(c.num_first_layers_in_bf16),
                                .end = layers - static_cast<int>(c.num_last_layers_in_bf16),
@@ -138,9 +94,9 @@ std::string precision_choice(const Config& config, DeviceType device) {
   if (!fastest && config.policy.precision != Precision::bfloat16) return {};
   if (device == DeviceType::cuda) return fastest ? "fastest: bfloat16 on a GPU" : "";
   const bool native = ops::multiplies_bf16(products_for(config));
-  const std::string why = config.kernels.isa == IsaChoice::automatic
+  const std::string why = config.kernels.isa.is_auto()
                               ? ops::bf16_reason(ops::cpu_choice())
-                              : fmt::format("kernels.isa is {}", name_of(config.kernels.isa));
+                              : fmt::format("kernels.isa is {}", name_of(config.kernels.isa.value()));
   if (fastest) return fmt::format("fastest: {}, {}", native ? "bfloat16" : "float32", why);
   return fmt::format("bfloat16, {}: {}", native ? "multiplied natively" : "upcast to fp32 for arithmetic",
                      why);
@@ -159,8 +115,6 @@ std::string fp8_text(const Config& config, const RunPlan& plan) {
 GroupOptions group_options(const Config& config, const GridPosition& position,
                            const precision::Recipe& recipe, std::string_view group) {
   const DistributedConfig& d = config.distributed;
-  const parallel::ShardingStrategy* sharding = parallel::find_sharding(name_of(d.shard_strategy));
-  NRL_CHECK(sharding, "no strategy {}", name_of(d.shard_strategy));
   const parallel::GroupId reduce = reduction_group(group);
   const std::vector<int> ranks = position.grid.members(reduce);
   const auto own = std::find(ranks.begin(), ranks.end(), position.grid.rank());
@@ -183,12 +137,12 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
   if (!d.bucket_size_mb.is_auto())
     bucket_elements = static_cast<int64_t>(d.bucket_size_mb.value() * (1 << 20) / 4);
   return {.reduce = reduce,
-          .strategy = group_sharding(*sharding, group),
+          .strategy = group_sharding(parallel::sharding_of(d.shard_strategy), group),
           .shards = shards,
           .shard_rank = rank % shards,
           .replicas = replicas,
           .replica = rank / shards,
-          .wire = wire_of(d.grad_reduce_dtype),
+          .wire = d.grad_reduce_dtype,
           .fp32_sums = d.grad_reduce_fp32_accumulation,
           .error_feedback = d.grad_reduce_error_feedback,
           .overlap_gather = d.overlap_param_gather,

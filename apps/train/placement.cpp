@@ -116,7 +116,7 @@ void Placement::choose(comm::World& world, const Config& config) {
   const std::vector<std::string> whys = world.comm().gather_texts(choice.why_no_gpu);
   double worst_isa = static_cast<double>(ops::cpu_choice().usable);
   world.comm().all_reduce(std::span(&worst_isa, 1), comm::Reduce::min);
-  facts_.best_isa = static_cast<IsaChoice>(static_cast<int>(worst_isa) + 1);
+  facts_.best_isa = static_cast<Isa>(static_cast<int>(worst_isa));
   const bool native = ops::cpu_choice().isa >= cpu::Isa::avx512_bf16;
   double natives = native ? 1 : 0;
   world.comm().all_reduce(std::span(&natives, 1), comm::Reduce::sum);
@@ -148,7 +148,7 @@ std::vector<parallel::GroupId> groups_of_run(const ConfigResult& config, const p
 
 std::string Placement::describe(int kernels) const {
   if (device_.type == DeviceType::cpu)
-    return fmt::format("cpu ({}), {} per rank, {} kernels{}", cpu::name_of(request_.isa),
+    return fmt::format("cpu ({}), {} per rank, {} kernels{}", name_of(request_.isa),
                        counted(host_threads_, "thread"), kernels,
                        // Only if a GPU driver is loaded: on other machines a CPU run is expected.
                        !why_no_gpu_.empty() && path_exists("/dev/nvidiactl")

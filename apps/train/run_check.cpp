@@ -200,7 +200,7 @@ void check_expert_ranks(const ConfigResult& result, const model::ModelSpec& spec
                              dispatcher, spec.moe.capacity_factor),
                  ranks, {"remove moe_expert_capacity_factor, or use alltoall"}));
   constexpr std::string_view slack = "policy.model.moe_row_slack", schedule = "distributed.pipeline_schedule";
-  if (!gathers && c.distributed.pipeline_schedule == PipelineSchedule::zb_h1 && spec.moe.row_slack > 0 &&
+  if (!gathers && c.distributed.pipeline_schedule == ScheduleKind::zb_h1 && spec.moe.row_slack > 0 &&
       result.origins.contains(std::string(slack)) && result.sound(slack))
     out.push_back(diagnose(
         result, slack,
@@ -224,16 +224,16 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
   const auto add = [&](std::string_view key, std::string message) {
     if (result.sound(key)) out.push_back(diagnose(result, key, std::move(message)));
   };
-  const auto has = [&](RecomputeModule m) {
+  const auto has = [&](BlockModule m) {
     const auto& modules = p.recompute.modules;
     return !modules.is_auto() &&
            std::find(modules.value().begin(), modules.value().end(), m) != modules.value().end();
   };
   constexpr std::string_view modules = "policy.recompute.modules";
-  if (spec.moe.experts == 0 && has(RecomputeModule::moe))
+  if (spec.moe.experts == 0 && has(BlockModule::moe))
     add(modules,
         fmt::format("{}: moe matches nothing: a {} model has no experts", modules, name_of(spec.family)));
-  if (spec.expert_layers() == spec.layers && has(RecomputeModule::mlp))
+  if (spec.expert_layers() == spec.layers && has(BlockModule::mlp))
     add(modules, fmt::format("{}: mlp matches nothing: all layers of the model have experts", modules));
   for (const int64_t layer : p.checkpoint_layers.value_or(std::vector<int64_t>{}))
     if (layer >= spec.layers)
@@ -248,13 +248,13 @@ void check_recompute(const ConfigResult& result, const model::ModelSpec& spec, D
         add(key,
             fmt::format("{} has no effect: policy.checkpoint_layers names all {} layers", key, spec.layers));
   constexpr std::string_view offloaded = "policy.offload_modules";
-  const auto offloads = [&](OffloadModule m) {
+  const auto offloads = [&](BlockModule m) {
     return std::find(p.offload_modules.begin(), p.offload_modules.end(), m) != p.offload_modules.end();
   };
-  if (spec.moe.experts == 0 && offloads(OffloadModule::moe))
+  if (spec.moe.experts == 0 && offloads(BlockModule::moe))
     add(offloaded,
         fmt::format("{}: moe matches nothing: a {} model has no experts", offloaded, name_of(spec.family)));
-  if (spec.expert_layers() == spec.layers && offloads(OffloadModule::mlp))
+  if (spec.expert_layers() == spec.layers && offloads(BlockModule::mlp))
     add(offloaded, fmt::format("{}: mlp matches nothing: all layers of the model have experts", offloaded));
   for (const int64_t layer : p.offload_layers.value_or(std::vector<int64_t>{}))
     if (layer >= spec.layers)

@@ -257,7 +257,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   run_collectively(world, [&] {
     open_data(run, *plan, phases);
     run.record = make_record(c, plan->spec, plan->recipe.weights(), world.size(), inputs);
-    if (plan->device == DeviceType::cpu) run.record["kernels.isa"] = cpu::name_of(plan::isa_for(c.kernels));
+    if (plan->device == DeviceType::cpu) run.record["kernels.isa"] = name_of(plan::isa_for(c.kernels));
     if (world.rank() == 0 && c.checkpointing.enabled) {
       hf = collect_hf_files(c);
       const std::string warning = auto_tokenizer_warning(plan->spec, hf);

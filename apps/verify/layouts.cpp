@@ -90,8 +90,9 @@ std::string uneven_layout(int chunks, int64_t layers) {
 // Schedules and numbers of chunks: auto on uneven chunks; the others plain, and with messages in advance and
 // a larger group of microbatches.
 Choice pipeline_options(int stages, int64_t layers) {
-  Choice out;
-  for (const Value& schedule : values_of("distributed.pipeline_schedule"))
+  Choice out, schedules = values_of("distributed.pipeline_schedule");
+  schedules.insert(schedules.begin(), {"auto", {"distributed.pipeline_schedule=auto"}});
+  for (const Value& schedule : schedules)
     for (const int chunks : {1, 2}) {
       const auto add = [&](const std::string& label, bool uneven, bool overlap, bool group) {
         Value v = schedule;

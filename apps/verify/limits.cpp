@@ -64,9 +64,9 @@ Limits limits_of_state(const precision::OptimizerFormats& formats) {
 // tensor, and a quarter in the next step, which begins with other weights.
 constexpr Limits fp8_operands{.loss = 2e-3, .norm = 5e-2, .gradient = 5e-1, .weight = 5e-1};
 
-Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, ReduceDType wire) {
+Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, DType wire) {
   if (recipe.quantizes_any()) return fp8_operands;
-  if (wire == ReduceDType::fp8) return fp8_limits;
+  if (wire == DType::e4m3) return fp8_limits;
   if (recipe.activations() == DType::bf16 || recipe.weights() == DType::bf16)
     return {.loss = 2e-3, .norm = 2e-2, .gradient = 5e-2, .weight = 6e-2};
   // f16 rounds by 2^-11, an eighth of bf16.
@@ -74,7 +74,7 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, ReduceDT
     return {.loss = 5e-4, .norm = 5e-3, .gradient = 2e-2, .weight = 2e-2};
   // Sharded gradients are rounded once per microbatch and rank, whose gradients of a bias partly cancel: 5e-3
   // of a bias of keys on 8 ranks, where the same layouts differ by 1.4e-6 with gradients in fp32.
-  if (wire == ReduceDType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
+  if (wire == DType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
     return {.loss = 1e-5, .norm = 2e-3, .gradient = 1e-2, .weight = 1.5e-2};
   if (tf32) return {.loss = 2e-4, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
   return {.loss = 1e-6, .norm = 1e-5, .gradient = 1e-5, .weight = 1e-5};
@@ -82,8 +82,7 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, ReduceDT
 
 }  // namespace
 
-Limits limits_for(const precision::Recipe& recipe, bool tf32, ReduceDType wire, bool experts,
-                  int64_t updates) {
+Limits limits_for(const precision::Recipe& recipe, bool tf32, DType wire, bool experts, int64_t updates) {
   const auto either = [](const Limits& a, const Limits& b) {
     return Limits{.loss = std::max(a.loss, b.loss),
                   .norm = std::max(a.norm, b.norm),
@@ -95,7 +94,7 @@ Limits limits_for(const precision::Recipe& recipe, bool tf32, ReduceDType wire, 
   if (!experts) return limits;
   if (fp8 || recipe.activations() != DType::f32) return either(limits, other_choices(fp8));
   const precision::OptimizerFormats& formats = recipe.optimizer();
-  const bool other_weights = wire != ReduceDType::fp32 || formats.main_gradients != DType::f32 ||
+  const bool other_weights = wire != DType::f32 || formats.main_gradients != DType::f32 ||
                              unit_of_state(formats.exp_avg) > 0 || unit_of_state(formats.exp_avg_sq) > 0;
   return other_weights && updates > 1 ? either(limits, choices_of_other_weights) : limits;
 }

@@ -24,8 +24,8 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.policy.cuda_graph = false;
   c.policy.fp8_cfg.fp8_param = false;
   c.policy.optimizer.use_precision_aware_optimizer = false;
-  c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = StateDType::fp32;
-  c.policy.optimizer.main_grads_dtype = MainGradsDType::fp32;
+  c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = DType::f32;
+  c.policy.optimizer.main_grads_dtype = DType::f32;
   c.policy.gradient_accumulation_steps = std::nullopt;
   return out;
 }

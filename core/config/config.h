@@ -48,7 +48,7 @@ struct DistributedConfig {
   int64_t pipeline_parallel_size = 1;
   std::optional<int64_t> virtual_pipeline_size;  ///< chunks of layers per stage; unset: 1
   std::optional<bool> model_parallel;            ///< checked against tensor x pipeline
-  PipelineSchedule pipeline_schedule = PipelineSchedule::automatic;
+  AutoOr<ScheduleKind> pipeline_schedule;  ///< auto: interleaved with several chunks per stage, else 1F1B
   std::optional<int64_t> num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
   bool account_for_embedding_in_pipeline_split = false, account_for_loss_in_pipeline_split = false;
   std::optional<std::vector<int64_t>> pipeline_layout;        ///< layers of each chunk of the model
@@ -65,7 +65,7 @@ struct DistributedConfig {
   bool overlap_grad_reduce = true;
   bool overlap_param_gather = false;
   int64_t dp_replicate_size = 1;  ///< copies of all shards
-  ReduceDType grad_reduce_dtype = ReduceDType::fp32;
+  DType grad_reduce_dtype = DType::f32;
   bool grad_reduce_error_feedback = true;
   bool grad_reduce_fp32_accumulation = false;
   AutoOr<double> bucket_size_mb;  ///< MiB of gradients per bucket; auto: parallel::auto_bucket_elements()
@@ -87,8 +87,8 @@ struct AttentionConfig {
 
 struct RecomputeConfig {
   RecomputeGranularity granularity = RecomputeGranularity::automatic;
-  AutoOr<std::vector<RecomputeModule>> modules;  ///< of granularity selective; auto: norm and activation
-  std::optional<RecomputeMethod> method;         ///< of granularity full, with num_layers; unset: all layers
+  AutoOr<std::vector<BlockModule>> modules;  ///< of granularity selective; auto: norm and activation
+  std::optional<RecomputeMethod> method;     ///< of granularity full, with num_layers; unset: all layers
   std::optional<int64_t> num_layers;
   bool operator==(const RecomputeConfig&) const = default;
 };
@@ -119,8 +119,8 @@ struct OptimizerConfig {
   std::array<double, 2> betas = {0.9, 0.95};
   double eps = 1e-8;
   bool use_precision_aware_optimizer = false;
-  StateDType exp_avg_dtype = StateDType::fp32, exp_avg_sq_dtype = StateDType::fp32;
-  MainGradsDType main_grads_dtype = MainGradsDType::fp32;
+  DType exp_avg_dtype = DType::f32, exp_avg_sq_dtype = DType::f32;
+  DType main_grads_dtype = DType::f32;
   AutoOr<bool> store_param_remainders;  ///< auto: where weights are bf16; without
                                         ///< use_precision_aware_optimizer: no effect
   LrScalingConfig lr_scaling;
@@ -164,7 +164,7 @@ struct PolicyConfig {
   RecomputeConfig recompute;
   Share offload_activations;  ///< of the layers
   std::optional<std::vector<int64_t>> offload_layers;
-  std::vector<OffloadModule> offload_modules;  ///< empty: all that is kept
+  std::vector<BlockModule> offload_modules;  ///< empty: all that is kept
   Share offload_optimizer;
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
@@ -263,7 +263,7 @@ struct ProfilingConfig {
 
 struct KernelsConfig {
   AutoOr<int64_t> num_threads;  ///< per rank
-  IsaChoice isa = IsaChoice::automatic;
+  AutoOr<Isa> isa;
   bool share_device = false;
   bool autotune = false;
   std::optional<std::string> gemm_tuning;  ///< file (*.txt) or directory of timed choices

@@ -1,35 +1,17 @@
 #pragma once
-// All enumerations of the configuration, with their YAML spellings.
+// All enumerations of the configuration, with their YAML spellings. Higher floors use these and have no
+// others for the same concepts.
 
-#include <span>
-#include <string_view>
+#include "core/base/dtype.h"
+#include "core/base/isa.h"
 
 namespace nrl {
-
-/// The spellings of an enumeration: `names[i]` is the enumerator of value i; `synonyms` are other accepted
-/// spellings (older NeMo documentation, Megatron, NeMo RL), reported as translated.
-template <class E>
-struct EnumNames;
-
-struct Synonym {
-  std::string_view spelling;
-  std::string_view name;
-};
-
-// NRL_ENUM(Type, enumerators..., names..., synonyms...): the enumeration and its table in one place.
-#define NRL_ENUM(Type, ENUMERATORS, NAMES, SYNONYMS)                      \
-  enum class Type { NRL_UNWRAP ENUMERATORS };                             \
-  template <>                                                             \
-  struct EnumNames<Type> {                                                \
-    static constexpr std::string_view names[] = {NRL_UNWRAP NAMES};       \
-    static constexpr Synonym synonyms[] = {{"", ""} NRL_UNWRAP SYNONYMS}; \
-  };
-#define NRL_UNWRAP(...) __VA_ARGS__
 
 NRL_ENUM(Algorithm, (pretrain, sft, dpo, rm, grpo, distill),
          ("pretrain", "sft", "dpo", "rm", "grpo", "distill"), ())
 NRL_ENUM(DeviceKind, (automatic, cpu, cuda), ("auto", "cpu", "cuda"), (, {"gpu", "cuda"}))
 NRL_ENUM(CommBackend, (automatic, mpi, nccl, staged), ("auto", "mpi", "nccl", "staged"), (, {"ray", "auto"}))
+/// Each shards what the one before it does, and more; hsdp shards as optim_grads_params, in every copy.
 NRL_ENUM(ShardStrategy, (ddp, optim, optim_grads, optim_grads_params, hsdp),
          ("ddp", "optim", "optim_grads", "optim_grads_params", "hsdp"),
          (, {"no_shard", "ddp"}, {"zero1", "optim"}, {"zero2", "optim_grads"},
@@ -39,18 +21,18 @@ NRL_ENUM(TpCommOverlap, (none, bulk, pipelined, ring), ("none", "bulk", "pipelin
          (, {"pipeline", "pipelined"}, {"ring_exchange", "ring"}))
 NRL_ENUM(CpCommType, (p2p, all_gather, a2a, a2a_p2p), ("p2p", "all_gather", "a2a", "a2a+p2p"),
          (, {"allgather", "all_gather"}))
-NRL_ENUM(PipelineSchedule, (automatic, one_f_one_b, interleaved, zb_h1),
-         ("auto", "1f1b", "interleaved", "zb_h1"),
+/// Schedules of a pipeline stage, which parallel/pipeline/schedule.h describes. The program chooses `single`
+/// and `forward_only`; the others are configured.
+NRL_ENUM(ScheduleKind, (single, forward_only, one_f_one_b, interleaved, zb_h1),
+         ("single", "forward_only", "1f1b", "interleaved", "zb_h1"),
          (, {"interleaved_1f1b", "interleaved"}, {"zb-h1", "zb_h1"}))
-NRL_ENUM(StateDType, (fp32, bf16, fp16, fp8), ("fp32", "bf16", "fp16", "fp8"),
-         (, {"float32", "fp32"}, {"bfloat16", "bf16"}, {"float16", "fp16"}))
-NRL_ENUM(MainGradsDType, (fp32, bf16), ("fp32", "bf16"), (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
-NRL_ENUM(ReduceDType, (fp32, bf16, fp8), ("fp32", "bf16", "fp8"),
-         (, {"float32", "fp32"}, {"bfloat16", "bf16"}))
 NRL_ENUM(Precision, (automatic, float32, bfloat16, float16, fastest),
          ("auto", "float32", "bfloat16", "float16", "fastest"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))
 NRL_ENUM(Fp8Format, (hybrid, e4m3), ("hybrid", "e4m3"), ())
+/// The granularity of FP8 scales. tensorwise: of a tensor, from its own values; delayed: of a tensor, from
+/// earlier steps; blockwise: 1 x 128 numbers of activations and gradients, 128 x 128 of weights, powers of
+/// two; mxfp8: 32 numbers, powers of two.
 NRL_ENUM(Fp8Recipe, (tensorwise, delayed, blockwise, mxfp8), ("tensorwise", "delayed", "blockwise", "mxfp8"),
          (, {"current", "tensorwise"}))
 NRL_ENUM(AmaxAlgorithm, (most_recent, max), ("most_recent", "max"), ())
@@ -61,10 +43,9 @@ NRL_ENUM(AttentionType, (automatic, flash_attention, cudnn, unfused),
          (, {"flash", "flash_attention"}, {"fused", "cudnn"}))
 NRL_ENUM(RecomputeGranularity, (automatic, none, selective, full), ("auto", "none", "selective", "full"), ())
 NRL_ENUM(RecomputeMethod, (uniform, block), ("uniform", "block"), ())
-NRL_ENUM(RecomputeModule, (norm, activation, gather, core_attn, mlp, moe),
-         ("norm", "activation", "gather", "core_attn", "mlp", "moe"),
-         (, {"layernorm", "norm"}, {"moe_act", "activation"}))
-NRL_ENUM(OffloadModule, (norm, activation, gather, core_attn, mlp, moe, qkv, input),
+/// Parts of a layer, as recompute rules of slots name them (memory/layer_table.h). qkv and input can be
+/// offloaded, but not recomputed.
+NRL_ENUM(BlockModule, (norm, activation, gather, core_attn, mlp, moe, qkv, input),
          ("norm", "activation", "gather", "core_attn", "mlp", "moe", "qkv", "input"),
          (, {"layernorm", "norm"}, {"moe_act", "activation"}))
 NRL_ENUM(OptimizerName, (adamw, adam_l2, sgd, muon), ("adamw", "adam_l2", "sgd", "muon"),
@@ -94,22 +75,8 @@ struct Share {
 enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())
-NRL_ENUM(IsaChoice, (automatic, baseline, avx2, avx512, avx512_bf16, avx512_amx),
-         ("auto", "baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"), ())
 /// The quantities that a suite of comparisons measures.
 NRL_ENUM(Quantity, (step_time, speed, planned_bytes, activation_bytes, optimizer_bytes, sent_bytes),
          ("step_time", "speed", "planned_bytes", "activation_bytes", "optimizer_bytes", "sent_bytes"), ())
-
-#undef NRL_UNWRAP
-#undef NRL_ENUM
-
-/// The YAML spelling of an enumerator.
-template <class E>
-requires requires {
-  EnumNames<E>::names;
-}
-constexpr std::string_view name_of(E value) {
-  return EnumNames<E>::names[static_cast<int>(value)];
-}
 
 }  // namespace nrl

@@ -83,11 +83,11 @@ Diagnostics validate_for_world(const ConfigResult& result, int world_size,
 
 /// Facts about the devices of the run, agreed on by all ranks.
 struct DeviceFacts {
-  bool gpu = false;                            ///< the run computes on GPUs
-  std::string why;                             ///< the reason, for messages: "no driver is loaded"
-  IsaChoice best_isa = IsaChoice::avx512_amx;  ///< best instruction set of all ranks' processors
-  bool bf16_differs = false;                   ///< only some ranks' processors multiply bf16 faster than fp32
-  std::string staged_why = {};                 ///< why communication is host-staged; empty when it is not
+  bool gpu = false;                ///< the run computes on GPUs
+  std::string why;                 ///< the reason, for messages: "no driver is loaded"
+  Isa best_isa = Isa::avx512_amx;  ///< best instruction set of all ranks' processors
+  bool bf16_differs = false;       ///< only some ranks' processors multiply bf16 faster than fp32
+  std::string staged_why = {};     ///< why communication is host-staged; empty when it is not
 };
 
 /// Checks keys that depend on the device of the run, mainly with `device: auto`. A missing device is

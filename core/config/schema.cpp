@@ -90,6 +90,10 @@ std::string Key::type_text() const {
 KeyBuilder& KeyBuilder::one_of(std::vector<std::string_view> names) {
   key_->kind = Kind::choice;
   key_->choices.names = std::move(names);
+  std::erase_if(key_->choices.synonyms, [this](const Synonym& s) {
+    const auto& all = key_->choices.names;
+    return std::find(all.begin(), all.end(), s.name) == all.end();
+  });
   return *this;
 }
 

@@ -2,6 +2,7 @@
 // The option table: every key once, with all its properties. Internal to core/config. Parser, validator,
 // dump, `explain` and the reference page are generated from it.
 
+#include <algorithm>
 #include <functional>
 #include <limits>
 #include <map>
@@ -174,6 +175,7 @@ class KeyBuilder {
     return key_->from_text = std::move(parse), *this;
   }
   KeyBuilder& words(std::string w) { return key_->words = std::move(w), *this; }
+  /// The values of a choice; of a member with an enumeration: those that the key has.
   KeyBuilder& one_of(std::vector<std::string_view> names);
   /// The values that are supported; the others are rejected as not supported yet.
   KeyBuilder& built(std::vector<std::string_view> names) {
@@ -240,6 +242,36 @@ struct Traits<E> {
     return static_cast<E>(i);
   }
   static Value to(const E& v) { return {std::string(name_of(v))}; }
+};
+
+/// "fp32", "bf16", ... in YAML. fp8 is e4m3: with a scale per block it loses half of what e5m2 loses
+/// (tests/comm/reducer_test.cpp measures it for gradients).
+template <>
+struct Traits<DType> {
+  struct Name {
+    DType dtype;
+    std::string_view name;
+    std::string_view synonym;
+  };
+  static constexpr Name all[] = {{DType::f32, "fp32", "float32"},
+                                 {DType::bf16, "bf16", "bfloat16"},
+                                 {DType::f16, "fp16", "float16"},
+                                 {DType::e4m3, "fp8", ""}};
+  static void describe(Key& key) {
+    key.kind = Kind::choice;
+    for (const Name& n : all) {
+      key.choices.names.push_back(n.name);
+      if (!n.synonym.empty()) key.choices.synonyms.push_back({n.synonym, n.name});
+    }
+  }
+  static DType from(const Value& v) {
+    const auto is = [&](const Name& n) { return n.name == std::get<std::string>(v.v); };
+    return std::find_if(std::begin(all), std::end(all), is)->dtype;
+  }
+  static Value to(const DType& v) {
+    const auto is = [&](const Name& n) { return n.dtype == v; };
+    return {std::string(std::find_if(std::begin(all), std::end(all), is)->name)};
+  }
 };
 
 /// Text in YAML: "auto", "never", or else a directory.

@@ -71,6 +71,7 @@ void add_distributed_keys(Table& t) {
       .only_with(pipeline_parallel)
       .idle("1");
   NRL_KEY(t, distributed.pipeline_schedule)
+      .one_of({"1f1b", "interleaved", "zb_h1"})
       .help(
           "Order of the passes of a pipeline stage: 1f1b; interleaved, 1F1B over several chunks per stage, "
           "with "
@@ -230,6 +231,7 @@ void add_distributed_keys(Table& t) {
           "them (optim_grads_params, hsdp). Not with policy.cuda_graph.")
       .only_with(shards);
   NRL_KEY(t, distributed.grad_reduce_dtype)
+      .one_of({"fp32", "bf16", "fp8"})
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")
       .help(
           "Type in which gradients are communicated; they are accumulated over microbatches and updated from "

@@ -61,6 +61,7 @@ void add_recompute(PolicyTable& t) {
           "fits into memory.max_memory of the device, chosen by layer (docs/memory.md), or selective where "
           "modules are given.");
   NRL_POLICY_KEY(t, recompute.modules)
+      .one_of({"norm", "activation", "gather", "core_attn", "mlp", "moe"})
       .alias("policy.megatron_cfg.recompute_modules")
       .help(
           "Activations to recompute. norm, activation: nearly free; core_attn: the output of attention; mlp: "
@@ -237,6 +238,7 @@ void add_optimizer(PolicyTable& t) {
       .only_with({is("policy.precision", {"bfloat16", "auto", "fastest"})})
       .idle("false");
   NRL_POLICY_KEY(t, optimizer.main_grads_dtype)
+      .one_of({"fp32", "bf16"})
       .alias("policy.megatron_cfg.optimizer.main_grads_dtype")
       .help(
           "Type in which gradients are kept and added over microbatches. bf16 needs gradients in shards: "

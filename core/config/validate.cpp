@@ -236,7 +236,7 @@ void check_sharding(Checker& c, const Config& config) {
   check_param_gather(c, config);
   constexpr std::string_view key = "distributed.shard_strategy", copies = "distributed.dp_replicate_size";
   const DistributedConfig& d = config.distributed;
-  if (d.grad_reduce_dtype == ReduceDType::fp8 && c.sound({key}) && d.shard_strategy != ShardStrategy::ddp &&
+  if (d.grad_reduce_dtype == DType::e4m3 && c.sound({key}) && d.shard_strategy != ShardStrategy::ddp &&
       d.shard_strategy != ShardStrategy::optim)
     c.error(
         "distributed.grad_reduce_dtype",
@@ -515,16 +515,16 @@ Diagnostics validate_for_device(const ConfigResult& result, const DeviceFacts& f
   if (config.device == DeviceKind::cuda && !facts.gpu)
     c.error("device", fmt::format("device: cuda, but {}", facts.why), "",
             {"use device: cpu or auto, or see nrl-train doctor"});
-  if (config.kernels.isa > facts.best_isa)
+  if (!config.kernels.isa.is_auto() && config.kernels.isa.value() > facts.best_isa)
     c.error("kernels.isa",
             fmt::format("kernels.isa: {} is not supported by the processor of every rank",
-                        name_of(config.kernels.isa)),
+                        name_of(config.kernels.isa.value())),
             "",
             {fmt::format("the best that all support is {}; use it or auto, or see nrl-train doctor",
                          name_of(facts.best_isa))});
   for (Diagnostic& d : out) d.exit = Exit::unavailable;
-  if (config.policy.precision == Precision::fastest && config.kernels.isa == IsaChoice::automatic &&
-      !facts.gpu && facts.bf16_differs)
+  if (config.policy.precision == Precision::fastest && config.kernels.isa.is_auto() && !facts.gpu &&
+      facts.bf16_differs)
     c.error("policy.precision",
             "policy.precision: fastest is bfloat16 on some ranks' processors and float32 on others", "",
             {"use bfloat16 or float32, or one kernels.isa for all"});

@@ -27,11 +27,11 @@ void check_layers(Checker& c, const PolicyConfig& p) {
 }
 
 /// The configured module of recomputation whose activations contain those of `m`; null: none.
-const RecomputeModule* recomputed_with(const PolicyConfig& p, OffloadModule m) {
+const BlockModule* recomputed_with(const PolicyConfig& p, BlockModule m) {
   const auto& modules = p.recompute.modules;
   if (modules.is_auto()) return nullptr;
-  const auto same = [&](const RecomputeModule& r) {
-    return name_of(r) == name_of(m) || (r == RecomputeModule::mlp && m == OffloadModule::activation);
+  const auto same = [&](BlockModule r) {
+    return r == m || (r == BlockModule::mlp && m == BlockModule::activation);
   };
   const auto found = std::find_if(modules.value().begin(), modules.value().end(), same);
   return found == modules.value().end() ? nullptr : &*found;
@@ -46,10 +46,10 @@ bool only_recomputed_layers(const PolicyConfig& p) {
   });
 }
 
-void check_module(Checker& c, const Config& config, OffloadModule m) {
+void check_module(Checker& c, const Config& config, BlockModule m) {
   const PolicyConfig& p = config.policy;
   const std::string_view name = name_of(m);
-  if (const RecomputeModule* again = recomputed_with(p, m); again && c.sound({recomputed_key})) {
+  if (const BlockModule* again = recomputed_with(p, m); again && c.sound({recomputed_key})) {
     c.error(modules_key,
             fmt::format("{}: {} is recomputed, so that there is nothing to offload", modules_key, name), "",
             {fmt::format("{} has {} at {}", recomputed_key, name_of(*again), c.where(recomputed_key)),
@@ -59,7 +59,7 @@ void check_module(Checker& c, const Config& config, OffloadModule m) {
   constexpr const char* granularity_key = "policy.recompute.granularity";
   const RecomputeConfig& r = p.recompute;
   const bool automatic = r.granularity == RecomputeGranularity::selective && r.modules.is_auto();
-  if (automatic && (m == OffloadModule::norm || m == OffloadModule::activation) &&
+  if (automatic && (m == BlockModule::norm || m == BlockModule::activation) &&
       c.sound({granularity_key, recomputed_key}))
     c.error(modules_key,
             fmt::format("{}: {} is recomputed, so that there is nothing to offload", modules_key, name), "",
@@ -69,14 +69,14 @@ void check_module(Checker& c, const Config& config, OffloadModule m) {
   const bool layers = p.checkpoint_ratio.value_or(1) < 1 || p.checkpoint_layers || r.num_layers;
   const bool whole = r.granularity == RecomputeGranularity::full ||
                      p.gradient_checkpointing.value_or(p.checkpoint_ratio || p.checkpoint_every);
-  if (((whole && !layers) || only_recomputed_layers(p)) && m != OffloadModule::input &&
+  if (((whole && !layers) || only_recomputed_layers(p)) && m != BlockModule::input &&
       c.sound({granularity_key, "policy.gradient_checkpointing", "policy.checkpoint_ratio",
                "policy.checkpoint_every", "policy.checkpoint_layers", "policy.offload_layers"}))
     c.error(modules_key,
             fmt::format("{}: {} is recomputed in all layers{}, so that there is nothing to offload",
                         modules_key, name, p.offload_layers ? fmt::format(" of {}", layers_key) : ""),
             "", {"whole layers are recomputed from their input: only that can be offloaded (input)"});
-  if (m == OffloadModule::gather && !config.distributed.splits_sequence() &&
+  if (m == BlockModule::gather && !config.distributed.splits_sequence() &&
       c.sound({"distributed.sequence_parallel", "distributed.tensor_parallel_size"}))
     c.error(modules_key,
             fmt::format("{}: gather matches nothing: inputs are gathered with sequence parallelism only",
@@ -90,7 +90,7 @@ void check_offload(Checker c) {
   const PolicyConfig& p = config.policy;
   check_layers(c, p);
   if (!c.sound({share_key}) || !c.unique(modules_key, p.offload_modules)) return;
-  for (const OffloadModule m : p.offload_modules) check_module(c, config, m);
+  for (const BlockModule m : p.offload_modules) check_module(c, config, m);
 }
 
 void check_pin_memory(Checker& c, bool gpu, const std::string& why) {

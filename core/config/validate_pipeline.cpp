@@ -32,14 +32,13 @@ class PipelineCheck {
  private:
   void check_schedule() {
     const int64_t chunks = d_.virtual_pipeline_size.value_or(1);
-    const PipelineSchedule schedule = d_.pipeline_schedule;
-    const std::string name(name_of(schedule));
-    if (schedule == PipelineSchedule::automatic) return;
-    if (schedule == PipelineSchedule::interleaved && chunks == 1)
+    if (d_.pipeline_schedule.is_auto()) return;
+    const ScheduleKind schedule = d_.pipeline_schedule.value();
+    if (schedule == ScheduleKind::interleaved && chunks == 1)
       error(schedule_key, fmt::format("{}: interleaved needs several chunks per stage", schedule_key),
             {at(chunks_key, 1), "use 1f1b, or set virtual_pipeline_size above 1"});
-    else if (schedule != PipelineSchedule::interleaved && chunks > 1)
-      error(schedule_key, fmt::format("{}: {} runs one chunk per stage", schedule_key, name),
+    else if (schedule != ScheduleKind::interleaved && chunks > 1)
+      error(schedule_key, fmt::format("{}: {} runs one chunk per stage", schedule_key, name_of(schedule)),
             {at(chunks_key, chunks), "use interleaved, or set virtual_pipeline_size to 1"});
   }
 

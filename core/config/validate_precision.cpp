@@ -11,7 +11,7 @@ void check_optimizer_state(Checker& c, const Config& config) {
   const ShardStrategy s = config.distributed.shard_strategy;
   const bool sharded = s != ShardStrategy::ddp && s != ShardStrategy::optim;
   if (const std::string key = "policy.optimizer.main_grads_dtype";
-      o.main_grads_dtype != MainGradsDType::fp32 && !sharded && c.sound({key, "distributed.shard_strategy"}))
+      o.main_grads_dtype != DType::f32 && !sharded && c.sound({key, "distributed.shard_strategy"}))
     c.error(key,
             fmt::format("{}: {} needs gradients in shards, but distributed.shard_strategy is {}", key,
                         name_of(o.main_grads_dtype), name_of(s)),
@@ -25,8 +25,7 @@ void check_loss_scaling(Checker& c, const Config& config) {
   if (!c.sound({key, feedback, "policy.precision"})) return;
   const auto scaling = resolved_loss_scaling(config.policy);
   if (!scaling || !scaling->dynamic) return;
-  if (config.distributed.grad_reduce_dtype == ReduceDType::fp8 &&
-      config.distributed.grad_reduce_error_feedback)
+  if (config.distributed.grad_reduce_dtype == DType::e4m3 && config.distributed.grad_reduce_error_feedback)
     c.error(config.policy.loss_scaling.is_auto() ? "policy.precision" : key,
             fmt::format("{}: {} with {}: true", key,
                         config.policy.loss_scaling.is_auto() ? "auto is dynamic in float16" : "dynamic",

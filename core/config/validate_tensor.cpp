@@ -48,9 +48,9 @@ void check_tensor_parallel(Checker c) {
   check_comm_overlap(c);
   check_model_parallel(c);
   constexpr std::string_view modules_key = "policy.recompute.modules";
-  const AutoOr<std::vector<RecomputeModule>>& modules = config.policy.recompute.modules;
+  const AutoOr<std::vector<BlockModule>>& modules = config.policy.recompute.modules;
   if (!modules.is_auto() && !d.splits_sequence() &&
-      std::find(modules.value().begin(), modules.value().end(), RecomputeModule::gather) !=
+      std::find(modules.value().begin(), modules.value().end(), BlockModule::gather) !=
           modules.value().end() &&
       c.sound({modules_key, "distributed.tensor_parallel_size", "distributed.sequence_parallel"}))
     c.error(modules_key,

@@ -32,7 +32,7 @@ const KernelTable& avx512_amx_kernels() {
 }  // namespace
 
 const KernelTable& cpu_kernels(cpu::Isa isa) {
-  NRL_CHECK(isa <= cpu::best_isa(), "this processor does not have {}", cpu::name_of(isa));
+  NRL_CHECK(isa <= cpu::best_isa(), "this processor does not have {}", name_of(isa));
   // No other table is filled: the compiler may fill it with instructions that this processor does not have.
   constexpr const KernelTable& (*tables[])() = {baseline_kernels, avx2_kernels, avx512_kernels,
                                                 avx512_bf16_kernels, avx512_amx_kernels};

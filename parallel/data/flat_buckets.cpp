@@ -109,10 +109,4 @@ std::vector<ShardPiece> FlatBuckets::pieces(int shard_rank) const {
   return out;
 }
 
-const ShardingStrategy* find_sharding(std::string_view name) {
-  const auto* at = std::find_if(std::begin(sharding::all), std::end(sharding::all),
-                                [&](const ShardingStrategy& s) { return s.name == name; });
-  return at == std::end(sharding::all) ? nullptr : at;
-}
-
 }  // namespace nrl::parallel

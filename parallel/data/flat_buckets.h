@@ -18,6 +18,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/config/enums.h"
+
 namespace nrl::parallel {
 
 /// One parameter tensor of this rank, in model order. A tied parameter is listed once.
@@ -117,19 +119,20 @@ struct ShardingStrategy {
   bool operator==(const ShardingStrategy&) const = default;
 };
 
+constexpr ShardingStrategy sharding_of(ShardStrategy s) {
+  return {.name = name_of(s),
+          .parameters = s >= ShardStrategy::optim_grads_params,
+          .gradients = s >= ShardStrategy::optim_grads,
+          .optimizer_state = s >= ShardStrategy::optim};
+}
+
 namespace sharding {
-inline constexpr ShardingStrategy ddp{.name = "ddp"};
-inline constexpr ShardingStrategy optim{.name = "optim", .optimizer_state = true};
-inline constexpr ShardingStrategy optim_grads{
-    .name = "optim_grads", .gradients = true, .optimizer_state = true};
-inline constexpr ShardingStrategy optim_grads_params{
-    .name = "optim_grads_params", .parameters = true, .gradients = true, .optimizer_state = true};
-inline constexpr ShardingStrategy hsdp{
-    .name = "hsdp", .parameters = true, .gradients = true, .optimizer_state = true};
+inline constexpr ShardingStrategy ddp = sharding_of(ShardStrategy::ddp);
+inline constexpr ShardingStrategy optim = sharding_of(ShardStrategy::optim);
+inline constexpr ShardingStrategy optim_grads = sharding_of(ShardStrategy::optim_grads);
+inline constexpr ShardingStrategy optim_grads_params = sharding_of(ShardStrategy::optim_grads_params);
+inline constexpr ShardingStrategy hsdp = sharding_of(ShardStrategy::hsdp);
 inline constexpr ShardingStrategy all[] = {ddp, optim, optim_grads, optim_grads_params, hsdp};
 }  // namespace sharding
-
-/// The strategy of a name, or null.
-const ShardingStrategy* find_sharding(std::string_view name);
 
 }  // namespace nrl::parallel

@@ -108,7 +108,6 @@ Computation zb_h1(const ScheduleOptions& o, int stage) {
 
 struct Generator {
   ScheduleKind kind;
-  std::string_view name;
   Computation (*computation)(const ScheduleOptions&, int stage);
   /// Why these sizes are not supported; empty when they are.
   std::string_view (*unsupported_reason)(const ScheduleOptions&);
@@ -119,14 +118,13 @@ std::string_view one_chunk(const ScheduleOptions& o) {
 }
 
 constexpr Generator generators[] = {
-    {ScheduleKind::single, "single", single,
+    {ScheduleKind::single, single,
      [](const ScheduleOptions& o) -> std::string_view {
        return o.stages > 1 ? "it runs one stage. Fix: use 1f1b" : "";
      }},
-    {ScheduleKind::forward_only, "forward_only", forward_only,
-     [](const ScheduleOptions&) -> std::string_view { return ""; }},
-    {ScheduleKind::one_f_one_b, "1f1b", one_f_one_b, one_chunk},
-    {ScheduleKind::interleaved, "interleaved", interleaved,
+    {ScheduleKind::forward_only, forward_only, [](const ScheduleOptions&) -> std::string_view { return ""; }},
+    {ScheduleKind::one_f_one_b, one_f_one_b, one_chunk},
+    {ScheduleKind::interleaved, interleaved,
      [](const ScheduleOptions& o) -> std::string_view {
        if (o.stages < 2 || o.chunks_per_stage < 2)
          return "it needs two stages and two chunks per stage. Fix: use 1f1b";
@@ -140,7 +138,7 @@ constexpr Generator generators[] = {
                 "microbatch_group_size_per_vp_stage";
        return "";
      }},
-    {ScheduleKind::zb_h1, "zb_h1", zb_h1, one_chunk},
+    {ScheduleKind::zb_h1, zb_h1, one_chunk},
 };
 
 const Generator& generator(ScheduleKind kind) {
@@ -162,13 +160,9 @@ Schedule make_schedule(const ScheduleOptions& o, int stage) {
             stage);
   const Generator& g = generator(o.kind);
   if (const std::string_view why = g.unsupported_reason(o); !why.empty())
-    fail(Exit::config, "schedule {} does not support {} stages of {} chunks with {} microbatches: {}", g.name,
-         o.stages, o.chunks_per_stage, o.microbatches, why);
+    fail(Exit::config, "schedule {} does not support {} stages of {} chunks with {} microbatches: {}",
+         name_of(o.kind), o.stages, o.chunks_per_stage, o.microbatches, why);
   return complete_schedule(g.computation(o, stage), o, stage);
-}
-
-std::string_view name(ScheduleKind kind) {
-  return generator(kind).name;
 }
 
 std::string describe(const Action& action) {

@@ -19,6 +19,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/config/enums.h"
+
 namespace nrl::pipeline {
 
 enum class ActionKind : uint8_t {
@@ -58,13 +60,11 @@ struct Schedule {
   std::vector<int> stashes;  ///< per local chunk: microbatches whose activations are held at once
 };
 
-enum class ScheduleKind : uint8_t {
-  single,        ///< one stage; each microbatch's backward follows its forward at once
-  forward_only,  ///< evaluation
-  one_f_one_b,   ///< 1F1B: bubble (P-1)(f+b), min(N, P-p) stashes
-  interleaved,   ///< 1F1B over V > 1 chunks per stage: bubble (P-1)(f+b)/V, more stashes
-  zb_h1,  ///< zero-bubble H1: 1F1B with deferred weight gradients; bubble (P-1)(f+d-w), min(N, P) stashes
-};
+/// single: one stage; each microbatch's backward follows its forward at once. forward_only: evaluation.
+/// one_f_one_b: 1F1B; bubble (P-1)(f+b), min(N, P-p) stashes. interleaved: 1F1B over V > 1 chunks per stage;
+/// bubble (P-1)(f+b)/V, more stashes. zb_h1: zero-bubble H1, 1F1B with deferred weight gradients; bubble
+/// (P-1)(f+d-w), min(N, P) stashes.
+using nrl::ScheduleKind;
 
 struct ScheduleOptions {
   ScheduleKind kind = ScheduleKind::single;
@@ -90,9 +90,6 @@ Schedule make_schedule(const ScheduleOptions& options, int stage);
 /// `computation` (forward, backward, backward_data and backward_weight of every chunk and microbatch of
 /// `stage`, microbatches of a chunk in ascending order). Ignores `options.kind`.
 Schedule complete_schedule(std::span<const Action> computation, const ScheduleOptions& options, int stage);
-
-/// "1f1b", "zb_h1", ...
-std::string_view name(ScheduleKind kind);
 
 /// "receive_forward(chunk 0, microbatch 3)".
 std::string describe(const Action& action);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <tuple>
 
 #include "core/base/error.h"
 #include "parallel/data/flat_buckets.h"
@@ -151,7 +152,17 @@ TEST_CASE("a bad list of parameters is refused", "[buckets]") {
   REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", 0}}, 0, 1), Error);
   REQUIRE_THROWS_AS(parallel::FlatBuckets({{"a", INT64_MAX - 5}, {"b", INT64_MAX - 5}}, 0, 1), Error);
   REQUIRE(parallel::FlatBuckets({}, 0, 4).total() == 0);
-  REQUIRE(*parallel::find_sharding("optim") == parallel::sharding::optim);
-  REQUIRE(*parallel::find_sharding("hsdp") == parallel::sharding::hsdp);
-  REQUIRE(parallel::find_sharding("zero") == nullptr);
+}
+
+TEST_CASE("a strategy shards what its enumerator says", "[buckets]") {
+  using parallel::sharding_of;
+  const auto shards = [](ShardStrategy s) {
+    const parallel::ShardingStrategy of = sharding_of(s);
+    return std::tuple{of.name, of.optimizer_state, of.gradients, of.parameters};
+  };
+  REQUIRE(shards(ShardStrategy::ddp) == std::tuple{"ddp", false, false, false});
+  REQUIRE(shards(ShardStrategy::optim) == std::tuple{"optim", true, false, false});
+  REQUIRE(shards(ShardStrategy::optim_grads) == std::tuple{"optim_grads", true, true, false});
+  REQUIRE(shards(ShardStrategy::optim_grads_params) == std::tuple{"optim_grads_params", true, true, true});
+  REQUIRE(shards(ShardStrategy::hsdp) == std::tuple{"hsdp", true, true, true});
 }

@@ -7,7 +7,7 @@ using namespace nrl::test;
 
 namespace {
 
-const DeviceFacts no_gpu{.gpu = false, .why = "no driver is loaded", .best_isa = IsaChoice::avx2};
+const DeviceFacts no_gpu{.gpu = false, .why = "no driver is loaded", .best_isa = Isa::avx2};
 const DeviceFacts one_gpu{.gpu = true, .why = "every rank has a GPU"};
 
 std::string found(const std::vector<std::string>& keys, const DeviceFacts& facts, Exit exit) {

@@ -86,7 +86,7 @@ TEST_CASE("every kind of value is read", "[config]") {
   CHECK(config.policy.optimizer.betas == std::array<double, 2>{0.8, 0.99});
   CHECK(config.policy.optimizer.lr_scaling.rule == LrScalingRule::sqrt);
   CHECK(config.policy.scheduler.lr_decay_style == LrDecayStyle::wsd);
-  CHECK(config.policy.recompute.modules.value() == std::vector{RecomputeModule::norm});
+  CHECK(config.policy.recompute.modules.value() == std::vector{BlockModule::norm});
   CHECK(config.distributed.shard_strategy == ShardStrategy::optim);
   CHECK(!config.distributed.overlap_grad_reduce);
   CHECK(config.distributed.bucket_size_mb == 0.5);

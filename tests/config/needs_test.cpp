@@ -167,7 +167,7 @@ TEST_CASE("a file of NeMo RL with features that are off is read with one warning
                "1"));
   CHECK(contains(text, "distributed.pipeline_parallel_size is 1 (t.yaml:7:39)"));
   CHECK(contains(text, "checkpointing.save_period has no effect without checkpointing.enabled: true"));
-  CHECK(result.config.distributed.pipeline_schedule == PipelineSchedule::automatic);
+  CHECK(result.config.distributed.pipeline_schedule.is_auto());
   CHECK(!result.config.distributed.virtual_pipeline_size);
 }
 

@@ -246,8 +246,7 @@ TEST_CASE("all schedules give the same bits with every rule of recomputation", "
                                                  {ScheduleKind::interleaved, 2, 2},
                                                  {ScheduleKind::zb_h1, 2, 1},
                                                  {ScheduleKind::zb_h1, 4, 1}}) {
-        INFO(name << ", " << pipeline::name(kind) << " of " << stages << " stages and " << chunks
-                  << " chunks");
+        INFO(name << ", " << name_of(kind) << " of " << stages << " stages and " << chunks << " chunks");
         const pipeline::Schedule schedule = merged(
             {.kind = kind, .stages = stages, .chunks_per_stage = chunks, .microbatches = microbatches});
         REQUIRE(run(config, b, schedule, model::recompute_by_block(rules)) == want);

@@ -16,7 +16,7 @@ Program program() {
        {cpu::Isa::baseline, cpu::Isa::avx2, cpu::Isa::avx512, cpu::Isa::avx512_bf16, cpu::Isa::avx512_amx}) {
     if (isa > cpu::best_isa()) continue;
     Backend b;
-    b.name = cpu::name_of(isa);
+    b.name = name_of(isa);
     b.kernels = complete(ops::cpu_kernels(isa));
     // All other kernels are those of avx512, and of avx512_bf16 (core/ops/cpu_table.cpp).
 #define NRL_NAME(op) #op,

@@ -50,7 +50,7 @@ Count count(ScheduleKind kind) {
   if (std::getenv("NRL_TEST_PRINT"))
     fmt::print(
         "{:<12} {:4} sizes; hangs: kernels start freely {}, in order of issue {}, one after another {}\n",
-        name(kind), out.sizes, out.free, out.issued, out.serial);
+        name_of(kind), out.sizes, out.free, out.issued, out.serial);
   return out;
 }
 

@@ -71,7 +71,7 @@ inline std::vector<Schedule> all_stages(const ScheduleOptions& o) {
 }
 
 inline std::string text(const ScheduleOptions& o) {
-  return fmt::format("{} P={} V={} N={} group={}{}", name(o.kind), o.stages, o.chunks_per_stage,
+  return fmt::format("{} P={} V={} N={} group={}{}", name_of(o.kind), o.stages, o.chunks_per_stage,
                      o.microbatches, o.group, o.overlap_messages ? " overlap" : "");
 }
 

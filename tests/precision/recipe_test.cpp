@@ -127,7 +127,7 @@ TEST_CASE("scales that outlive a step", "[precision]") {
 
 TEST_CASE("FP8 recipes by name", "[precision]") {
   const QuantizedGemms delayed = fp8_gemms(
-      {.scaling = Fp8Scaling::delayed, .end = 4, .amax_history = 8, .most_recent = true, .margin = 1});
+      {.recipe = Fp8Recipe::delayed, .end = 4, .amax_history = 8, .most_recent = true, .margin = 1});
   REQUIRE(delayed.amax_history == 8);
   REQUIRE(delayed.most_recent);
   REQUIRE(delayed.margin == 1);
@@ -136,8 +136,8 @@ TEST_CASE("FP8 recipes by name", "[precision]") {
   const QuantizedGemms current = fp8_gemms({.hybrid = false, .end = 4, .amax_history = 8});
   REQUIRE(current.amax_history == 0);
   REQUIRE(current.gradient == Format{DType::e4m3, Scaling::tensor});
-  REQUIRE(fp8_gemms({.scaling = Fp8Scaling::blockwise, .end = 4}) == blockwise.quantized());
-  const Recipe mx = float32.with_quantized(fp8_gemms({.scaling = Fp8Scaling::mxfp8, .begin = 1, .end = 2}));
+  REQUIRE(fp8_gemms({.recipe = Fp8Recipe::blockwise, .end = 4}) == blockwise.quantized());
+  const Recipe mx = float32.with_quantized(fp8_gemms({.recipe = Fp8Recipe::mxfp8, .begin = 1, .end = 2}));
   REQUIRE(mx.of(1, Gemm::qkv, Role::gradient) == Format{DType::e4m3, Scaling::mx32});
   REQUIRE(mx.of(0, Gemm::qkv, Role::gradient) == Format{DType::f32, Scaling::none});
   REQUIRE(mx.quantizes(1, Gemm::o_proj));
@@ -160,9 +160,9 @@ TEST_CASE("what the ops cannot do is refused by name", "[precision]") {
   part.gradient = {DType::bf16};
   REQUIRE(refused_for(hybrid.with_quantized(part), "layer 1: qkv gradient in bf16"));
   REQUIRE(unsupported_reason(hybrid.with_quantized(part), 1).empty());  // its only layer is not quantized
-  REQUIRE(refused_for(
-      float32.with_quantized(fp8_gemms({.scaling = Fp8Scaling::mxfp8, .end = 4, .primary = true})),
-      "weights kept in FP8 with mx32 scales"));
+  REQUIRE(
+      refused_for(float32.with_quantized(fp8_gemms({.recipe = Fp8Recipe::mxfp8, .end = 4, .primary = true})),
+                  "weights kept in FP8 with mx32 scales"));
   part = blockwise.quantized();
   part.input.scaling = Scaling::none;
   REQUIRE(refused_for(blockwise.with_quantized(part), "layer 0: qkv input in e4m3 with none scales"));

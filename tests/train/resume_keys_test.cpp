@@ -115,7 +115,7 @@ TEST_CASE("every setting that may change freely is listed when it does") {
         Lines{"policy.optimizer.name: adamw -> sgd"});
   CHECK(direct([](Config& c) { c.policy.scheduler.unit = ScheduleUnit::samples; }) ==
         Lines{"policy.scheduler.unit: optimizer_steps -> samples"});
-  CHECK(direct([](Config& c) { c.distributed.grad_reduce_dtype = ReduceDType::bf16; }) ==
+  CHECK(direct([](Config& c) { c.distributed.grad_reduce_dtype = DType::bf16; }) ==
         Lines{"distributed.grad_reduce_dtype: fp32 -> bf16"});
   CHECK(compare_records(record(config(), spec, 2), record(config(), spec, 4), {}, "step-5") ==
         std::vector<std::string>{"ranks: 2 -> 4"});

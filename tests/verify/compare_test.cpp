@@ -140,7 +140,7 @@ TEST_CASE("a tensor whose gradient is zero does not fail on rounding errors, oth
   all[1].reference_norm = 1e-7;  // such as the bias of keys
   all[1].norm = 1e-7;
   const std::vector<double> errors = gradient_errors(all);
-  const Limits limits = limits_for(precision::float32, false, ReduceDType::fp32);
+  const Limits limits = limits_for(precision::float32, false, DType::f32);
   REQUIRE(errors[0] == Approx(2e-5));
   REQUIRE(errors[0] > limits.gradient);
   REQUIRE(errors[1] < limits.gradient);
@@ -153,12 +153,12 @@ TEST_CASE("a tensor whose gradient is zero does not fail on rounding errors, oth
 }
 
 TEST_CASE("tokens may choose other experts from the third step on if gradients are rounded, not before") {
-  const auto limits = [](ReduceDType wire, bool experts, int64_t updates) {
+  const auto limits = [](DType wire, bool experts, int64_t updates) {
     return limits_for(precision::float32, false, wire, experts, updates);
   };
-  const Limits strict = limits(ReduceDType::bf16, false, 8);
-  REQUIRE(limits(ReduceDType::bf16, true, 1).loss == strict.loss);
-  REQUIRE(limits(ReduceDType::bf16, true, 2).loss > strict.loss);
-  REQUIRE(limits(ReduceDType::bf16, true, 2).gradient > strict.gradient);
-  REQUIRE(limits(ReduceDType::fp32, true, 8).loss == limits(ReduceDType::fp32, false, 1).loss);
+  const Limits strict = limits(DType::bf16, false, 8);
+  REQUIRE(limits(DType::bf16, true, 1).loss == strict.loss);
+  REQUIRE(limits(DType::bf16, true, 2).loss > strict.loss);
+  REQUIRE(limits(DType::bf16, true, 2).gradient > strict.gradient);
+  REQUIRE(limits(DType::f32, true, 8).loss == limits(DType::f32, false, 1).loss);
 }

@@ -5,15 +5,11 @@
 #include <string>
 #include <string_view>
 
+#include "core/base/isa.h"
+
 namespace nrl::cpu {
 
-/// Instruction sets that the kernels are compiled for, weakest first.
-enum class Isa { baseline, avx2, avx512, avx512_bf16, avx512_amx };
-
-constexpr std::string_view name_of(Isa isa) {
-  constexpr std::string_view names[] = {"baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"};
-  return names[static_cast<int>(isa)];
-}
+using nrl::Isa;
 
 /// The best instruction set of this processor (AVX-512 means F, BW, DQ and VL; avx512_amx is AVX512_BF16 and
 /// an AMX that may be used). That it multiplies bf16 does not mean that it does so fast: see
