@@ -10,96 +10,23 @@
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/config/load.h"
+#include "core/config/resume_rule.h"
 
 namespace nrl::train {
 namespace {
 
 constexpr int64_t record_version = 1;
 
-// Settings that may change on a resume.
-constexpr std::string_view changeable_settings[] = {"policy.train_global_batch_size",
-                                                    "policy.max_grad_norm",
-                                                    "policy.logits_dtype",
-                                                    "policy.loss_scaling",
-                                                    "policy.offload_optimizer",
-                                                    "policy.fp8_cfg.enabled",
-                                                    "policy.fp8_cfg.fp8",
-                                                    "policy.fp8_cfg.fp8_recipe",
-                                                    "policy.fp8_cfg.num_first_layers_in_bf16",
-                                                    "policy.fp8_cfg.num_last_layers_in_bf16",
-                                                    "policy.fp8_cfg.fp8_margin",
-                                                    "policy.fp8_cfg.fp8_amax_history_len",
-                                                    "policy.fp8_cfg.fp8_amax_compute_algo",
-                                                    "policy.fp8_cfg.fp8_param",
-                                                    "policy.fp8_cfg.fp8_dot_product_attention",
-                                                    "policy.optimizer.name",
-                                                    "policy.optimizer.lr",
-                                                    "policy.optimizer.weight_decay",
-                                                    "policy.optimizer.betas",
-                                                    "policy.optimizer.eps",
-                                                    "policy.optimizer.use_precision_aware_optimizer",
-                                                    "policy.optimizer.exp_avg_dtype",
-                                                    "policy.optimizer.exp_avg_sq_dtype",
-                                                    "policy.optimizer.store_param_remainders",
-                                                    "policy.optimizer.main_grads_dtype",
-                                                    "policy.optimizer.lr_scaling.rule",
-                                                    "policy.optimizer.lr_scaling.base_batch_size",
-                                                    "policy.scheduler.lr_decay_style",
-                                                    "policy.scheduler.lr_warmup_iters",
-                                                    "policy.scheduler.warmup_ratio",
-                                                    "policy.scheduler.lr_decay_iters",
-                                                    "policy.scheduler.lr_wsd_decay_iters",
-                                                    "policy.scheduler.min_lr",
-                                                    "policy.scheduler.unit",
-                                                    "data.reset_position_ids",
-                                                    "data.reset_attention_mask",
-                                                    "data.eod_mask_loss",
-                                                    "distributed.grad_reduce_dtype",
-                                                    "distributed.grad_reduce_fp32_accumulation",
-                                                    "distributed.grad_reduce_error_feedback",
-                                                    "kernels.tf32"};
-// The same in the section of the algorithm's loop (resolved_loop()).
-constexpr std::string_view changeable_loop_settings[] = {"max_num_steps", "max_num_epochs", "seed"};
-
-// Settings and facts that may only change if checkpointing.allow_changes says so.
-struct Guarded {
-  std::string_view key;  // a prefix if it ends with '['
-  ResumeChange allowed_by;
-};
-constexpr Guarded guarded[] = {{"policy.max_total_sequence_length", ResumeChange::sequence_length},
-                               {"data.seed", ResumeChange::seed},
-                               {"data.split", ResumeChange::data},
-                               {"data.train.weights", ResumeChange::data},
-                               {"data.train.content[", ResumeChange::data},
-                               {"policy.model.rope_type", ResumeChange::model},
-                               {"policy.model.rope_theta", ResumeChange::model},
-                               {"policy.model.rope_scaling", ResumeChange::model},
-                               {"policy.model.partial_rotary_factor", ResumeChange::model},
-                               {"policy.model.norm_eps", ResumeChange::model},
-                               {"policy.model.sliding_window", ResumeChange::model},
-                               {"policy.model.hidden_act", ResumeChange::model},
-                               {"policy.model.resid_pdrop", ResumeChange::model},
-                               {"policy.model.embd_pdrop", ResumeChange::model},
-                               {"policy.model.attn_pdrop", ResumeChange::model},
-                               {"policy.model.num_experts_per_tok", ResumeChange::model},
-                               {"policy.model.norm_topk_prob", ResumeChange::model},
-                               {"policy.model.moe_router_score_function", ResumeChange::model},
-                               {"policy.model.moe_router_topk_scaling_factor", ResumeChange::model},
-                               {"policy.model.moe_router_num_groups", ResumeChange::model},
-                               {"policy.model.moe_router_group_topk", ResumeChange::model},
-                               {"policy.model.moe_router_bias_update_rate", ResumeChange::model},
-                               {"policy.model.moe_aux_loss_coeff", ResumeChange::model},
-                               {"policy.model.moe_z_loss_coeff", ResumeChange::model},
-                               {"policy.model.moe_router_load_balancing_type", ResumeChange::model},
-                               {"policy.model.moe_expert_capacity_factor", ResumeChange::model},
-                               {"policy.model.moe_pad_expert_input_to_capacity", ResumeChange::model},
-                               {"policy.model.moe_token_drop_policy", ResumeChange::model}};
-
-const Guarded* find_guarded(std::string_view key) {
-  const auto it = std::find_if(std::begin(guarded), std::end(guarded), [&](const Guarded& g) {
-    return g.key.ends_with('[') ? key.starts_with(g.key) : key == g.key;
-  });
-  return it == std::end(guarded) ? nullptr : it;
+/// Whether a resumed run may change a setting or fact of the record.
+ResumeRule rule_of(std::string_view fact) {
+  if (fact.ends_with(']') || fact == "ranks") {  // a list of files has its own rule for what they contain
+    if (!fact.starts_with("data.train.content")) return {.change = OnResume::reported};
+    return resume_rule("data.train.weights");
+  }
+  // Names of facts that families have under several keys.
+  if (fact == "policy.model.norm_eps") return resume_rule("policy.model.rms_norm_eps");
+  if (fact == "policy.model.rope_type") return resume_rule("policy.model.rope_scaling.rope_type");
+  return resume_rule(fact);
 }
 
 void add_experts(const model::MoeSpec& moe, RunRecord& record) {
@@ -200,17 +127,6 @@ std::string listed(const std::vector<std::string>& lines) {
   return std::string(line) + joined(lines, line);
 }
 
-// The consequence of a difference, where it is not obvious.
-std::string_view consequence(std::string_view key, bool same_content) {
-  if (same_content) return " (same content)";
-  if (key == "policy.train_global_batch_size") return " (step count and data position are preserved)";
-  if (key == "policy.max_total_sequence_length") return " (the number of consumed samples is preserved)";
-  const Guarded* g = find_guarded(key);
-  if (g && (g->allowed_by == ResumeChange::data || g->allowed_by == ResumeChange::seed))
-    return " (the sample order changes: some samples may repeat or be missed)";
-  return "";
-}
-
 }  // namespace
 
 CheckpointChoice choose_checkpoint(const CheckpointingConfig& c, const KnownDamage& known) {
@@ -285,10 +201,7 @@ std::vector<std::string> verify_checkpoint(const std::string& directory) {
 RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType weights, int ranks,
                       const Inputs& inputs) {
   RunRecord record;
-  const auto add = [&](const std::string& key) { record[key] = value_text(config, key); };
-  for (const std::string_view key : changeable_settings) add(std::string(key));
-  for (const std::string_view key : changeable_loop_settings) add(loop_key(config, key));
-  for (const char* key : {"policy.max_total_sequence_length", "data.split", "data.train.weights"}) add(key);
+  for (const std::string& key : recorded_keys(config)) record[key] = value_text(config, key);
   record["data.seed"] = std::to_string(data_seed(config));
   record["policy.precision"] = name_of(weights);
   record["ranks"] = std::to_string(ranks);
@@ -346,10 +259,10 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
     const bool item = key.ends_with(']');
     if ((!before || !after) && !(item && has_data) && key != "policy.model.rope_scaling") continue;
     std::string line = fmt::format("{}: {} -> {}", key, before.value_or("none"), after.value_or("none"));
-    const Guarded* g = find_guarded(key);
-    const bool structural = !g && (key.starts_with("policy.model.") || key == "policy.precision");
-    if (structural || (g && std::find(allowed.begin(), allowed.end(), g->allowed_by) == allowed.end())) {
-      if (g) wanted.insert(g->allowed_by);
+    const ResumeRule rule = rule_of(key);
+    const bool structural = rule.change == OnResume::refused, guarded = rule.change == OnResume::needs_word;
+    if (structural || (guarded && std::find(allowed.begin(), allowed.end(), rule.word) == allowed.end())) {
+      if (guarded) wanted.insert(rule.word);
       fixed = fixed || structural;
       refused.push_back(std::move(line));
     } else {
@@ -357,7 +270,9 @@ std::vector<std::string> compare_records(const RunRecord& saved, const RunRecord
       const std::string content =
           path == key.npos ? "" : key.substr(0, path) + ".content" + key.substr(path + 10);
       const bool same_content = saved.contains(content) && find(saved, content) == find(now, content);
-      changed.push_back(line.append(consequence(key, same_content)));
+      const std::string_view consequence = same_content ? "same content" : rule.consequence;
+      if (!consequence.empty()) line += fmt::format(" ({})", consequence);
+      changed.push_back(std::move(line));
     }
   }
   if (refused.empty()) return changed;

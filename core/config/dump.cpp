@@ -220,6 +220,19 @@ std::string value_text(const Config& config, std::string_view name) {
   return config_detail::yaml_text(key->get(config));
 }
 
+ResumeRule resume_rule(std::string_view name) {
+  const config_detail::Key* key = config_detail::Schema::get().find(name);
+  return key ? key->resume.value_or(ResumeRule{}) : ResumeRule{};
+}
+
+std::vector<std::string> recorded_keys(const Config& config) {
+  std::vector<std::string> out;
+  for (const config_detail::Key& key : config_detail::Schema::get().keys())
+    if (key.get && key.belongs_to(config.algorithm) && resume_rule(key.path).change != OnResume::unrelated)
+      out.push_back(key.path);
+  return out;
+}
+
 std::vector<std::string> allowed_values(std::string_view name) {
   using config_detail::Kind;
   const config_detail::Key* key = config_detail::Schema::get().find(name);

@@ -163,12 +163,15 @@ Schema::Schema(const std::function<void(Table&)>& fill) {
   Table table(*this);
   fill(table);
   for (Key& key : keys_)
-    for (std::string section = key.section(); key.algorithms.empty() && !section.empty();
-         section = parent_of(section))
-      if (const auto it = section_algorithms_.find(section); it != section_algorithms_.end()) {
+    for (std::string section = key.section(); !section.empty(); section = parent_of(section)) {
+      if (const auto it = section_algorithms_.find(section);
+          key.algorithms.empty() && it != section_algorithms_.end()) {
         key.algorithms = it->second;
         key.algorithm_section = section;
       }
+      if (const auto it = section_resume_.find(section); !key.resume && it != section_resume_.end())
+        key.resume = it->second;
+    }
   auto note_sections = [this](const std::string& path, bool own) {
     std::string child = path;
     for (std::string section = parent_of(path);; section = parent_of(section)) {

@@ -6,12 +6,14 @@
 #include <functional>
 #include <limits>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
 #include "core/config/config.h"
+#include "core/config/resume_rule.h"
 #include "core/config/value.h"
 
 namespace nrl::config_detail {
@@ -88,7 +90,8 @@ struct Key {
   std::vector<Need> needs;        ///< all of them; without one the key has no effect (check_needs())
   std::vector<std::string> idle;  ///< values, in canonical YAML, that ask for nothing, like the default
   std::vector<Alias> aliases;
-  std::string default_text;  ///< of keys without a member
+  std::string default_text;          ///< of keys without a member
+  std::optional<ResumeRule> resume;  ///< unset: as the section says, innermost first; else the default
   std::function<void(Config&, const Value&)> set;
   std::function<Value(const Config&)> get;
 
@@ -145,6 +148,7 @@ class Schema {
   std::vector<Key> keys_;
   std::map<std::string, std::string, std::less<>> section_help_;
   std::map<std::string, std::vector<Algorithm>> section_algorithms_;
+  std::map<std::string, ResumeRule> section_resume_;
   std::unordered_map<std::string, size_t> by_path_;
   std::unordered_map<std::string, std::pair<size_t, size_t>> by_alias_;
   std::unordered_map<std::string, Foreign> foreign_;
@@ -191,6 +195,14 @@ class KeyBuilder {
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
   /// An alias of the policy whose value is multiplied by that of the key `factor`.
   KeyBuilder& times(std::string path, std::string factor);
+  /// Whether a resumed run may change the key.
+  KeyBuilder& resume(OnResume change, std::string_view consequence = {}) {
+    return key_->resume = {.change = change, .consequence = consequence}, *this;
+  }
+  /// It may if checkpointing.allow_changes has `word`.
+  KeyBuilder& resume(ResumeChange word, std::string_view consequence = {}) {
+    return key_->resume = {OnResume::needs_word, word, consequence}, *this;
+  }
   KeyBuilder& help(std::string text) { return key_->help = std::move(text), *this; }
 
  private:
@@ -398,6 +410,8 @@ class Table {
   KeyBuilder planned(std::string path, Kind kind, std::string default_text);
   /// With algorithms: all keys of the section are errors under any other algorithm.
   void section(std::string path, std::string help, std::vector<Algorithm> algorithms = {});
+  /// Whether a resumed run may change the keys of the section that do not say it themselves.
+  void resume(std::string section, OnResume change) { schema_.section_resume_[section] = {.change = change}; }
   void foreign(std::string path, std::string advice);
 
  private:
@@ -431,7 +445,13 @@ class PolicyTable {
   KeyBuilder planned(std::string_view path, Kind kind, std::string default_text);
   /// A key of the model's config.json.
   KeyBuilder model(std::string_view name, Kind kind);
+  /// The same of one that changes the mathematics, but no shape: a resumed run may change it if it is
+  /// allowed.
+  KeyBuilder formula(std::string_view name, Kind kind) {
+    return model(name, kind).resume(ResumeChange::model);
+  }
   void section(std::string_view path, std::string help) { table_.section(full(path), std::move(help)); }
+  void resume(std::string_view section, OnResume change) { table_.resume(full(section), change); }
 
  private:
   std::string full(std::string_view path) const {

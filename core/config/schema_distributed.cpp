@@ -14,6 +14,7 @@ const Need shards{is_not("distributed.shard_strategy", "ddp", "other than ddp")}
 
 void add_distributed_keys(Table& t) {
   t.section("cluster", "Expected size of the job; checked against the launcher, never used to choose.");
+  t.resume("cluster", OnResume::unrelated);
   NRL_KEY(t, cluster.num_nodes)
       .at_least(1)
       .alias("distributed.num_nodes")
@@ -40,6 +41,7 @@ void add_distributed_keys(Table& t) {
           "not checked.");
 
   t.section("distributed", "Parallelism and communication.");
+  t.resume("distributed", OnResume::unrelated);
   NRL_KEY(t, distributed.backend)
       .help(
           "Communication of tensors: mpi (host memory), nccl (GPUs), staged (GPU memory through pinned host "
@@ -231,6 +233,7 @@ void add_distributed_keys(Table& t) {
           "them (optim_grads_params, hsdp). Not with policy.cuda_graph.")
       .only_with(shards);
   NRL_KEY(t, distributed.grad_reduce_dtype)
+      .resume(OnResume::reported)
       .one_of({"fp32", "bf16", "fp8"})
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")
       .help(
@@ -243,11 +246,13 @@ void add_distributed_keys(Table& t) {
           "about a quarter of the bytes; the ranks add the decoded numbers in fp32, see "
           "grad_reduce_error_feedback.");
   NRL_KEY(t, distributed.grad_reduce_error_feedback)
+      .resume(OnResume::reported)
       .help(
           "Keep what each rank's gradients lose by rounding (fp32, as much memory as the gradients) and add "
           "it to those of the next step.")
       .only_with({is("distributed.grad_reduce_dtype", {"fp8"})});
   NRL_KEY(t, distributed.grad_reduce_fp32_accumulation)
+      .resume(OnResume::reported)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.reduce_scatter_with_fp32_accumulation")
       .help(
           "Exchange the gradients (all-to-all) and add them in fp32 on every rank instead of in the "

@@ -7,7 +7,7 @@ namespace {
 
 void add_rope(PolicyTable& t, const std::string& prefix) {
   t.section("model." + prefix, "Rescaling of the rotary frequencies, for longer contexts.");
-  t.model(prefix + ".rope_type", Kind::choice)
+  t.formula(prefix + ".rope_type", Kind::choice)
       .one_of({"default", "linear", "dynamic", "llama3", "yarn", "longrope"})
       .alias("policy.model." + prefix + ".type")
       .help("Kind of rescaling of the rotary frequencies.");
@@ -39,12 +39,15 @@ void add_experts(PolicyTable& t) {
   const auto megatron = [&](const char* name, Kind kind) {
     return t.model(name, kind).alias(std::string("policy.megatron_cfg.") + name);
   };
+  const auto router = [&](const char* name, Kind kind) {
+    return t.formula(name, kind).alias(std::string("policy.megatron_cfg.") + name);
+  };
   t.model("num_local_experts", Kind::integer).at_least(1).help("Experts (Mixtral).");
   t.model("num_experts", Kind::integer)
       .at_least(1)
       .alias("policy.megatron_cfg.num_moe_experts")
       .help("Experts (Qwen).");
-  t.model("num_experts_per_tok", Kind::integer)
+  t.formula("num_experts_per_tok", Kind::integer)
       .at_least(1)
       .alias("policy.megatron_cfg.moe_router_topk")
       .help("Experts per token.");
@@ -56,7 +59,7 @@ void add_experts(PolicyTable& t) {
       .at_least(1)
       .alias("policy.megatron_cfg.moe_shared_expert_intermediate_size")
       .help("Width inside the expert that every token passes (Qwen2-MoE).");
-  t.model("norm_topk_prob", Kind::boolean).help("Normalize the chosen experts' weights.");
+  t.formula("norm_topk_prob", Kind::boolean).help("Normalize the chosen experts' weights.");
   t.model("decoder_sparse_step", Kind::integer).at_least(1).help("Every N-th layer has experts.");
   t.model("mlp_only_layers", Kind::integer).list().at_least(0).help("Layers without experts.");
   t.model("router_aux_loss_coef", Kind::number)
@@ -64,18 +67,18 @@ void add_experts(PolicyTable& t) {
       .help("Ignored in a model directory: transformers' loss over all layers (see moe_aux_loss_coeff).");
   t.model("output_router_logits", Kind::boolean).help("Ignored in a model directory.");
   t.model("router_jitter_noise", Kind::number).at_least(0).help("Mixtral: only 0 is supported.");
-  megatron("moe_router_score_function", Kind::choice)
+  router("moe_router_score_function", Kind::choice)
       .one_of({"softmax", "sigmoid"})
       .help("Scores of experts, from the router's logits.");
-  megatron("moe_router_topk_scaling_factor", Kind::number)
+  router("moe_router_topk_scaling_factor", Kind::number)
       .nullable()
       .above(0)
       .help("Multiplies the weights of the chosen experts.");
-  megatron("moe_router_num_groups", Kind::integer)
+  router("moe_router_num_groups", Kind::integer)
       .nullable()
       .at_least(1)
       .help("Groups of consecutive experts, of which a token chooses moe_router_group_topk.");
-  megatron("moe_router_group_topk", Kind::integer)
+  router("moe_router_group_topk", Kind::integer)
       .nullable()
       .at_least(1)
       .help(
@@ -86,30 +89,30 @@ void add_experts(PolicyTable& t) {
           "A bias per expert is added to the scores for the choice, and grows while the expert gets fewer "
           "tokens "
           "than the mean: balance without a loss (DeepSeek-V3).");
-  megatron("moe_router_bias_update_rate", Kind::number)
+  router("moe_router_bias_update_rate", Kind::number)
       .at_least(0)
       .help("What a step adds to or takes from each expert's bias; default 0.001.");
-  megatron("moe_router_load_balancing_type", Kind::choice)
+  router("moe_router_load_balancing_type", Kind::choice)
       .one_of({"aux_loss", "seq_aux_loss", "global_aux_loss", "none"})
       .help(
           "What moe_aux_loss_coeff weights: the load-balancing loss over the tokens of a microbatch, of each "
           "sequence, or of the microbatches of all data-parallel ranks since the step began.");
-  megatron("moe_aux_loss_coeff", Kind::number)
+  router("moe_aux_loss_coeff", Kind::number)
       .at_least(0)
       .help("Weight of the load-balancing loss of each layer with experts; 0: none.");
-  megatron("moe_z_loss_coeff", Kind::number)
+  router("moe_z_loss_coeff", Kind::number)
       .nullable()
       .at_least(0)
       .help("Weight of the mean squared logsumexp of router logits; 0: none.");
-  megatron("moe_expert_capacity_factor", Kind::number)
+  router("moe_expert_capacity_factor", Kind::number)
       .nullable()
       .above(0)
       .help(
           "An expert takes this many times the mean number of tokens of a microbatch and drops others; "
           "null: all. Generation drops none.");
-  megatron("moe_pad_expert_input_to_capacity", Kind::boolean)
+  router("moe_pad_expert_input_to_capacity", Kind::boolean)
       .help("All experts compute as many rows as their capacity.");
-  megatron("moe_token_drop_policy", Kind::choice)
+  router("moe_token_drop_policy", Kind::choice)
       .one_of({"probs", "position"})
       .help("Which tokens an expert drops: those of the lowest weight, or the last.");
   megatron("moe_token_dispatcher_type", Kind::choice)
@@ -153,17 +156,17 @@ void add_model_keys(PolicyTable& t) {
       .at_least(1)
       .alias("policy.attention_head_dim")
       .help("Width of a head.");
-  t.model("hidden_act", Kind::text).help("Activation of the MLP: silu, gelu_pytorch_tanh, ...");
+  t.formula("hidden_act", Kind::text).help("Activation of the MLP: silu, gelu_pytorch_tanh, ...");
   t.model("hidden_activation", Kind::text).nullable().help("The same under Gemma's name.");
   t.model("max_position_embeddings", Kind::integer).at_least(1).help("Longest context.");
   t.model("initializer_range", Kind::number).above(0).help("Standard deviation of the initial weights.");
-  t.model("rms_norm_eps", Kind::number).above(0).help("Added to the mean square.");
+  t.formula("rms_norm_eps", Kind::number).above(0).help("Added to the mean square.");
   t.model("layer_norm_epsilon", Kind::number).above(0).help("Added to the variance (GPT-2).");
   t.model("layer_norm_eps", Kind::number).above(0).help("Added to the variance.");
   t.model("use_cache", Kind::boolean).help("For generation; no effect on training.");
   t.model("tie_word_embeddings", Kind::boolean).help("The output projection shares the embedding's weight.");
-  t.model("rope_theta", Kind::number).above(0).help("Base of the rotary frequencies.");
-  t.model("rope_scaling", Kind::text)
+  t.formula("rope_theta", Kind::number).above(0).help("Base of the rotary frequencies.");
+  t.formula("rope_scaling", Kind::text)
       .nullable()
       .help("null: no rescaling of the rotary frequencies; else a mapping.");
   add_rope(t, "rope_scaling");
@@ -172,12 +175,12 @@ void add_model_keys(PolicyTable& t) {
       .help("rope_theta and rope_scaling in one mapping (newer files).");
   add_rope(t, "rope_parameters");
   t.model("rope_parameters.rope_theta", Kind::number).above(0).help("Base of the rotary frequencies.");
-  t.model("partial_rotary_factor", Kind::number).above(0).at_most(1).help("Rotated fraction of a head.");
+  t.formula("partial_rotary_factor", Kind::number).above(0).at_most(1).help("Rotated fraction of a head.");
   t.model("attention_bias", Kind::boolean).help("Biases of the attention matrices.");
   t.model("mlp_bias", Kind::boolean).help("Biases of the MLP matrices.");
   t.model("attention_dropout", Kind::number).at_least(0).below(1).help("Dropout of attention weights.");
   t.model("hidden_dropout", Kind::number).at_least(0).below(1).help("Dropout of the residual stream.");
-  t.model("sliding_window", Kind::integer)
+  t.formula("sliding_window", Kind::integer)
       .nullable()
       .at_least(1)
       .help("Tokens that attention reaches back; null: no window. Default 4096 in mistral.");
@@ -206,9 +209,9 @@ void add_model_keys(PolicyTable& t) {
   t.model("n_positions", Kind::integer).at_least(1).help("GPT-2: longest context.");
   t.model("n_ctx", Kind::integer).at_least(1).help("GPT-2: the same in older files.");
   t.model("activation_function", Kind::text).help("GPT-2: activation of the MLP.");
-  t.model("resid_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of the residual stream.");
-  t.model("embd_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of the embeddings.");
-  t.model("attn_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of attention weights.");
+  t.formula("resid_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of the residual stream.");
+  t.formula("embd_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of the embeddings.");
+  t.formula("attn_pdrop", Kind::number).at_least(0).below(1).help("GPT-2: dropout of attention weights.");
   t.model("scale_attn_weights", Kind::boolean).help("GPT-2: scale by 1/sqrt(head_dim).");
   t.model("scale_attn_by_inverse_layer_idx", Kind::boolean).help("GPT-2: scale by the layer's number too.");
   t.model("reorder_and_upcast_attn", Kind::boolean).help("GPT-2: only false is supported.");

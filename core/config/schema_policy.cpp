@@ -19,6 +19,7 @@ const Need decays{is_not("policy.scheduler.lr_decay_style", "constant", "other t
 
 void add_recompute(PolicyTable& t) {
   NRL_POLICY_KEY(t, gradient_checkpointing)
+      .resume(OnResume::unrelated)
       .alias("model.gradient_checkpointing")
       .alias("training.gradient_checkpointing")
       .alias("policy.activation_checkpointing")
@@ -31,6 +32,7 @@ void add_recompute(PolicyTable& t) {
           "checkpoint_ratio, checkpoint_every or checkpoint_layers. auto: where one of them is set. "
           "policy.recompute recomputes parts of layers.");
   NRL_POLICY_KEY(t, checkpoint_ratio)
+      .resume(OnResume::unrelated)
       .above(0)
       .at_most(1)
       .alias("model.checkpoint_ratio")
@@ -40,18 +42,21 @@ void add_recompute(PolicyTable& t) {
           "policy.recompute says.")
       .only_with(may_checkpoint);
   NRL_POLICY_KEY(t, checkpoint_every)
+      .resume(OnResume::unrelated)
       .at_least(1)
       .help(
           "Keep only the input of every N-th layer and recompute N layers at a time, like "
           "torch.utils.checkpoint_sequential. Pipeline chunks are counted from their first layer.")
       .only_with(may_checkpoint);
   NRL_POLICY_KEY(t, checkpoint_layers)
+      .resume(OnResume::unrelated)
       .at_least(0)
       .help(
           "Exactly these layers are recomputed whole, counted from 0. Of the others what policy.recompute "
           "says.")
       .only_with(may_checkpoint);
   t.section("recompute", "Activations that are recomputed in the backward pass instead of kept.");
+  t.resume("recompute", OnResume::unrelated);
   NRL_POLICY_KEY(t, recompute.granularity)
       .alias("policy.recompute")
       .alias("policy.megatron_cfg.recompute_granularity")
@@ -85,6 +90,7 @@ void add_recompute(PolicyTable& t) {
       .help("The number of layers of recompute.method.")
       .only_with(full_recompute);
   NRL_POLICY_KEY(t, offload_optimizer)
+      .resume(OnResume::reported)
       .alias("policy.dtensor_cfg.cpu_offload")
       .alias("policy.megatron_cfg.optimizer.optimizer_cpu_offload")
       .help(
@@ -93,16 +99,19 @@ void add_recompute(PolicyTable& t) {
           "The "
           "numbers stay the same (docs/memory.md).");
   NRL_POLICY_KEY(t, offload_activations)
+      .resume(OnResume::unrelated)
       .alias("policy.megatron_cfg.fine_grained_activation_offloading")
       .help(
           "Move activations that are kept to the host's memory (a CPU: to a file) between the passes: of all "
           "layers, or of this fraction of them, rounded up and evenly spread, or of offload_layers "
           "(docs/memory.md).");
   NRL_POLICY_KEY(t, offload_layers)
+      .resume(OnResume::unrelated)
       .at_least(0)
       .help("With offload_activations: true: exactly these layers, counted from 0.")
       .only_with(offloads_activations);
   NRL_POLICY_KEY(t, offload_modules)
+      .resume(OnResume::unrelated)
       .alias("policy.megatron_cfg.offload_modules")
       .help(
           "Which activations of these layers are moved. input: the residual stream, which norms read; qkv: "
@@ -115,6 +124,7 @@ void add_fp8(PolicyTable& t) {
   t.section("fp8_cfg",
             "FP8 operands of the GEMMs of attention, MLP and experts, and if wanted of attention itself "
             "(docs/precision.md). The rest, the LM head included, stays in policy.precision.");
+  t.resume("fp8_cfg", OnResume::reported);
   NRL_POLICY_KEY(t, fp8_cfg.enabled)
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
       .help(
@@ -179,6 +189,7 @@ void add_fp8(PolicyTable& t) {
 
 void add_optimizer(PolicyTable& t) {
   t.section("optimizer", "The optimizer.");
+  t.resume("optimizer", OnResume::reported);
   NRL_POLICY_KEY(t, optimizer.name)
       .built({"adamw"})
       .alias("policy.megatron_cfg.optimizer.optimizer")
@@ -258,6 +269,7 @@ void add_optimizer(PolicyTable& t) {
       .only_with({is_not("policy.optimizer.lr_scaling.rule", "none", "other than none")});
 
   t.section("scheduler", "The learning-rate schedule.");
+  t.resume("scheduler", OnResume::reported);
   NRL_POLICY_KEY(t, scheduler.lr_decay_style)
       .alias("policy.megatron_cfg.scheduler.lr_decay_style")
       .alias("training.lr_scheduler")
@@ -305,6 +317,7 @@ void add_optimizer(PolicyTable& t) {
 
 void add_planned_features(PolicyTable& t) {
   NRL_POLICY_KEY(t, loss_scaling)
+      .resume(OnResume::reported)
       .above(0)
       .at_most(0x1p60)
       .alias("training.loss_scaling")
@@ -365,6 +378,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
   PolicyTable t(table, section, member);
   t.section("", "The model and how it is trained.");
   NRL_POLICY_KEY(t, model_name)
+      .resume(OnResume::unrelated)
       .alias("model.name")
       .help("Hugging Face model directory to start from; null: from scratch, described by policy.model.");
   t.section(
@@ -373,6 +387,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       "changes to the one in policy.model_name. Defaults depend on model_type.");
   add_model_keys(t);
   t.section("tokenizer", "The tokenizer.");
+  t.resume("tokenizer", OnResume::unrelated);
   NRL_POLICY_KEY(t, tokenizer.name)
       .help(
           "Tokenizer file or directory; null: the one of policy.model_name. Training on token files needs "
@@ -393,12 +408,14 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "a CPU, bfloat16 on a GPU. fastest: bfloat16 on a GPU and on a CPU whose bf16 dot products are "
           "faster than its fp32 arithmetic, else float32. float16: with loss_scaling, not with FP8.");
   NRL_POLICY_KEY(t, logits_dtype)
+      .resume(OnResume::reported)
       .help(
           "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "
           "bfloat16 "
           "halves their memory and traffic and needs precision bfloat16. auto: bfloat16 on a GPU where "
           "precision is bfloat16, as under torch.autocast; else float32.");
   NRL_POLICY_KEY(t, train_global_batch_size)
+      .resume(OnResume::reported, "step count and data position are preserved")
       .at_least(1)
       .at_most(1LL << 30)
       .size()
@@ -409,6 +426,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "accumulation "
           "step: it is multiplied by gradient_accumulation_steps.");
   NRL_POLICY_KEY(t, train_micro_batch_size)
+      .resume(OnResume::unrelated)
       .at_least(1)
       .alias("data.micro_batch_size_per_gpu")
       .help(
@@ -418,12 +436,14 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "measures "
           "the fastest.");
   NRL_POLICY_KEY(t, gradient_accumulation_steps)
+      .resume(OnResume::unrelated)
       .at_least(1)
       .alias("training.gradient_accumulation_steps")
       .help(
           "Forward passes per optimizer step and rank; null: global / (micro x data_parallel_size). A given "
           "value is checked.");
   NRL_POLICY_KEY(t, max_total_sequence_length)
+      .resume(ResumeChange::sequence_length, "the number of consumed samples is preserved")
       .at_least(1)
       .at_most(1 << 24)
       .size()
@@ -435,6 +455,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("data.truncation")
       .help("Treatment of examples that are too long.");
   NRL_POLICY_KEY(t, max_grad_norm)
+      .resume(OnResume::reported)
       .above(0)
       .alias("policy.megatron_cfg.optimizer.clip_grad")
       .alias("training.max_grad_norm")
@@ -443,6 +464,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("optim.clip_grad")
       .help("Clip gradients to this global norm; null: no clipping.");
   t.section("attention", "The attention kernel.");
+  t.resume("attention", OnResume::unrelated);
   NRL_POLICY_KEY(t, attention.type)
       .built({"auto", "flash_attention"})
       .alias("model.attention.type")
@@ -453,6 +475,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("model.attention.memory_efficient")
       .help("Must be true: flash_attention is always memory efficient.");
   NRL_POLICY_KEY(t, cuda_graph)
+      .resume(OnResume::unrelated)
       .alias("kernels.cuda_graph.enabled")
       .help(
           "GPU: capture a whole step once and launch it as one CUDA graph from then on, which saves host "
@@ -461,6 +484,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
   add_fp8(t);
   add_recompute(t);
   NRL_POLICY_KEY(t, pin_memory)
+      .resume(OnResume::unrelated)
       .help(
           "Page-locked host buffers of offloaded memory, checkpoints and batches. GPU runs always have them: "
           "false is refused there, and true has no effect on a CPU.");

@@ -12,6 +12,7 @@ const Need samples{is_not("logger.sample_period", "0", "above 0")};
 void add_pretrain(Table& t) {
   t.section("pretrain", "The loop of algorithm pretrain.", {Algorithm::pretrain});
   NRL_KEY(t, pretrain.max_num_steps)
+      .resume(OnResume::reported)
       .at_least(0)
       .at_most(many_steps)
       .size()
@@ -22,11 +23,13 @@ void add_pretrain(Table& t) {
           "Optimizer steps of the run; null: as many as max_num_epochs gives; 0: write the initial "
           "checkpoint and stop.");
   NRL_KEY(t, pretrain.max_num_epochs)
+      .resume(OnResume::reported)
       .at_least(1)
       .alias("trainer.total_epochs")
       .alias("training.num_epochs")
       .help("Passes over the training data; null: no limit. The run ends at whichever limit comes first.");
   NRL_KEY(t, pretrain.val_period)
+      .resume(OnResume::unrelated)
       .at_least(0)
       .at_most(many_steps)
       .size()
@@ -34,20 +37,24 @@ void add_pretrain(Table& t) {
       .alias("trainer.test_freq")
       .help("Optimizer steps between evaluations; 0: none.");
   NRL_KEY(t, pretrain.val_batches)
+      .resume(OnResume::unrelated)
       .at_least(1)
       .help("Global batches of an evaluation; null: the whole validation set.")
       .only_with(evaluates());
-  NRL_KEY(t, pretrain.val_at_start).help("Evaluate before the first step.");
-  NRL_KEY(t, pretrain.val_at_end).help("Evaluate after the last step.");
+  NRL_KEY(t, pretrain.val_at_start).resume(OnResume::unrelated).help("Evaluate before the first step.");
+  NRL_KEY(t, pretrain.val_at_end).resume(OnResume::unrelated).help("Evaluate after the last step.");
   NRL_KEY(t, pretrain.seed)
+      .resume(OnResume::reported)
       .at_least(0)
       .alias("training.seed")
       .help("Seed of initial weights, dropout and, unless data.seed is given, the data order.");
   NRL_KEY(t, pretrain.on_nonfinite)
+      .resume(OnResume::unrelated)
       .help(
           "On a NaN or infinite loss or gradient norm: skip the step (weights and optimizer state are "
           "unchanged) or stop.");
   NRL_KEY(t, pretrain.max_nonfinite_steps)
+      .resume(OnResume::unrelated)
       .at_least(1)
       .help("This many consecutive skipped steps stop the run (exit 79).")
       .only_with({is("pretrain.on_nonfinite", {"skip"})});
@@ -55,6 +62,7 @@ void add_pretrain(Table& t) {
 
 void add_checkpointing(Table& t) {
   t.section("checkpointing", "Saving and resuming.");
+  t.resume("checkpointing", OnResume::unrelated);
   NRL_KEY(t, checkpointing.enabled).help("Save checkpoints.");
   NRL_KEY(t, checkpointing.checkpoint_dir)
       .alias("checkpointing.save_dir")
@@ -112,6 +120,7 @@ void add_checkpointing(Table& t) {
 
 void add_logger(Table& t) {
   t.section("logger", "Terminal output and metrics.");
+  t.resume("logger", OnResume::unrelated);
   NRL_KEY(t, logger.log_dir)
       .alias("logging.log_dir")
       .help("Directory of config.yaml (resolved) and metrics.jsonl.");
@@ -162,6 +171,7 @@ void add_logger(Table& t) {
 
 void add_memory(Table& t) {
   t.section("memory", "Limits of memory.");
+  t.resume("memory", OnResume::unrelated);
   NRL_KEY(t, memory.on_oom)
       .help(
           "If the plan of a rank does not fit into its memory, or the memory cannot be allocated: fail with "
@@ -182,6 +192,7 @@ void add_memory(Table& t) {
 
 void add_monitoring(Table& t) {
   t.section("monitoring", "Monitoring of the run: NaN, instability, leaks, alerts.");
+  t.resume("monitoring", OnResume::unrelated);
   NRL_KEY(t, monitoring.enabled)
       .help("Apply the rules of this section; today memory_leak is the only one. false: none.");
   t.planned("monitoring.interval", Kind::number, "30")
@@ -276,6 +287,7 @@ void add_monitoring(Table& t) {
 
 void add_profiling(Table& t) {
   t.section("profiling", "Traces of selected steps.");
+  t.resume("profiling", OnResume::unrelated);
   NRL_KEY(t, profiling.enabled)
       .help(
           "Record every operation of some steps into LOG_DIR/trace-rank-N.json (https://ui.perfetto.dev "
@@ -304,9 +316,14 @@ Need evaluates() {
 
 void add_top_keys(Table& t) {
   t.section("", "The run.");
-  NRL_KEY(t, algorithm).built({"pretrain"}).alias("training.algorithm").help("Training algorithm.");
-  NRL_KEY(t, device).help(
-      "Device of the run; auto: a GPU if this build can use one on every rank, else the CPU.");
+  NRL_KEY(t, algorithm)
+      .resume(OnResume::unrelated)
+      .built({"pretrain"})
+      .alias("training.algorithm")
+      .help("Training algorithm.");
+  NRL_KEY(t, device)
+      .resume(OnResume::unrelated)
+      .help("Device of the run; auto: a GPU if this build can use one on every rank, else the CPU.");
 }
 
 void add_run_keys(Table& t) {
@@ -314,6 +331,7 @@ void add_run_keys(Table& t) {
   add_checkpointing(t);
   add_logger(t);
   t.section("kernels", "Kernels of the CPU and the GPU.");
+  t.resume("kernels", OnResume::unrelated);
   NRL_KEY(t, kernels.num_threads)
       .at_least(1)
       .at_most(max_threads)
@@ -336,7 +354,7 @@ void add_run_keys(Table& t) {
           "GPU: choices of autotuned runs, a file (*.txt) or a directory with one per GPU and version of "
           "cuBLASLt. Without autotune it is only read, and must be for this GPU and version; shapes that it "
           "lacks use the library's heuristic.");
-  NRL_KEY(t, kernels.tf32).help("GPU: fp32 GEMMs in TF32 (10 mantissa bits).");
+  NRL_KEY(t, kernels.tf32).resume(OnResume::reported).help("GPU: fp32 GEMMs in TF32 (10 mantissa bits).");
   NRL_KEY(t, kernels.deterministic)
       .help(
           "GPU: bitwise reproducible runs, attention gradients included, at a cost in memory and time. CPU "

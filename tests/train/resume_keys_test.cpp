@@ -3,6 +3,7 @@
 #include "apps/model/hf_config.h"
 #include "apps/train/resume.h"
 #include "core/config/load.h"
+#include "core/config/resume_rule.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 
@@ -173,6 +174,26 @@ TEST_CASE("every setting that decides about the data or the numbers needs its wo
       CHECK(contains(caught.text, name_of(c.word).data()));
     }
   }
+}
+
+TEST_CASE("a checkpoint records what the keys' rules compare") {
+  const std::vector<std::string> keys = recorded_keys(config());
+  const RunRecord all = record(config(), model_of("llama"));
+  for (const std::string& key : keys) {
+    CAPTURE(key);
+    CHECK(all.contains(key));
+    CHECK(resume_rule(key).change != OnResume::unrelated);
+    // A new key must say what a resume may do with it; without that a change is refused.
+    CHECK((resume_rule(key).change == OnResume::refused) == (key == "policy.precision"));
+  }
+  for (const char* key : {"policy.optimizer.lr", "policy.fp8_cfg.fp8_recipe", "pretrain.seed", "data.split"})
+    CHECK(listed(keys, key));
+  for (const char* key : {"logger.log_dir", "distributed.tensor_parallel_size", "policy.recompute.method"}) {
+    CHECK_FALSE(listed(keys, key));
+    CHECK_FALSE(all.contains(key));
+  }
+  CHECK(resume_rule("policy.model.hidden_size").change == OnResume::refused);
+  CHECK(resume_rule("no.such_key").change == OnResume::refused);
 }
 
 TEST_CASE("every change of the model's structure is refused") {
