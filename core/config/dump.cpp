@@ -290,7 +290,8 @@ std::string config_markdown() {
   const Schema& schema = Schema::get();
   std::string out =
       "# Configuration reference\n\n"
-      "Generated from the option table (`core/config/schema_*.cpp`); a test compares this page with it.\n"
+      "Generated from the option table (`core/config/{schema_*,other_keys}.cpp`); a test compares this page "
+      "with it.\n"
       "Any key can be given on the command line too: `nrl-train CONFIG.yaml section.key=value`.\n"
       "`nrl-train explain KEY` prints one entry.\n\n"
       "- `defaults: base.yaml` (or a list) inherits from other files, relative to the file; later ones win,\n"
@@ -300,36 +301,50 @@ std::string config_markdown() {
       "accepted.\n"
       "- Unknown keys, duplicate keys, anchors, aliases and tags are errors. Booleans are `true` and "
       "`false`.\n"
-      "- Keys *not supported yet* are known, and rejected unless they have their default.\n"
+      "- Keys that are not supported yet, and keys of other programs, have tables at the end of this page.\n"
       "- *Only with* says what another value than the default needs to have an effect. Without that the key "
       "is\n"
       "  rejected. It is ignored with a warning where the file turns off what it needs (`enabled: false`), "
       "as\n"
       "  files for NeMo RL and Megatron-LM do that hold the settings of features that are off, and silently\n"
       "  where the command line turns it off.\n";
-  bool table_open = false;
-  auto on_key = [&](const Key& key) {
-    if (!table_open) out += "\n| key | value | default | meaning |\n|---|---|---|---|\n";
-    table_open = true;
+  std::string heading;  // of a section none of whose keys has been written
+  const std::string table = "\n| key | value | default | meaning |\n|---|---|---|---|\n";
+  const auto row = [&](const Key& key, const std::string& name) {
     std::string meaning = key.help;
     for (const Need& need : key.needs)
       meaning += fmt::format(" *Only with* `{}`.", text_of(need, key.section()));
     if (key.size_ok) meaning += " *Sizes.*";
-    if (!key.built) meaning += " **Not supported yet.**";
     if (key.built && !key.choices.built.empty()) meaning += " " + status_text(key) + ".";
     if (!key.aliases.empty()) meaning += " Also as `" + aliases_text(key, "`, `") + "`.";
     const std::string fallback = key.default_yaml();
-    out += fmt::format("| `{}` | {} | {} | {} |\n", key.leaf(), markdown_cell(key.type_text()),
+    out += fmt::format("| `{}` | {} | {} | {} |\n", name, markdown_cell(key.type_text()),
                        fallback.empty() ? "" : "`" + markdown_cell(fallback) + "`", markdown_cell(meaning));
   };
-  auto on_section = [&](const std::string& section) {
-    table_open = false;
-    out += fmt::format("\n## {}\n", section);
-    if (const std::string_view help = schema.section_help(section); !help.empty())
-      out += fmt::format("\n{}\n", help);
+  const auto on_key = [&](const Key& key) {
+    if (!key.built) return;
+    out += heading;
+    heading.clear();
+    row(key, key.leaf());
   };
-  out += "\n## Top level\n";
+  const auto on_section = [&](const std::string& section) {
+    heading = fmt::format("\n## {}\n", section);
+    if (const std::string_view help = schema.section_help(section); !help.empty())
+      heading += fmt::format("\n{}\n", help);
+    heading += table;
+  };
+  heading = "\n## Top level\n" + table;
   walk("", on_section, on_key);
+  out += "\n## Keys that are not supported yet\n\nOnly the default is accepted.\n" + table;
+  walk(
+      "", [](const std::string&) {},
+      [&](const Key& key) {
+        if (!key.built) row(key, key.path);
+      });
+  out +=
+      "\n## Keys of other programs\n\nThese keys and sections are refused.\n\n| key | instead |\n|---|---|\n";
+  for (const auto& [path, foreign] : schema.foreign())
+    out += fmt::format("| `{}` | {} |\n", path, markdown_cell(foreign.advice));
   return out;
 }
 

@@ -87,6 +87,43 @@ std::string Key::type_text() const {
   return out;
 }
 
+void Key::set_type(std::string_view text) {
+  const std::string_view whole = text;
+  const auto take = [&](std::string_view part) {
+    const bool found = text.starts_with(part);
+    if (found) text.remove_prefix(part.size());
+    return found;
+  };
+  if (null_ok = text.ends_with(", or null"); null_ok)
+    text.remove_suffix(std::string_view(", or null").size());
+  if (const bool is_integer = take("integer"); is_integer || take("number")) {
+    kind = is_integer ? Kind::integer : Kind::number;
+    const auto bound = [&] {
+      const size_t end = std::min(text.find(' '), text.size());
+      const double value = parse_number(text.substr(0, end)).value();
+      text.remove_prefix(end);
+      return value;
+    };
+    if (take(" above ") && (min_open = true)) min = bound();
+    if (take(" from ")) min = bound();
+    if (take(" to ")) max = bound();
+    if (take(" and below ") && (max_open = true)) max = bound();
+  } else if (text == "text" || take("list of texts")) {
+    is_list = text != "text";
+  } else if (text == "true or false") {
+    kind = Kind::boolean;
+  } else {
+    kind = Kind::choice;
+    for (;;) {
+      const size_t end = text.find(" | ");
+      choices.names.push_back(text.substr(0, end));
+      if (end == text.npos) break;
+      text.remove_prefix(end + 3);
+    }
+  }
+  NRL_CHECK(type_text() == whole, "{}: the type \"{}\" is read as \"{}\"", path, whole, type_text());
+}
+
 KeyBuilder& KeyBuilder::one_of(std::vector<std::string_view> names) {
   key_->kind = Kind::choice;
   key_->choices.names = std::move(names);
@@ -126,20 +163,13 @@ KeyBuilder& KeyBuilder::only_with(Need any_of) {
   return *this;
 }
 
-Key& Table::plan(std::string path, Kind kind, std::string default_text) {
+KeyBuilder Table::planned(std::string path, std::string_view type, std::string default_text) {
   Key& key = add(std::move(path));
-  key.kind = kind;
+  key.set_type(type);
+  key.single_ok = key.is_list && !default_text.starts_with('[');
   key.built = false;
   key.default_text = std::move(default_text);
-  return key;
-}
-
-KeyBuilder Table::planned(std::string path, Kind kind, std::string default_text) {
-  return KeyBuilder(plan(std::move(path), kind, std::move(default_text)));
-}
-
-KeyBuilder PolicyTable::planned(std::string_view path, Kind kind, std::string default_text) {
-  return KeyBuilder(table_.plan(full(path), kind, std::move(default_text)), section_);
+  return KeyBuilder(key);
 }
 
 KeyBuilder PolicyTable::model(std::string_view name, Kind kind) {
@@ -219,8 +249,7 @@ const Schema& Schema::get() {
     add_policy_keys(table, "policy", &Config::policy);
     add_data_keys(table);
     add_run_keys(table);
-    add_other_algorithms(table);
-    add_foreign_keys(table);
+    add_other_keys(table);
   });
   return schema;
 }

@@ -99,6 +99,8 @@ struct Key {
   std::string default_yaml() const;
   /// The allowed values: "integer from 1, or auto".
   std::string type_text() const;
+  /// Sets the type from such a text. Not for texts of `auto`, `words` and the like.
+  void set_type(std::string_view text);
   std::string section() const;
   std::string leaf() const;
   bool belongs_to(Algorithm algorithm) const;
@@ -131,6 +133,7 @@ class Schema {
   Aliased find_alias(std::string_view path) const;
   /// The entry of `path`, or of the innermost section of `path` that has one.
   const Foreign* find_foreign(std::string_view path) const;
+  const std::map<std::string, Foreign>& foreign() const { return foreign_; }
   /// Whether keys or aliases begin with `path` + ".".
   bool is_section(std::string_view path) const;
   bool is_own_section(std::string_view path) const;
@@ -151,7 +154,7 @@ class Schema {
   std::map<std::string, ResumeRule> section_resume_;
   std::unordered_map<std::string, size_t> by_path_;
   std::unordered_map<std::string, std::pair<size_t, size_t>> by_alias_;
-  std::unordered_map<std::string, Foreign> foreign_;
+  std::map<std::string, Foreign> foreign_;
   std::map<std::string, bool, std::less<>> sections_;  ///< value: has keys of our own
   std::map<std::string, std::vector<std::string>, std::less<>> children_;
 };
@@ -406,8 +409,8 @@ class Table {
   KeyBuilder key(std::string path, F member) {
     return KeyBuilder(bind(std::move(path), member));
   }
-  /// A known key whose feature is not built yet: only its default is accepted.
-  KeyBuilder planned(std::string path, Kind kind, std::string default_text);
+  /// A known key whose feature is not built yet: only its default is accepted. `type`: as Key::type_text().
+  KeyBuilder planned(std::string path, std::string_view type, std::string default_text);
   /// With algorithms: all keys of the section are errors under any other algorithm.
   void section(std::string path, std::string help, std::vector<Algorithm> algorithms = {});
   /// Whether a resumed run may change the keys of the section that do not say it themselves.
@@ -425,7 +428,6 @@ class Table {
     key.get = [member](const Config& c) { return binding::Traits<T>::to(member(c)); };
     return key;
   }
-  Key& plan(std::string path, Kind kind, std::string default_text);
   Key& add(std::string path);
   Schema& schema_;
 };
@@ -442,7 +444,6 @@ class PolicyTable {
         full(path), [ member, policy = member_ ](auto& c) -> auto& { return member(c.*policy); });
     return KeyBuilder(key, section_);
   }
-  KeyBuilder planned(std::string_view path, Kind kind, std::string default_text);
   /// A key of the model's config.json.
   KeyBuilder model(std::string_view name, Kind kind);
   /// The same of one that changes the mathematics, but no shape: a resumed run may change it if it is
@@ -477,7 +478,7 @@ void add_distributed_keys(Table& table);
 void add_policy_keys(Table& table, const std::string& section, PolicyConfig Config::*member);
 void add_model_keys(PolicyTable& table);
 void add_data_keys(Table& table);
-void add_other_algorithms(Table& table);
-void add_foreign_keys(Table& table);
+/// Keys that are not built yet, and keys of other trainers.
+void add_other_keys(Table& table);
 
 }  // namespace nrl::config_detail

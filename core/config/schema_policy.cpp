@@ -255,10 +255,6 @@ void add_optimizer(PolicyTable& t) {
           "Type in which gradients are kept and added over microbatches. bf16 needs gradients in shards: "
           "shard_strategy optim_grads, optim_grads_params or hsdp.")
       .only_with(precision_aware);
-  t.planned("optimizer.main_params_dtype", Kind::choice, "fp32")
-      .one_of({"fp32", "fp16"})
-      .alias("policy.megatron_cfg.optimizer.main_params_dtype")
-      .help("Type of the master weights.");
   t.section("optimizer.lr_scaling",
             "The learning rate for other global batches than the one it was tuned for.");
   NRL_POLICY_KEY(t, optimizer.lr_scaling.rule)
@@ -327,49 +323,6 @@ void add_planned_features(PolicyTable& t) {
           "optimizer divides by it. A number (2**15 is accepted), or dynamic: begins at 65536, doubles after "
           "2000 steps without overflow, and halves at an overflow, whose step is skipped. auto: dynamic with "
           "precision float16, else none.");
-  t.section("sequence_packing", "Packing of several sequences into one row.");
-  t.planned("sequence_packing.enabled", Kind::boolean, "false").help("Pack sequences.");
-  t.planned("sequence_packing.train_mb_tokens", Kind::integer, "null")
-      .nullable()
-      .at_least(1)
-      .help("Tokens of a packed row.");
-  t.planned("sequence_packing.algorithm", Kind::choice, "modified_first_fit_decreasing")
-      .one_of({"modified_first_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"})
-      .help("Packing algorithm.");
-  t.planned("sequence_packing.sequence_length_round", Kind::integer, "64")
-      .at_least(1)
-      .help("Lengths are rounded up to a multiple of this.");
-  t.section("dynamic_batching", "Microbatches of about equal numbers of tokens.");
-  t.planned("dynamic_batching.enabled", Kind::boolean, "false")
-      .help("Microbatches by tokens, not sequences.");
-  t.planned("dynamic_batching.train_mb_tokens", Kind::integer, "null")
-      .nullable()
-      .at_least(1)
-      .help("Tokens of a microbatch.");
-  t.planned("dynamic_batching.sequence_length_round", Kind::integer, "64")
-      .at_least(1)
-      .help("Lengths are rounded up to a multiple of this.");
-  t.section("lora", "Low-rank adapters.");
-  t.planned("lora.enabled", Kind::boolean, "false")
-      .alias("policy.dtensor_cfg.lora_cfg.enabled")
-      .help("Train adapters instead of the weights.");
-  t.planned("lora.target_modules", Kind::text, "all-linear")
-      .or_single()
-      .alias("policy.dtensor_cfg.lora_cfg.target_modules")
-      .help("Matrices that get an adapter.");
-  t.planned("lora.dim", Kind::integer, "8")
-      .at_least(1)
-      .alias("policy.dtensor_cfg.lora_cfg.dim")
-      .help("Rank.");
-  t.planned("lora.alpha", Kind::number, "32")
-      .above(0)
-      .alias("policy.dtensor_cfg.lora_cfg.alpha")
-      .help("Scale is alpha / dim.");
-  t.planned("lora.dropout", Kind::number, "0")
-      .at_least(0)
-      .below(1)
-      .alias("policy.dtensor_cfg.lora_cfg.dropout")
-      .help("Dropout of the adapter's input.");
 }
 
 }  // namespace
@@ -392,7 +345,6 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "Tokenizer file or directory; null: the one of policy.model_name. Training on token files needs "
           "none.");
-  t.planned("tokenizer.chat_template", Kind::text, "default").help("Template of conversations.");
   NRL_POLICY_KEY(t, precision)
       .alias("model.precision")
       .alias("model.torch_dtype")
@@ -450,10 +402,6 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("data.max_length")
       .alias("data.max_input_seq_length")
       .help("Tokens of a training sequence.");
-  t.planned("on_overlong", Kind::choice, "truncate")
-      .one_of({"truncate", "drop", "error"})
-      .alias("data.truncation")
-      .help("Treatment of examples that are too long.");
   NRL_POLICY_KEY(t, max_grad_norm)
       .resume(OnResume::reported)
       .above(0)

@@ -105,17 +105,6 @@ void add_checkpointing(Table& t) {
   NRL_KEY(t, checkpointing.save_optimizer)
       .help("Save the optimizer state; without it a checkpoint holds weights and position only.")
       .only_with(saves);
-  t.planned("checkpointing.is_async", Kind::boolean, "false").help("Write checkpoints during training.");
-  t.planned("checkpointing.metric_name", Kind::text, "null")
-      .nullable()
-      .help("Keep the best checkpoints by this metric (\"val:loss\") instead of the newest.");
-  t.planned("checkpointing.higher_is_better", Kind::boolean, "false").help("Direction of metric_name.");
-  t.planned("checkpointing.checkpoint_must_save_by", Kind::text, "null")
-      .nullable()
-      .help("Time (DD:HH:MM:SS) after which to save and stop.");
-  t.planned("checkpointing.save_hf", Kind::choice, "every")
-      .one_of({"every", "last", "never"})
-      .help("Which checkpoints hold the weights under Hugging Face names; today all of them do.");
 }
 
 void add_logger(Table& t) {
@@ -148,25 +137,6 @@ void add_logger(Table& t) {
       .at_most(100)
       .help("Temperature of the samples; 0: greedy.")
       .only_with(samples);
-  t.planned("logger.tensorboard_enabled", Kind::boolean, "false").help("Write TensorBoard event files.");
-  t.section("logger.tensorboard", "TensorBoard event files.");
-  t.planned("logger.tensorboard.log_dir", Kind::text, "null")
-      .nullable()
-      .help("Directory of the TensorBoard files.");
-  t.planned("logger.wandb_enabled", Kind::boolean, "false").help("Write a Weights & Biases run.");
-  t.section("logger.wandb", "The run at Weights & Biases.");
-  t.planned("logger.wandb.project", Kind::text, "null").nullable().help("Weights & Biases project.");
-  t.planned("logger.wandb.name", Kind::text, "null").nullable().help("Weights & Biases run name.");
-  t.planned("logger.mlflow_enabled", Kind::boolean, "false").help("Report to MLflow.");
-  t.planned("logger.swanlab_enabled", Kind::boolean, "false").help("Report to SwanLab.");
-  t.planned("logger.monitor_gpus", Kind::boolean, "false").help("Sample utilization and memory of the GPUs.");
-  t.section("logger.gpu_monitoring", "Sampling of the GPUs by logger.monitor_gpus.");
-  t.planned("logger.gpu_monitoring.collection_interval", Kind::number, "10")
-      .above(0)
-      .help("Seconds between samples.");
-  t.planned("logger.gpu_monitoring.flush_interval", Kind::number, "10")
-      .above(0)
-      .help("Seconds between writes.");
 }
 
 void add_memory(Table& t) {
@@ -195,35 +165,6 @@ void add_monitoring(Table& t) {
   t.resume("monitoring", OnResume::unrelated);
   NRL_KEY(t, monitoring.enabled)
       .help("Apply the rules of this section; today memory_leak is the only one. false: none.");
-  t.planned("monitoring.interval", Kind::number, "30")
-      .above(0)
-      .help("Seconds between evaluations of the rules.");
-  t.planned("monitoring.metrics", Kind::text, "[]").list().help("Metrics to watch.");
-  t.planned("monitoring.nan_check", Kind::choice, "loss")
-      .one_of({"off", "loss", "grads", "all"})
-      .help(
-          "Name the first tensor with a NaN; the loss and the gradient norm are always checked "
-          "(pretrain.on_nonfinite).");
-  t.section("monitoring.stability", "Instability of the loss.");
-  t.planned("monitoring.stability.window", Kind::integer, "100")
-      .at_least(2)
-      .help("Length of the window, in steps.");
-  t.planned("monitoring.stability.cv_threshold", Kind::number, "0.1")
-      .above(0)
-      .help("Coefficient of variation of the loss that counts as unstable.");
-  t.planned("monitoring.stability.spike_factor", Kind::number, "10")
-      .above(1)
-      .help("Largest over smallest loss.");
-  t.planned("monitoring.stability.on_instability", Kind::choice, "off")
-      .one_of({"off", "warn", "skip_step", "rollback"})
-      .help("What to do on instability.");
-  t.planned("monitoring.stability.lr_factor", Kind::number, "0.5")
-      .above(0)
-      .at_most(1)
-      .help("Factor of lr after a rollback.");
-  t.planned("monitoring.stability.max_recoveries", Kind::integer, "3")
-      .at_least(0)
-      .help("Rollbacks before giving up.");
   t.section("monitoring.memory_leak", "Growth of memory from step to step that is reported as a leak.");
   NRL_KEY(t, monitoring.memory_leak.slope_mb_per_step)
       .above(0)
@@ -250,39 +191,6 @@ void add_monitoring(Table& t) {
       .only_with({is_not("monitoring.memory_leak.slope_mb_per_step", "null"),
                   is_not("monitoring.memory_leak.ratio", "null"),
                   is_not("monitoring.memory_leak.step_increase_gb", "null")});
-  t.section("monitoring.visualization", "Live views of the metrics.");
-  for (const char* where : {"tensorboard", "dashboard", "prometheus", "grafana"})
-    t.planned(std::string("monitoring.visualization.") + where, Kind::boolean, "false").help("A live view.");
-  t.planned("monitoring.visualization.port", Kind::integer, "8000")
-      .at_least(1)
-      .at_most(65535)
-      .help("Port of the Prometheus endpoint.");
-  t.section("monitoring.alerting", "Alerts when a metric crosses a threshold.");
-  t.planned("monitoring.alerting.enabled", Kind::boolean, "false").help("Evaluate the thresholds.");
-  t.planned("monitoring.alerting.email_notifications", Kind::boolean, "false").help("Mail an alert.");
-  t.planned("monitoring.alerting.slack_notifications", Kind::boolean, "false").help("Post an alert.");
-  t.planned("monitoring.alerting.command", Kind::text, "null")
-      .nullable()
-      .help("Command run with every alert.");
-  t.section("monitoring.alerting.thresholds", "The thresholds of alerts.");
-  t.planned("monitoring.alerting.thresholds.loss_increase", Kind::number, "0.1")
-      .above(0)
-      .help("Relative increase.");
-  t.planned("monitoring.alerting.thresholds.gpu_memory", Kind::number, "0.9")
-      .above(0)
-      .at_most(1)
-      .help("Fraction.");
-  t.planned("monitoring.alerting.thresholds.cpu_usage", Kind::number, "0.95")
-      .above(0)
-      .at_most(1)
-      .help("Fraction.");
-  t.planned("monitoring.alerting.thresholds.training_speed", Kind::number, "0.5")
-      .above(0)
-      .at_most(1)
-      .help("Fraction of the baseline.");
-  t.section("monitoring.analysis", "Statistical rules over the metrics.");
-  for (const char* what : {"trend_analysis", "anomaly_detection", "performance_regression"})
-    t.planned(std::string("monitoring.analysis.") + what, Kind::boolean, "false").help("A statistical rule.");
 }
 
 void add_profiling(Table& t) {
@@ -295,16 +203,6 @@ void add_profiling(Table& t) {
   NRL_KEY(t, profiling.steps)
       .help("Steps to record: \"FIRST:END\", counted from 1, END exclusive.")
       .only_with({is("profiling.enabled", {"true"})});
-  t.planned("profiling.trace", Kind::choice, "chrome").one_of({"chrome"}).help("Format of the trace.");
-  t.planned("profiling.record_shapes", Kind::boolean, "false").help("Record shapes of operands.");
-  t.planned("profiling.profile_memory", Kind::boolean, "false").help("Record memory of every operation.");
-  t.planned("profiling.memory_snapshot", Kind::boolean, "false")
-      .help("Record every allocation with its lifetime.");
-  t.section("profiling.nsys", "Nsight Systems, started and stopped by the run.");
-  t.planned("profiling.nsys.steps", Kind::text, "null")
-      .nullable()
-      .help("Steps between profiler start and stop.");
-  t.planned("profiling.nsys.workers", Kind::text, "[]").list().help("Names of the workers to profile.");
 }
 
 }  // namespace
@@ -359,9 +257,6 @@ void add_run_keys(Table& t) {
       .help(
           "GPU: bitwise reproducible runs, attention gradients included, at a cost in memory and time. CPU "
           "runs always are.");
-  t.planned("kernels.cpu_binding", Kind::text, "none").help("Cores of the threads: auto, none, or a list.");
-  t.section("kernels.cuda_graph", "CUDA graphs; policy.cuda_graph captures whole steps.");
-  t.planned("kernels.cuda_graph.scope", Kind::text, "null").nullable().help("Part of the step to capture.");
   add_memory(t);
   add_monitoring(t);
   add_profiling(t);

@@ -8,17 +8,17 @@ namespace {
 
 constexpr const char* checkpointing_key = "policy.gradient_checkpointing";
 constexpr const char* granularity_key = "policy.recompute.granularity";
-constexpr const char* modules_key = "policy.recompute.modules";
+constexpr const char* recompute_modules_key = "policy.recompute.modules";
 constexpr const char* method_key = "policy.recompute.method";
-constexpr const char* layers_key = "policy.recompute.num_layers";
+constexpr const char* num_layers_key = "policy.recompute.num_layers";
 
 /// The keys of policy.recompute that are set.
 std::vector<std::string_view> set_in_section(const RecomputeConfig& r) {
   std::vector<std::string_view> out;
   if (r.granularity != RecomputeGranularity::automatic) out.emplace_back(granularity_key);
-  if (!r.modules.is_auto()) out.emplace_back(modules_key);
+  if (!r.modules.is_auto()) out.emplace_back(recompute_modules_key);
   if (r.method) out.emplace_back(method_key);
-  if (r.num_layers) out.emplace_back(layers_key);
+  if (r.num_layers) out.emplace_back(num_layers_key);
   return out;
 }
 
@@ -49,7 +49,8 @@ void check_checkpointing(Checker& c, const PolicyConfig& p) {
   const bool of_others = (p.checkpoint_ratio.value_or(1) < 1 || p.checkpoint_layers) &&
                          p.recompute.granularity != RecomputeGranularity::full;
   for (const std::string_view other : set_in_section(p.recompute)) {
-    if (!c.sound({other, key}) || (of_others && (other == granularity_key || other == modules_key))) continue;
+    if (!c.sound({other, key}) || (of_others && (other == granularity_key || other == recompute_modules_key)))
+      continue;
     c.error(key, fmt::format("{} and {} say in two ways what is recomputed", key, other), "",
             {fmt::format("{} is at {}", other, c.where(other)),
              "gradient_checkpointing is recompute.granularity: full; remove one of them"});
@@ -63,11 +64,11 @@ void check_recompute(Checker c) {
   const PolicyConfig& p = c.result.config.policy;
   const RecomputeConfig& r = p.recompute;
   check_checkpointing(c, p);
-  if (!r.modules.is_auto()) c.unique(modules_key, r.modules.value());
+  if (!r.modules.is_auto()) c.unique(recompute_modules_key, r.modules.value());
   if (r.method.has_value() != r.num_layers.has_value() &&
-      c.sound({method_key, layers_key, granularity_key})) {
-    const char* const key = r.method ? method_key : layers_key;
-    c.error(key, fmt::format("{} needs {}", key, r.method ? layers_key : method_key), "",
+      c.sound({method_key, num_layers_key, granularity_key})) {
+    const char* const key = r.method ? method_key : num_layers_key;
+    c.error(key, fmt::format("{} needs {}", key, r.method ? num_layers_key : method_key), "",
             {"without both, every layer is recomputed one by one"});
   }
 }
