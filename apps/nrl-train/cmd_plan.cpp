@@ -5,8 +5,8 @@
 
 #include <unistd.h>
 
+#include "apps/check/check.h"
 #include "apps/nrl-train/commands.h"
-#include "apps/plan/fp8_check.h"
 #include "apps/plan/nodes.h"
 #include "apps/search/progress.h"
 #include "apps/search/search.h"
@@ -99,7 +99,7 @@ int run_plan(const PlanArgs& args) {
   train::check_run(
       result,
       {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false, .memory = false});
-  if (gpu && result.ok()) result.add(plan::check_fp8(result, train::load_model_spec(result), *gpu));
+  if (gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, train::load_model_spec(result), *gpu));
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
   if (!result.ok()) return report(result);
   train::DeviceChoice device = train::choose_device(result.config.device);

@@ -148,4 +148,15 @@ std::string grid_line(const GridPosition& position, std::string_view strategy) {
   return grid_line(position.sizes, strategy, position.grid.expert().sizes());
 }
 
+std::set<int> typical_ranks(const Config& config, int world) {
+  const parallel::RankGrid grid(grid_position(config, world, 0).sizes);
+  std::set<int> ranks, stages;
+  const int last = static_cast<int>(config.distributed.pipeline_parallel_size) - 1;
+  for (int rank = 0; rank < world; ++rank) {
+    const int stage = grid.coordinates(rank).pp;
+    if ((stage <= 1 || stage == last) && stages.insert(stage).second) ranks.insert(rank);
+  }
+  return ranks;
+}
+
 }  // namespace nrl::plan

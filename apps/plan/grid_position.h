@@ -1,6 +1,7 @@
 #pragma once
 // A rank's coordinates in the process grid, computed without communication.
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -55,5 +56,9 @@ std::vector<parallel::GroupChannels> needed_channels(const Config& config, const
 std::string grid_line(const parallel::GridPoint& sizes, std::string_view strategy,
                       const parallel::GridPoint& experts = {});
 std::string grid_line(const GridPosition& position, std::string_view strategy);
+
+/// A rank of the first, the second and the last pipeline stage: those between need what the second needs, or
+/// less.
+std::set<int> typical_ranks(const Config& config, int world);
 
 }  // namespace nrl::plan

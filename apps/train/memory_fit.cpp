@@ -49,21 +49,10 @@ Overrides operator+(Overrides a, const Overrides& b) {
 
 }  // namespace
 
-std::set<int> typical_ranks(const Config& config, int world) {
-  const parallel::RankGrid grid(plan::grid_position(config, world, 0).sizes);
-  std::set<int> ranks, stages;
-  const int last = static_cast<int>(config.distributed.pipeline_parallel_size) - 1;
-  for (int rank = 0; rank < world; ++rank) {
-    const int stage = grid.coordinates(rank).pp;
-    if ((stage <= 1 || stage == last) && stages.insert(stage).second) ranks.insert(rank);
-  }
-  return ranks;
-}
-
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory) {
   plan::CategoryBytes most = {};
-  for (const int rank : typical_ranks(config, world)) {
+  for (const int rank : plan::typical_ranks(config, world)) {
     const plan::CategoryBytes need = plan::planned_memory(
         config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank), device,
                                      threads, false, memory));
@@ -212,15 +201,6 @@ std::string microbatch_change(const BatchPlan& before, const BatchPlan& after, b
       "memory.on_oom: a microbatch of {} does not fit; the run takes {} sequences and accumulates {} "
       "microbatches instead of {}: steps have the same samples and tokens",
       before.micro, after.micro, after.accumulation, before.accumulation);
-}
-
-std::string microbatch_dependence(const model::ModelSpec& spec) {
-  const model::MoeSpec& moe = spec.moe;
-  if (moe.experts == 0) return "";
-  if (moe.capacity_factor > 0) return "policy.model.moe_expert_capacity_factor drops tokens of a microbatch";
-  if (moe.aux_loss > 0 && moe.aux_tokens != model::AuxLoss::sequence)
-    return "the load-balancing loss compares the tokens of a microbatch";
-  return "";
 }
 
 }  // namespace nrl::train

@@ -3,7 +3,6 @@
 
 #include <functional>
 #include <optional>
-#include <set>
 #include <span>
 #include <string>
 #include <vector>
@@ -12,12 +11,8 @@
 
 namespace nrl::train {
 
-/// A rank of the first, the second and the last pipeline stage: those between need what the second needs, or
-/// less.
-std::set<int> typical_ranks(const Config& config, int world);
-
 /// What the rank of `config` that needs most needs (plan::planned_memory), from plans of
-/// typical_ranks(). `memory`: as for plan::make_run_plan().
+/// plan::typical_ranks(). `memory`: as for plan::make_run_plan().
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory = 0);
 
@@ -59,8 +54,5 @@ bool chooses_microbatch(const Config& config);
 
 /// The announcement of a smaller microbatch, by memory.on_oom or by auto (`chosen`).
 std::string microbatch_change(const BatchPlan& before, const BatchPlan& after, bool chosen);
-
-/// Why memory.on_oom: reduce_batch would change the training of this model; empty where it does not.
-std::string microbatch_dependence(const model::ModelSpec& spec);
 
 }  // namespace nrl::train

@@ -1,4 +1,4 @@
-// Context parallelism. Rules that depend on the model are in apps/train/context_check.cpp.
+// Context parallelism. Rules that depend on the model are in apps/check/context.cpp.
 #include <algorithm>
 
 #include "core/config/validate.h"

@@ -1,14 +1,13 @@
 // Which FP8 operands a GPU runs.
 
-#include "apps/plan/fp8_check.h"
-
+#include "apps/check/check.h"
 #include "apps/model/hf_config.h"
 #include "core/config/load.h"
 #include "core/config/report.h"
 #include "tests/catch.h"
 
 using namespace nrl;
-using namespace nrl::plan;
+using namespace nrl::check;
 
 namespace {
 
@@ -32,7 +31,7 @@ std::string problems(const char* gpu, const std::vector<std::string>& always,
                   "{1}, \"max_position_embeddings\": 128}}",
                   hidden, field),
       "test");
-  return render(check_fp8(result, spec, find_device_model("--device", gpu)));
+  return render(check_fp8_on_gpu(result, spec, plan::find_device_model("--device", gpu)));
 }
 
 }  // namespace
