@@ -1,4 +1,4 @@
-// Tokens of all ranks on every rank, which picks those of its experts.
+// Every rank gathers the tokens of all ranks and picks the ones that its experts get.
 #include <algorithm>
 
 #include "apps/model/expert_dispatch.h"

@@ -213,7 +213,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   void send_counts(const Run& r) const;
   /// In a dry run nothing is routed: every rank gets as many rows, or this one expert_load times as many.
   void plan_counts(const Run& r, const ops::DispatchSort& sorted, std::span<int32_t> table) const;
-  // Rows are communicated in T blocks (rows, H / T) of their columns, one behind the other.
+  // Rows are communicated in T blocks (rows, H / T) of their columns, one after the other in memory.
   int64_t part_width() const { return spec_.hidden / parts_; }
   /// Part of the columns of (n, H); empty of an empty tensor.
   Tensor columns(const Tensor& t, int part) const {

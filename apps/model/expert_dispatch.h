@@ -10,8 +10,9 @@
 //               that are padded to their capacity need no counts. There is memory for
 //               MoeSpec::row_slack times the rows of a balanced router; if a rank gets more, all ranks work
 //               in rounds (Run::rounds()).
-//   allgather   every rank gets the tokens of all ranks, and picks those of its experts. What the ranks
-//               made of them is added up. Nothing is waited for; every rank has memory for all of them.
+//   allgather   every rank gathers the tokens of all ranks and picks the ones that its experts get. A
+//               reduce-scatter adds up the results. The host waits for nothing; every rank has memory for the
+//               tokens of all ranks.
 //
 // n tokens on this rank, E experts, k = top_k, L experts on this rank, H hidden size, R rows of the local
 // experts: dispatched_rows, of which `rows()` are in use (in a round).
@@ -114,7 +115,7 @@ class ExpertDispatch {
     return values(r, offsets, offsets_at_ + r.round() * round_values_, offsets_count_);
   }
   int64_t own_experts() const { return offsets_count_ - 1; }  ///< L
-  /// Run::host_values() that it uses.
+  /// The number of Run::host_values() that the dispatch uses.
   virtual int64_t host_values() const { return 0; }
 
   Slot offsets;  ///< named by steps that read offsets_of()

@@ -118,7 +118,7 @@ void sum_around(const Run& r, const Tensor& partial, const Tensor& out, const Ge
 
 void start_gather(const Run& r, const CommOverlap& overlap, Slot own, Slot all) {
   const Tensor from = r[own], to = r[all];
-  // What the backward pass gathers again is for the gradient of the weights, one GEMM later.
+  // The second gather feeds wgrad, which runs one GEMM later.
   const bool later = overlap.method != TpCommOverlap::none && r.recomputes();
   if (!later && !divides_gemms(overlap)) {
     r.all_gather_async(from, to).wait();

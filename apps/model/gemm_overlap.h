@@ -1,6 +1,6 @@
 #pragma once
-// GEMMs whose input tensor-parallel ranks gather, or whose output they sum, with communication beside them
-// (distributed.tp_comm_overlap). Of n rows on each of t ranks:
+// GEMMs whose input tensor-parallel ranks gather, or whose output they sum, overlapped with this
+// communication (distributed.tp_comm_overlap). Of n rows on each of t ranks:
 //
 //              all-gather, then GEMM                        GEMM, then reduce-scatter
 //   none,      one collective, one GEMM                     one GEMM, one collective
@@ -11,9 +11,9 @@
 //   ring       the GEMM on one rank's rows after another,   the GEMM on one rank's rows after another, which
 //              while the next arrive from the neighbor      adds to a sum that travels around the ring
 //
-// The sums of a reduce-scatter are in rank order and the same bits as without overlap. Those of the ring
-// begin at the rank after the owner and end at the owner; in bf16 each hop rounds, where a collective rounds
-// once. A GEMM library may compute a row differently in GEMMs of different sizes, in its last bits.
+// A reduce-scatter adds in rank order and gives the same bits as without overlap. The ring adds from the rank
+// after the owner to the owner; in bf16 each hop rounds, where a collective rounds once. A GEMM library may
+// compute a row differently in GEMMs of different sizes, in its last bits.
 
 #include <functional>
 #include <vector>

@@ -79,11 +79,11 @@ comm::Handle Run::exchange_async(std::vector<comm::Message> messages, const comm
 
 ops::FusedDropout Run::dropout(float p, int layer, DropoutSite site) const {
   const bool drops = (mode_ & (memory::evaluation | memory::generation)) == 0;
-  // Masks are those of a rank alone, so a rank that has only some of the tokens begins further down.
+  // Masks are the same as on a single rank, so a rank with a part of the tokens starts at its first row.
   const bool some = layout().sequence_parallel && site != DropoutSite::probabilities;
   const int64_t count = batch_->ids.dim(0) / (some ? layout().tensor : 1),
                 before = some ? count * layout().tensor_rank : 0;
-  // Those of attention's queries come with the calls' boundaries.
+  // The rows of attention's queries come with the bounds of the calls.
   const bool listed = batch_->dropout_rows && site != DropoutSite::probabilities;
   return {.p = drops ? p : 0.0f,
           .seed = context_->seed,

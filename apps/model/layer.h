@@ -35,13 +35,13 @@ using memory::Slot;
 struct ParameterView {
   Tensor weight, grad;
   bool overwrites_gradient = false;  ///< see Parameter
-  /// Each microbatch reports its part of the gradient: `grad` holds that of one or several of them.
+  /// Each microbatch reports its contribution: `grad` holds the sum of one or several.
   bool grad_per_microbatch = false;
 };
 
-/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation. Of a
-/// weight that is kept in FP8 the row copy is the weight itself; the column copy, which is then empty, is a
-/// slot of the layer.
+/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation. A
+/// weight that is kept in FP8 is its own row copy; `column` is then empty, and the column copy is a slot of
+/// the layer.
 struct QuantizedWeight {
   Tensor row, column;
   Tensor amax;  ///< (1) f32: for a scale of the whole tensor that is computed from the weight itself
@@ -50,12 +50,12 @@ struct QuantizedWeight {
 /// Scales of the weights that are kept in FP8 (precision::QuantizedGemms::primary), for the update that
 /// writes them.
 struct WeightScales {
-  /// By parameter: of its scale in the tensors, or of the first of its blocks' (ops::MatrixPart); -1: is not
-  /// kept in FP8.
+  /// By parameter: index of its scale in the tensors, or of its first block's scale (ops::MatrixPart); -1:
+  /// not kept in FP8.
   std::vector<int64_t> index;
   Scaling scaling = Scaling::tensor;  ///< or block128
-  /// (n) f32. `amax` gets the weights' largest magnitudes: delayed, for the scales of later steps; else the
-  /// scales follow from them, and it is left 0.
+  /// (n) f32. `amax` gets the amax of the weights: with delayed scaling the scales of later steps follow from
+  /// it, else this update's scales do, and it is left 0.
   Tensor scale, amax;
   Tensor aligned = {};  ///< scales of tensors that are not delayed, as in DelayedScales
   bool delayed = false;
@@ -94,7 +94,7 @@ struct LayerContext {
   const ModelSpec* spec = nullptr;  ///< of the rank's part of the model (tensor_part())
   ModelLayout layout = {};
   const parallel::Groups* groups = nullptr;     ///< null for a layout of one rank
-  std::optional<parallel::ZigZag> share = {};   ///< of a microbatch's tokens, with context parallelism
+  std::optional<parallel::ZigZag> share = {};   ///< context parallelism: this rank's tokens
   std::vector<ParameterView> parameters;        ///< indexed like ParameterList::all
   std::vector<QuantizedWeight> quantized = {};  ///< the same; empty where GEMMs read the weight itself
   DelayedScales scales = {};
@@ -112,11 +112,11 @@ struct LayerContext {
   /// (microbatches x layers with experts of this rank, E) i32: tokens of each expert, of this rank, by
   /// MicroBatch::index; without an auxiliary loss, else absent.
   Tensor expert_counts;
-  /// (1) f64: what the gradients of all losses are multiplied by; may be absent.
+  /// (1) f64: the factor of the gradients of all losses; may be absent.
   Tensor loss_scale;
   /// Raised to the rounds of a layer with experts (Run::rounds()); may be absent.
   int* expert_rounds = nullptr;
-  /// While kernels are collected: the rows that experts get, over those of a balanced router.
+  /// While kernels are collected: the rows that experts get, relative to a balanced router.
   double expert_load = 1;
   /// Weight of a microbatch's router losses: its share of the tokens of the global batch.
   float batch_share = 1;
@@ -229,10 +229,10 @@ class Run {
   }
 
   /// Calls `steps`, which executes steps, once for each of `n` parts of the rows that pass through them,
-  /// which did not fit into memory at once. The slots of round 0 are kept, those of others are recomputed in
-  /// the backward pass, in which dgrad and wgrad steps must then be executed together. `carried` gets its
-  /// parts from all rounds, and a later step of the forward pass reads it. There are never more than `most`
-  /// rounds: the dry run records as many, but no more than show everything that lives at the same time.
+  /// which did not fit into memory at once. The slots of round 0 are kept; the backward pass recomputes the
+  /// slots of other rounds, and must then execute dgrad and wgrad steps together. `carried` gets its parts
+  /// from all rounds, and a later step of the forward pass reads it. There are never more than `most` rounds:
+  /// the dry run records as many, but no more than show everything that lives at the same time.
   void rounds(int n, int most, Slot carried, const std::function<void()>& steps);
   /// Within the `steps` of rounds(): executes `steps` that are no part of the rounds, in one round only (0).
   void once(const std::function<void()>& steps);
@@ -307,7 +307,7 @@ class Run {
   /// True when the step must be executed now.
   bool enter(memory::Pass pass, memory::Modes modes, std::string_view name, Reads reads,
              const Writes& writes);
-  /// Of the layer, in the round.
+  /// The policy of the layer in the current round.
   const memory::LayerPolicy& policy() const;
 
   memory::LayerTable* table_ = nullptr;  ///< set: describe
@@ -327,14 +327,14 @@ class Run {
   struct Round {
     int index = 0;
     bool recomputes = false;  ///< forward steps recompute what backward steps of this round read
-    bool again = false;       ///< nothing is kept of it, and it adds to the gradients of the one before
+    bool again = false;       ///< it keeps nothing, and adds to the gradients of the round before
     bool last = true;
     memory::SlotSet carried = 0;
   };
   Round round_;
   bool skips_ = false;            ///< steps of once() in another round
   uint64_t recompute_steps_ = 0;  ///< recompute: the forward steps to execute, as bits
-  /// Slots that this pass reads from the buffers that they are recomputed in or fetched to.
+  /// Slots that this pass reads from the buffers into which they are recomputed or fetched.
   memory::SlotSet restored_ = 0;
   memory::SlotSet accessible_ = 0;  ///< slots that the current step has named
 };
@@ -347,8 +347,8 @@ struct Ports {
   Slot out, sum;     ///< own; without `sum`, `out` is the whole stream
   Slot d_out;        ///< port: d_x of the next layer
   Slot d_x;          ///< own; the gradient of the input stream
-  /// (1) f32: the largest magnitudes of both. Port: set if the layer reads it, empty where the next layer is
-  /// in another chunk. Own: set if the previous layer reads it.
+  /// (1) f32: amax of d_out and of d_x. Port: set if the layer reads it, empty where the next layer is in
+  /// another chunk. Own: set if the previous layer reads it.
   Slot d_out_amax, d_x_amax;
 };
 
@@ -381,8 +381,8 @@ class Layer {
   const memory::LayerPolicy& policy(bool of_later_rounds = false) const {
     return of_later_rounds ? *again_ : *policy_;
   }
-  /// The slots that backward passes recompute, and those that are moved to the host until the backward pass;
-  /// all others are kept.
+  /// Sets the slots that backward passes recompute, and the slots that are moved to the host until the
+  /// backward pass; all others are kept.
   void recompute(memory::SlotSet slots, memory::SlotSet offloaded = 0) {
     policy_.emplace(table_, slots, offloaded);
     again_.emplace(table_, slots | table_.in_rounds(), offloaded & ~table_.in_rounds());
@@ -401,7 +401,7 @@ class Layer {
   const LayerContext& context_;
   memory::LayerTable table_;
   std::optional<memory::LayerPolicy> policy_;
-  std::optional<memory::LayerPolicy> again_;  ///< of rounds of which nothing is kept
+  std::optional<memory::LayerPolicy> again_;  ///< the policy of rounds that keep nothing
 };
 
 }  // namespace nrl::model

@@ -26,7 +26,7 @@ std::vector<int> present(std::initializer_list<int> parameters) {
 memory::SlotSpec stream_slot(std::string_view name, int64_t hidden, DType dtype) {
   return {.name = name, .width = hidden, .dtype = dtype, .rows = sequence_rows};
 }
-/// Of the neighboring layer.
+/// A slot of the residual stream or its gradient that the neighboring layer owns.
 memory::SlotSpec stream_port(std::string_view name, int64_t hidden, DType dtype) {
   memory::SlotSpec spec = stream_slot(name, hidden, dtype);
   spec.port = true;

@@ -1,5 +1,7 @@
 #pragma once
 // The layers of a decoder: embedding, blocks and head, and the layers at the boundaries between chunks.
+//
+// Shapes: n tokens of this rank's residual stream (sequence_rows), H hidden size, V this rank's vocabulary.
 
 #include <optional>
 
@@ -22,14 +24,14 @@ class Embedding : public Layer {
 
   int token_table_, position_table_;
   Slice vocabulary_;  ///< the rows of the token table on this rank
-  Slot d_dropped_;    ///< gradient of the dropout's input; unset without dropout
+  Slot d_dropped_;    ///< (n, H): gradient of the dropout's input; unset without dropout
   std::optional<RowOutput> output_;
 };
 
 /// One pre-norm block: attention, then the MLP or the experts.
 class Block : public Layer {
  public:
-  /// `below`: of the previous layer.
+  /// `below`: the ports of the previous layer.
   Block(const LayerContext& context, int layer, const LayerParameters& parameters,
         const precision::Recipe& recipe, bool fuse_gelu, const Ports& below);
   void forward(Run& r) override;
@@ -40,7 +42,7 @@ class Block : public Layer {
  private:
   LayerParameters parameters_;
   AddSlot add_;
-  Slot d_middle_;  ///< gradient of the residual stream between attention and MLP
+  Slot d_middle_;  ///< (n, H): gradient of the residual stream between attention and MLP
   std::optional<Attention> attention_;
   std::optional<Mlp> mlp_;  ///< either this
   std::optional<Moe> moe_;  ///< or this
@@ -50,7 +52,7 @@ class Block : public Layer {
 /// materialized. Training computes the gradient of the logits in the forward pass, from the loss weights.
 class Head : public Layer {
  public:
-  /// `below`: of the previous layer.
+  /// `below`: the ports of the previous layer.
   Head(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe,
        int64_t chunk_tokens, const Ports& below);
   void forward(Run& r) override;
@@ -59,7 +61,7 @@ class Head : public Layer {
 
  private:
   void chunks(Run& r, bool train) const;
-  /// Of a chunk of logits, on all tensor-parallel ranks; empty alone.
+  /// Gathers the statistics of a chunk of logits from all tensor-parallel ranks; empty on a single rank.
   Tensor gathered_statistics(Run& r, const Tensor& logits, const Tensor& target) const;
 
   int weight_;
@@ -71,9 +73,8 @@ class Head : public Layer {
   std::optional<PreNorm> norm_;
   std::optional<ColumnInput> input_;
   Slot logits_;      ///< (chunk, V)
-  Slot statistics_;  ///< (chunk, 3 t) f32, read as (t, chunk, 3): of the logits on each of t ranks; unset
-                     ///< alone
-  Slot d_norm_;
+  Slot statistics_;  ///< (chunk, 3 t) f32, read as (t, chunk, 3): of each rank's logits; unset if t = 1
+  Slot d_norm_;      ///< (n, H)
 };
 
 /// First layer of a chunk other than the model's first: its output is received from the previous chunk.

@@ -28,15 +28,15 @@ struct MicroBatch {
   Tensor positions;       ///< (N) i32, position within the sequence
   Tensor cu_seqlens;      ///< (S + 1) i32
   Tensor loss_weight;     ///< (N) f32: dLoss/dlog_prob of each token; training only
-  int index = 0;          ///< of the microbatches of the step
+  int index = 0;          ///< index of the microbatch in the step
   int64_t first_row = 0;  ///< index of token 0 in the global batch (dropout masks)
   Tensor step;            ///< (1) i64, number of the optimizer step (dropout masks)
-  /// (N) i32, with context parallelism and dropout: tokens behind first_row that each token is in the global
-  /// batch.
+  /// (N) i32, with context parallelism and dropout: the index of each token in the global batch, relative to
+  /// first_row.
   Tensor dropout_rows;
   ops::SequenceLengths lengths;
   const KeyValueCache* cache = nullptr;  ///< generation only
-  /// With context parallelism, instead of cu_seqlens: of the attention calls of each exchange
+  /// With context parallelism, instead of cu_seqlens: the bounds of the attention calls of each exchange
   /// (distinct_exchanges()).
   std::vector<std::vector<parallel::CallBounds>> context_bounds = {};
 };

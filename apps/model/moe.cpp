@@ -268,7 +268,7 @@ void Moe::shared_forward_in(Run& r) {
   r.step("shared_in", s.in_proj.input_reads(x), writes(s.in), [&] { s.in_proj.multiply(r, x, r[s.in]); });
   if (s.act) r.step("shared_activation", reads(s.in), writes(s.act), [&] { activate(r, r[s.in], r[s.act]); });
   if (!s.prob) return;
-  // Of all tokens on every rank: the gradient of its weights needs them.
+  // Every rank computes the gate of all tokens, because the gate's wgrad needs them.
   r.step("shared_gate", reads(x), writes(s.logit, s.expert, s.prob), [&] {
     ops::linear_forward(r.exec(), {.x = r[x], .weight = r.weight(p_.shared_gate), .out = r[s.logit]});
     ops::router_forward(r.exec(),

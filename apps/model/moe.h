@@ -1,16 +1,15 @@
 #pragma once
 // The sublayer with a mixture of experts in place of an MLP. A router sends every token to top_k experts,
-// each a gated MLP; the output is their sum, weighted by the router, and that of an MLP that all tokens pass
-// (the shared expert), if the model has one.
+// each a gated MLP, and adds up their outputs with weights. A model may add a shared expert, an MLP that all
+// tokens pass.
 //
-// A rank routes its part of the residual stream to its own experts, or to those of other ranks
-// (expert_dispatch.h). The shared expert is split
-// over the tensor-parallel ranks like an MLP, so that they need sequence parallelism: its parts of the output
-// are summed, those of the experts are not.
+// A rank routes its part of the residual stream to its own experts, or to experts on other ranks
+// (expert_dispatch.h). The shared expert is split over the tensor-parallel ranks like an MLP. They need
+// sequence parallelism: the shared expert's partial outputs are summed, the experts' outputs are not.
 //
-// N tokens of the microbatch, n of them on this rank (sequence_rows), E experts, k = top_k, R rows in the
-// order of this rank's experts (dispatched_rows), F this rank's part of the inner size of an expert and S of
-// the shared expert.
+// Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size, E experts, k of
+// them per token (top_k), R rows in the order of this rank's experts (dispatched_rows), F this rank's part of
+// the inner size of an expert and S of the shared expert.
 
 #include <memory>
 
@@ -25,7 +24,7 @@ parallel::GroupId batch_ranks(int tensor);
 
 class Moe {
  public:
-  /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream.
+  /// `d_out` is the gradient of `out`, `d_x` the gradient of the incoming stream.
   Moe(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, const AddSlot& add,
       int layer, const LayerParameters& p, Stream in, int64_t segments, Slot d_out, StreamGradient d_x);
   void forward(Run& r);
@@ -35,7 +34,7 @@ class Moe {
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
   }
-  /// A port, of the shared expert: largest_gradient().
+  /// Port for the amax of d_out, which the shared expert reads (largest_gradient()).
   Slot d_out_amax() const { return d_out_amax_; }
 
  private:
@@ -46,7 +45,7 @@ class Moe {
     Slot out;                  ///< (n, H), not yet weighted
     Slot logit, expert, prob;  ///< (N, 1) of the gate: f32, i32 (zeros), f32
     Slot d_act;                ///< (N, S), of the unweighted output
-    Slot d_gated, gated;       ///< d_act and act, weighted
+    Slot d_gated, gated;       ///< (N, S): d_act and act, weighted
     Slot d_in;                 ///< (N, 2S); unset where it is rounded to FP8 when it is computed
     Slot d_prob, d_logit;      ///< (N, 1) of this rank's part; their sum over the ranks is the gradient
     std::optional<ColumnInput> input;
@@ -89,23 +88,23 @@ class Moe {
   PreNorm norm_;
   Slot d_out_, d_out_amax_;
   StreamGradient d_x_;
-  Slot logits_;           ///< (n, E) f32
-  Slot choice_;           ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
-  Slot prob_;             ///< (n, k) f32
-  Slot counts_;           ///< (1, segments E) i32: tokens of each expert by segment, of all ranks; unset
-                          ///< without an auxiliary loss
-  Slot rows_;             ///< (R, H): the normalized tokens
-  Slot in_;               ///< (R, 2F): [gate, up]
-  Slot act_;              ///< (R, F); unset where it is rounded to FP8 when it is computed
-  Slot y_;                ///< (R, H), not yet weighted
-  Slot out_;              ///< (n, H), not yet added to the residual stream
-  Slot d_proj_;           ///< gradient of the dropout's input; unset without dropout
-  Slot d_y_;              ///< (R, H): gradient of the token's output at each of its rows
-  Slot d_act_;            ///< (R, F), of the unweighted output
-  Slot d_gated_, gated_;  ///< d_act_ and the activation, weighted
-  Slot d_prob_, d_logits_;
-  Slot d_in_;  ///< unset where it is rounded to FP8 when it is computed
-  Slot d_rows_, d_norm_;
+  Slot logits_;             ///< (n, E) f32
+  Slot choice_;             ///< (n, 2k) i32: experts (n, k), then their rows (n, k)
+  Slot prob_;               ///< (n, k) f32
+  Slot counts_;             ///< (1, segments E) i32: tokens of each expert by segment, of all ranks; unset
+                            ///< without an auxiliary loss
+  Slot rows_;               ///< (R, H): the normalized tokens
+  Slot in_;                 ///< (R, 2F): [gate, up]
+  Slot act_;                ///< (R, F); unset where it is rounded to FP8 when it is computed
+  Slot y_;                  ///< (R, H), not yet weighted
+  Slot out_;                ///< (n, H), not yet added to the residual stream
+  Slot d_proj_;             ///< (n, H): gradient of the dropout's input; unset without dropout
+  Slot d_y_;                ///< (R, H): gradient of the token's output at each of its rows
+  Slot d_act_;              ///< (R, F), of the unweighted output
+  Slot d_gated_, gated_;    ///< (R, F): d_act_ and the activation, weighted
+  Slot d_prob_, d_logits_;  ///< (n, k) f32, (n, E)
+  Slot d_in_;               ///< (R, 2F); unset where it is rounded to FP8 when it is computed
+  Slot d_rows_, d_norm_;    ///< (R, H), (n, H)
   Shared shared_;
   std::unique_ptr<ExpertDispatch> dispatch_;
   Projection in_proj_, out_proj_;

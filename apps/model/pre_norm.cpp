@@ -56,7 +56,7 @@ void PreNorm::forward(Run& r, Slot amax) {
   if (out) amax = {};
   const auto norm = [&](const Tensor& x, const Tensor& residual, const ops::FusedDropout& dropout) {
     const Statistics s = statistics(r);
-    // What is recomputed has been measured.
+    // The forward pass has already found the amax of a recomputed tensor.
     const Tensor largest = r.recomputes() ? Tensor{} : zero_amax(r, amax);
     ops::norm_forward(r.exec(), {.kind = m.norm,
                                  .eps = m.norm_eps,

@@ -19,14 +19,14 @@ struct Stream {
   DropoutSite site;
 };
 
-/// The gradient of a residual stream, which a norm writes. `amax` (1) f32: its largest magnitude, unset if
-/// no GEMM reads it.
+/// The gradient of a residual stream, `slot` (n, H), and its amax; a norm writes both. `amax` (1) f32: unset
+/// if no GEMM reads it.
 struct StreamGradient {
   Slot slot;
   Slot amax = {};
 };
 
-/// A slot of a largest magnitude, set to 0, or an empty one; as an op takes it.
+/// Zeroes an amax slot and returns it as (1) f32; empty if the slot is unset.
 Tensor zero_amax(Run& r, Slot amax);
 
 /// True if the norm before a GEMM must store its output: unless this rank alone reads it, to round it to FP8.
@@ -39,8 +39,7 @@ class PreNorm {
   /// `stored`: whether out is a slot. Else its reader computes it from source().
   PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
           int bias, bool stored = true);
-  /// The forward steps. `amax`: a slot of one f32 or none, which gets the largest magnitude of an output that
-  /// is not stored.
+  /// The forward steps. `amax`: gets the amax of an output that is not stored, (1) f32; may be unset.
   void forward(Run& r, Slot amax = {});
   /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
   void backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x);
@@ -54,7 +53,7 @@ class PreNorm {
 
  private:
   struct Statistics {
-    Tensor mean, rstd;  ///< (N) f32; mean of LayerNorm only
+    Tensor mean, rstd;  ///< (n) f32; mean of LayerNorm only
   };
   Statistics statistics(const Run& r) const;
 

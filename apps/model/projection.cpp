@@ -34,7 +34,7 @@ std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout
   std::array<std::optional<parallel::GroupId>, 2> out;
   if (experts ? of_microbatch > 1 : layout.context > 1 || (layout.tensor > 1 && parts))
     out[0] = microbatch_ranks(layout.tensor, layout.context);
-  // Neighbors exchange tokens, so that they are among those ranks where they divide them.
+  // Neighboring ranks exchange tokens: if their number divides the first group, it contains them.
   if (experts && of_experts > 1 && of_microbatch % of_experts != 0) out[1] = expert_exchange_group;
   return out;
 }
@@ -107,7 +107,7 @@ Tensor QuantizedOperand::with_scales(const Run& r, Tensor t) const {
   const DelayedScales& s = r.context().scales;
   const int index = s.layout.index(spec_.layer, spec_.gemm, spec_.role);
   t.scales.data = s.aligned.rows(index, 1).data;
-  // Evaluation leaves the state of training alone; what is recomputed has been measured.
+  // Evaluation must not change the state of training; the amax of a recomputed tensor is already known.
   if (r.trains()) t.scales.amax = s.amax.ptr<float>() + index;
   return t;
 }
@@ -195,7 +195,7 @@ void QuantizedOperand::forward_steps(Run& r, const Source& source) const {
   const auto inference = memory::evaluation | (spec_.generation ? memory::generation : 0);
   r.step(inference, step_, measured, writes(row_, scale_, amax_),
          [&] { quantize(r, source, true, false, measure(r, source)); });
-  // A step each, so that only what is read is recomputed.
+  // Each copy has its own step, so that only the copies that are read are recomputed.
   r.step(memory::recompute, step_, from | reads(scale_), writes(row_),
          [&] { quantize(r, source, true, false); });
   if (column_)

@@ -15,38 +15,37 @@
 // Scales of whole tensors are found here: from the values (the ranks that share a tensor agree on them), or
 // from earlier steps (DelayedScales). Recomputation rounds with the scales of the forward pass.
 //
-// The weight may be that of a layer's experts, of which each is applied to its rows
-// (core/ops/grouped_linear.h). They are one tensor: of one parameter, of the rows of all experts, and with
-// one scale if it is of a tensor.
+// The weight may hold all experts of a layer, and each expert multiplies its own rows
+// (core/ops/grouped_linear.h). The experts are one parameter, their rows one tensor, and either has one scale
+// if it is scaled as a whole.
 
 #include "apps/model/expert_dispatch.h"
 #include "apps/model/pre_norm.h"
 
 namespace nrl::model {
 
-/// What FP8 copies are made of: a slot, or an activation of it, the gradient of that or the output of a norm,
-/// which have no slot (ops::QuantizeSource).
+/// The source of FP8 copies (ops::QuantizeSource): a slot, or values that have no slot: the slot's
+/// activation, the gradient of that activation, or the output of a norm.
 struct Source {
   Slot slot = {};
   ops::Activation activation = ops::Activation::none;
   bool gated = false;
-  Slot d_out = {};                  ///< of the activation: the gradient of `slot` is meant
-  Slot amax = {};                   ///< its largest magnitude, if who wrote it has found it
-  const PreNorm* norm = nullptr;    ///< instead of the slot
-  int64_t column = 0, columns = 0;  ///< the part of the slot's columns; 0 columns: all
+  Slot d_out = {};                  ///< gradient of the activation: the source is the gradient of `slot`
+  Slot amax = {};                   ///< amax of the source; set only if its producer computed it
+  const PreNorm* norm = nullptr;    ///< replaces the slot
+  int64_t column = 0, columns = 0;  ///< the slot's columns that are the source; 0 columns: all
 };
-/// What the matrices behind a norm read: `x`, or what the norm does not store.
+/// The input of the GEMMs after a norm: `x`, or the output that the norm does not store.
 inline Source source_of(const PreNorm& norm, Slot x) {
   return norm.out ? Source{x} : Source{.norm = &norm};
 }
 
-/// The slot `stored`, or where the layer has none what it would hold.
+/// The slot `stored` if the layer has it, else the source that computes its values.
 inline Source stored_or(Slot stored, const Source& computed) {
   return stored ? Source{stored} : computed;
 }
 
-/// Which operand, and of what its copies are. Those of attention are row copies, which its backward pass
-/// reads as well.
+/// An operand of a GEMM and its FP8 copies. Attention has row copies only; its backward pass reads them too.
 struct OperandSpec {
   int layer = 0;
   precision::Gemm gemm{};
@@ -58,22 +57,22 @@ struct OperandSpec {
   std::string_view row_rules = "";
   bool row = true, column = true;
   bool generation = true;  ///< generation reads it
-  /// Of the rows of experts, which it names; it must outlive the operand. Null: of tokens.
+  /// The experts whose rows the operand holds; must outlive it. Null: the rows are tokens.
   const ExpertDispatch* experts = nullptr;
 };
 
 /// The FP8 copies of x or dy.
 class QuantizedOperand {
  public:
-  QuantizedOperand() = default;  ///< read as it is
+  QuantizedOperand() = default;  ///< no copies: the operand is read as it is
   QuantizedOperand(const precision::Recipe& recipe, const AddSlot& add, const OperandSpec& operand);
   explicit operator bool() const { return row_ || column_; }
 
   /// The steps that write the copies of `source`.
   void forward_steps(Run& r, const Source& source) const;
   void backward_step(Run& r, const Source& source) const;
-  /// (1) f32: the largest magnitude, of which the scale is found; the norm that is the source writes it.
-  /// Unset if the scale is found otherwise.
+  /// (1) f32: the amax from which the scale is found; if the source is a norm, the norm writes it. Unset if
+  /// the scale is found otherwise.
   Slot amax() const { return amax_; }
   Scaling scaling() const { return format_.scaling; }
   Reads row_reads() const { return reads(row_, scale_) | group_reads(); }
@@ -88,20 +87,19 @@ class QuantizedOperand {
   Reads group_reads() const;
   Tensor with_scales(const Run& r, Tensor t) const;
   Reads reads_of(const Source& source) const;
-  /// Finds the scale of `source`, in a step that writes it.
-  /// The amax from which quantize() finds the scale; empty if the scale is given.
+  /// Returns the amax from which quantize() finds the scale; empty if it finds none from a whole tensor.
   Tensor measure(Run& r, const Source& source) const;
   void quantize(Run& r, const Source& source, bool row, bool column, const Tensor& measured = {}) const;
-  /// Rounds this rank's rows, and gathers those of all.
+  /// Rounds this rank's rows and gathers the rows of all ranks.
   void gather(Run& r, const Source& source, const Tensor& measured) const;
 
   OperandSpec spec_;
   precision::Format format_;
   int margin_ = 0;
   bool delayed_ = false;
-  const char *step_ = "", *column_step_ = "";  ///< names; the second of the column copy's recomputation
-  Slot row_, column_;  ///< (N, width and its share of scales): codes, then scales of blocks
-  Slot scale_, amax_;  ///< (1, 1) f32: of a tensor, if found from its own values
+  const char *step_ = "", *column_step_ = "";  ///< step names; `column_step_` recomputes the column copy
+  Slot row_, column_;  ///< (N, width + a row's share of block scales) u8: codes, then scales of blocks
+  Slot scale_, amax_;  ///< (1, 1) f32: set if a whole tensor's scale is found from its own values
 };
 
 /// A weight of a layer and its GEMMs.
@@ -131,7 +129,7 @@ class Projection {
   bool gathers() const { return spec_.gathers; }
   /// QuantizedOperand::amax() of x.
   Slot input_amax() const { return input_.amax(); }
-  /// What fprop reads of x.
+  /// The slots that fprop reads for x.
   Reads input_reads(Slot x) const { return input_ ? input_.row_reads() : reads(x) | groups(); }
   Tensor input(const Run& r, Slot x) const { return input_ ? input_.row(r) : rows(r, x); }
   /// The weight as fprop reads it. Its FP8 copies are made here.
@@ -141,16 +139,16 @@ class Projection {
 
   /// QuantizedOperand::amax() of dy.
   Slot gradient_amax() const { return gradient_.amax(); }
-  /// Whether dy need not be stored where it is the gradient of an activation: the steps of
-  /// quantize_gradient() alone read it, and compute it as they round it.
+  /// Whether dy need not be stored if it is the gradient of an activation: only the steps of
+  /// quantize_gradient() read it, and they compute it as they round it.
   bool computes_gradient(bool gated) const {
     return gradient_ && spec_.bias < 0 && (!gated || ops::halves_scales(gradient_.scaling(), spec_.out / 2));
   }
   /// Dgrad steps between those that write and read dy; none if dy is read as it is.
   void quantize_gradient(Run& r, const Source& dy) const;
-  /// The same for x times weights, which wgrad reads.
+  /// Dgrad steps that round x times the router's weights, which wgrad reads.
   void quantize_weighted(Run& r, Slot x) const;
-  /// What dgrad reads of dy and of the weight.
+  /// The slots that dgrad reads for dy and for the weight.
   Reads gradient_reads(Slot dy) const {
     return gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(dy) | groups();
   }
@@ -177,17 +175,17 @@ class Projection {
   Slot transposed_;  ///< (1, quantized_bytes()): the column copy of a weight that is kept in FP8
 };
 
-/// Adds the slot in which who writes `d_out` leaves its largest magnitude, for the scale of dy. Unset if the
-/// GEMM does not need it, or reads what is made of d_out. `port`: another layer writes it.
+/// Adds the amax slot that the producer of `d_out` fills; it determines the FP8 scale of dy. Unset if the
+/// GEMM does not need it, or reads a tensor made from d_out. `port`: another layer writes it.
 Slot largest_gradient(const AddSlot& add, const Projection& projection, const RowOutput& output, Slot d_out,
                       bool port);
 
-/// The groups of ranks that agree, one after the other, on the scale of x or dy found from its values: those
-/// that have parts of a microbatch, and of experts' rows those that exchange tokens. `parts`: tensor-parallel
-/// ranks have different columns or rows.
+/// The groups of ranks that agree, one after the other, on the scale of x or dy found from its values: the
+/// ranks with parts of a microbatch and, for experts' rows, the ranks that exchange tokens. `parts`:
+/// tensor-parallel ranks have different columns or rows.
 std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout& layout, bool parts,
                                                                bool experts);
-/// The same for a weight, of which they have parts.
+/// The ranks that have parts of a weight and agree on its scale.
 std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout, bool experts);
 
 /// Bytes of one FP8 copy (rows, columns): codes, then scales of blocks.

@@ -3,7 +3,7 @@
 // to the table of the layer that owns them.
 //
 // Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size, D head size,
-// F inner size of the MLP. heads and F are those of this rank (tensor_part()).
+// F inner size of the MLP. heads and F count this rank's part (tensor_part()).
 
 #include <optional>
 
@@ -16,8 +16,8 @@ namespace nrl::model {
 
 class Attention {
  public:
-  /// `d_out` is the gradient of `out`, `d_x` that of the incoming stream. `context`: the other ranks that
-  /// hold tokens of the sequences, if any.
+  /// `d_out` is the gradient of `out`, `d_x` the gradient of the incoming stream. `context`: the other ranks
+  /// that hold tokens of the sequences, if any.
   Attention(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
             const AddSlot& add, int layer, const LayerParameters& p, Stream in, Slot d_out,
             StreamGradient d_x, std::optional<ContextParallel> context = std::nullopt);
@@ -27,7 +27,7 @@ class Attention {
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::attention};
   }
-  /// For who writes d_out: largest_gradient().
+  /// The producer of d_out writes its amax here (largest_gradient()).
   Slot d_out_amax() const { return d_out_amax_; }
 
  private:
@@ -36,9 +36,9 @@ class Attention {
     Tensor q, k, v;
   };
   Heads heads(const Run& r) const;
-  /// The steps that round what attention reads to FP8, if it does.
+  /// The steps that round attention's operands to FP8, if it reads FP8.
   void quantize_operands(Run& r);
-  /// As attention reads them in training and evaluation: in FP8, if the recipe says so.
+  /// The heads as attention reads them in training and evaluation: in FP8, if the recipe says so.
   Heads operands(const Run& r) const;
   Reads operand_reads() const;
   /// The steps of the gradients of q, k and v.
@@ -53,8 +53,8 @@ class Attention {
   void attend_across_ranks(Run& r) const;
   void attend_across_ranks_backward(Run& r) const;
   void rotate_backward(Run& r) const;
-  /// Whether the scale of d_qkv needs its largest magnitude, RoPE writes all of dq and dk, and an op reads dv
-  /// alone (ops::QuantizeSource).
+  /// Whether the scale of d_qkv needs its amax, RoPE writes all of dq and dk, and an op reads dv alone
+  /// (ops::QuantizeSource).
   bool measures_rotated() const;
 
   const ModelSpec& spec_;
@@ -64,21 +64,21 @@ class Attention {
   Slot d_out_, d_out_amax_;
   StreamGradient d_x_;
   Slot qkv_;            ///< (N, qkv_width)
-  Slot qk_;             ///< q and k after QK norm and RoPE; without QK norm all of qkv after RoPE
+  Slot qk_;             ///< after RoPE: qkv (N, qkv_width); with QK norm q and k (N, q_width + kv_width)
   Slot keys_, values_;  ///< the slots from which attention reads q and k (keys_) and v: qk_ or qkv_
   Slot qk_stats_;       ///< (N, heads + kv_heads) f32, with QK norm
   Slot attn_;           ///< (N, heads * D)
   Slot lse_;            ///< (heads, N) f32; with context parallelism what its backward pass reads
-  Slot exchange_;       ///< context parallelism: memory of its forward pass
+  Slot exchange_;       ///< (N, forward_width()) u8, context parallelism: memory of its forward pass
   Slot out_;            ///< (n, H), not yet added to the residual stream
-  Slot d_proj_;         ///< gradient of the dropout's input; unset without dropout
-  Slot d_attn_, d_qkv_, d_norm_;
-  Slot d_qkv_amax_;                   ///< (1) f32; unset where no one measures d_qkv as it is written
-  Slot d_exchange_;                   ///< context parallelism: memory of its backward pass
+  Slot d_proj_;         ///< (n, H): gradient of the dropout's input; unset without dropout
+  Slot d_attn_, d_qkv_, d_norm_;  ///< (N, heads * D), (N, qkv_width), (n, H)
+  Slot d_qkv_amax_;               ///< (1) f32; unset if no op computes the amax of d_qkv
+  Slot d_exchange_;  ///< (N, backward_width()) u8, context parallelism: memory of its backward pass
   std::optional<ColumnInput> input_;  ///< of qkv
   std::optional<RowOutput> output_;   ///< of the projection
   Projection qkv_proj_, o_proj_;
-  QuantizedOperand q_, k_, v_, d_out_heads_;  ///< what attention reads in FP8, if it does
+  QuantizedOperand q_, k_, v_, d_out_heads_;  ///< FP8 operands of attention, if it reads FP8
   std::optional<ContextParallel> context_;
 };
 
@@ -94,7 +94,7 @@ class Mlp {
   Stream stream() const {
     return {.x = out_, .residual = norm_.sum, .layer = layer_, .site = DropoutSite::mlp};
   }
-  /// A port: largest_gradient().
+  /// Port for the amax of d_out (largest_gradient()).
   Slot d_out_amax() const { return d_out_amax_; }
 
  private:
@@ -108,10 +108,10 @@ class Mlp {
   Slot in_;      ///< (N, mlp_in_width): [gate, up] when gated
   Slot act_;     ///< (N, F); unset where it is rounded to FP8 when it is computed
   Slot out_;     ///< (n, H), not yet added to the residual stream
-  Slot d_proj_;  ///< gradient of the dropout's input; unset without dropout
-  Slot d_act_;
-  Slot d_in_;  ///< unset where it is rounded to FP8 when it is computed
-  Slot d_norm_;
+  Slot d_proj_;  ///< (n, H): gradient of the dropout's input; unset without dropout
+  Slot d_act_;   ///< (N, F); unset if GELU is fused
+  Slot d_in_;    ///< (N, mlp_in_width); unset where it is rounded to FP8 when it is computed
+  Slot d_norm_;  ///< (n, H)
   std::optional<ColumnInput> input_;  ///< of the first matrix
   std::optional<RowOutput> output_;   ///< of the second
   Projection in_proj_, out_proj_;

@@ -12,8 +12,8 @@
 // both are empty: the outer and the inner slot are one.
 // FP8 GEMMs may read rows that their ranks have rounded before the gather (gathers_fp8()): then the operand
 // gathers codes (projection.h), and here the outer and the inner slot are one.
-// With `overlap` (gemm_overlap.h) communication runs beside the GEMMs. The gradient of a column input is
-// summed beside the weight's gradient, and what is gathered again arrives beside dgrad.
+// With `overlap` (gemm_overlap.h) communication overlaps the GEMMs. The gradient of a column input is summed
+// during wgrad, and an input that is gathered again arrives during dgrad.
 //
 // Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size.
 
