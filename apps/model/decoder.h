@@ -23,7 +23,7 @@ struct DecoderOptions {
   precision::Recipe recipe;
   RecomputePolicy recompute = {};                          ///< empty: all activations are kept
   OffloadPolicy offload = {};                              ///< empty: kept activations stay on the device
-  int partials = 1;                                        ///< of the future Exec: Exec::partials()
+  int partials = 1;                                        ///< Exec::partials() of the future Exec
   ops::Bf16Products products = ops::Bf16Products::upcast;  ///< CPU: KernelTable::bf16_products of that Exec
   uint64_t seed = 0;                                       ///< of dropout
   DeviceType device = DeviceType::cpu;
@@ -46,8 +46,8 @@ int64_t head_chunk_tokens(int64_t tokens, int64_t vocab, DType logits, DeviceTyp
 
 class Decoder {
  public:
-  /// Declares all buffers of the forward and backward pass in `plan` (not yet solved). `spec` is of the whole
-  /// model, `parameters` are those of the layout and must outlive the decoder. The ops must support the
+  /// Declares all buffers of the forward and backward pass in `plan` (not yet solved). `spec` describes the
+  /// whole model; `parameters` belong to the layout and must outlive the decoder. The ops must support the
   /// recipe.
   Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
           memory::MemoryPlan& plan);
@@ -74,7 +74,7 @@ class Decoder {
   void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {},
                 bool first = true);
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
-  /// The most rounds of a layer with experts and a microbatch since the last call, at least 1.
+  /// The largest number of rounds of a layer with experts in a microbatch since the last call, at least 1.
   int take_expert_rounds() { return std::exchange(expert_rounds_, 1); }
   /// LayerContext::expert_load.
   void set_expert_load(double load) { context_.expert_load = load; }
@@ -92,13 +92,13 @@ class Decoder {
   /// have measured. Only with scales that outlive a step.
   void update_scales();
   const DelayedScales& scales() const { return context_.scales; }
-  /// Of the weights that are kept in FP8; none without.
+  /// Scales of FP8-resident weights; empty if there are none.
   const WeightScales& weight_scales() const { return weight_scales_; }
-  /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Of the
-  /// last stage; others have none.
+  /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Only the
+  /// last stage has them.
   const Tensor& log_prob() const { return context_.log_prob; }
 
-  /// The visits of layers in one mode: those of the dry run, with ticks, and those of the whole schedule.
+  /// The visits of layers in one mode: `recorded` by the dry run, with ticks; `executed` by the schedule.
   struct Visits {
     std::vector<LayerVisit> recorded, executed;
   };
@@ -116,7 +116,7 @@ class Decoder {
     int64_t kept = 0, recomputed = 0, offloaded = 0;
   };
   std::vector<BlockBytes> block_bytes() const;
-  /// Of offloaded activations, by step.
+  /// The copies of offloaded activations, by step.
   memory::HostCopies& copies() { return stage_->copies(); }
   /// Bytes of a slot for a microbatch.
   int64_t bytes_of(const memory::SlotSpec& slot) const { return stage_->bytes_of(slot); }
@@ -125,8 +125,8 @@ class Decoder {
   void watch_steps(std::function<void(const memory::LayerTable& table, size_t step)> at_step) {
     stage_->watch_steps(std::move(at_step));
   }
-  /// `watch` is told of the visits while computing, also while kernels are collected (ops::Exec::needed).
-  /// Null: none.
+  /// `watch` observes the visits while computing, also while kernels are collected (ops::Exec::needed). Null:
+  /// none.
   void watch_layers(LayerWatch* watch) { stage_->watch_layers(watch); }
 
   /// For tests: `at_tick` is called before each tick (the time unit of planned lifetimes).
@@ -174,7 +174,7 @@ class Decoder {
     int scale;                     ///< delayed scaling: index in DelayedScales
     memory::BufferId row, column;  ///< the copies; -1: the weight is kept in FP8
     bool kept() const { return row < 0; }
-    /// Scales that lie in WeightScales: one of a tensor, or those of the blocks of a weight that is kept.
+    /// Number of scales in WeightScales: one per tensor, or one per block of a weight that is kept in FP8.
     int64_t scales() const {
       return format.scaling == Scaling::tensor || kept()
                  ? scale_matrix(format.scaling, rows, columns).bytes / 4

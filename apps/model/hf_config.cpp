@@ -37,7 +37,7 @@ void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& p
   m.rope.beta_slow = s.positive_or("beta_slow", 1.0);
   m.rope.attention_factor = s.given("attention_factor") ? s.positive_or("attention_factor", 1.0) : 0.0;
   m.rope.truncate = s.flag_or("truncate", true);
-  // Dynamic scaling always starts from max_position_embeddings; transformers permits the key beside it.
+  // Dynamic scaling always starts from max_position_embeddings; transformers permits the key as well.
   const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
   if (m.rope.kind != ops::RopeKind::dynamic) m.rope.original_max_position = original;
   const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
@@ -355,7 +355,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   ConfigProblems problems;
   const ConfigReader r(json, problems);
   ModelSpec m;
-  // Those of transformers, and what hugging_face_config() writes for other routers.
+  // The model types of transformers, and the ones that hugging_face_config() writes for other routers.
   static constexpr std::pair<std::string_view, Family> types[] = {families[0],
                                                                   families[1],
                                                                   families[2],

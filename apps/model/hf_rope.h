@@ -18,8 +18,8 @@ namespace nrl::model {
 void write_rope(JsonValue& config, const ModelSpec& spec);
 
 /// A problem if a config.json has the keys of both versions with different values: one of them would be
-/// ignored, for instance an override of rope_theta beside the rope_parameters of a file. A rope_scaling of
-/// null means no scaling.
+/// ignored, for instance an override of rope_theta if the file has rope_parameters. A rope_scaling of null
+/// means no scaling.
 std::optional<ModelProblem> rope_conflict(const JsonValue& config);
 
 }  // namespace nrl::model

@@ -27,7 +27,7 @@ Boundary boundary_of(pipeline::ActionKind message);
 /// The visits of layers that execute() makes, in order, without ticks.
 std::vector<LayerVisit> layer_visits(const pipeline::Schedule& schedule, const Stage& stage);
 
-/// What a schedule runs on.
+/// The stage and the ranks that execute a schedule.
 struct Execution {
   Stage& stage;
   int program;         ///< added to the stage with the schedule's stashes

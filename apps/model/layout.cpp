@@ -19,7 +19,7 @@ Slice tensor_slice(const ModelLayout& layout, int64_t n) {
 
 namespace {
 
-/// Blocks per stage when those of the first or the last one are given.
+/// Blocks per stage if the split gives the number for the first or the last stage.
 std::vector<int64_t> stage_sizes(const ModelLayout& layout, int64_t layers) {
   const BlockSplit& split = layout.split;
   const int64_t others = layout.stages - (split.first ? 1 : 0) - (split.last ? 1 : 0);

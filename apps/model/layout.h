@@ -32,10 +32,10 @@ struct BlockSplit {
   bool operator==(const BlockSplit&) const = default;
 };
 
-/// Communication of tensor-parallel ranks beside GEMMs (gemm_overlap.h).
+/// Overlap of tensor-parallel communication with GEMMs (gemm_overlap.h).
 struct CommOverlap {
   TpCommOverlap method = TpCommOverlap::none;
-  int64_t splits = 4;  ///< of the rows of a rank, with `pipelined`
+  int64_t splits = 4;  ///< pieces of a rank's rows, with `pipelined`
 };
 
 /// The division of a model and one rank's coordinates in it. The default is the whole model on one rank.
@@ -45,10 +45,10 @@ struct ModelLayout {
   bool sequence_parallel = false;
   CommOverlap overlap = {};
   int context = 1, context_rank = 0;  ///< ranks that split every sequence
-  /// How they exchange tokens for the attention of each block; empty if context is 1.
+  /// How context-parallel ranks exchange tokens for the attention of each block; empty if context is 1.
   std::vector<parallel::ContextExchange> exchanges = {};
-  /// Ranks that split the experts, and the ranks that split the matrices of every expert. Their grid lies
-  /// over that of the ranks above and of data parallelism.
+  /// Ranks that split the experts, and the ranks that split the matrices of every expert. Their grid covers
+  /// the tensor-, context- and data-parallel ranks.
   int expert = 1, expert_rank = 0;
   int expert_tensor = 1, expert_tensor_rank = 0;
   /// Pipeline stages, each with `chunks` chunks of consecutive layers: chunk c of stage s is chunk
@@ -91,9 +91,9 @@ std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& lay
 Slice local_experts(const ModelSpec& spec, const ModelLayout& layout);
 parallel::ExpertShape expert_shape(const ModelSpec& spec, const ModelLayout& layout);
 
-/// The sizes of a tensor-parallel rank's part: heads, kv_heads, ffn and the shared expert's are divided by
-/// the tensor-parallel ranks and the experts' by those of experts, which they must be divisible for. The
-/// number of experts is not, nor is the vocabulary: see local_experts() and tensor_slice().
+/// The sizes of a tensor-parallel rank's part: `tensor` must divide heads, kv_heads, ffn and shared_ffn, and
+/// `expert_tensor` the inner size of an expert. The number of experts and the vocabulary keep their sizes:
+/// see local_experts() and tensor_slice().
 ModelSpec tensor_part(const ModelSpec& spec, const ModelLayout& layout);
 
 }  // namespace nrl::model

@@ -18,7 +18,7 @@ constexpr int64_t batch = 64;  // blocks: all intermediate values stay in the fi
 constexpr int64_t shifter_bits = 0x4338000000000000;  // 1.5 * 2^52
 constexpr double shifter = std::bit_cast<double>(shifter_bits);
 
-// Of a number in (0, 1).
+// Natural logarithm of u in (0, 1).
 inline double logarithm(double u) {
   // u = 2^k * m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 artanh(s) by its series.
   const auto bits = std::bit_cast<int64_t>(u);
@@ -39,9 +39,9 @@ inline double logarithm(double u) {
   return exponent * 0.6931471805599453 + (2 * s + s * z * p);
 }
 
-// Of an angle in [0, 2 pi].
+// Sine and cosine of an angle in [0, 2 pi].
 inline void sine_cosine(double angle, double& sine, double& cosine) {
-  // angle = quarters * pi/2 + r; pi/2 in two parts, of which the first has 33 bits.
+  // angle = quarters * pi/2 + r; pi/2 is split into two constants, the first with 33 bits.
   const double shifted = angle * 0.6366197723675814 + shifter;
   const auto quarters = std::bit_cast<int64_t>(shifted);
   const double count = shifted - shifter;

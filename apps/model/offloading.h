@@ -15,8 +15,8 @@ class Offloading {
   /// The layers' policies must not change any more.
   Offloading(const Chunk& chunk, const Recomputation& recomputation);
 
-  /// The slots of a layer that are moved after its forward visit: those of its policy that a backward visit
-  /// uses.
+  /// The slots of a layer that are moved to the host after its forward visit: its policy offloads them, and a
+  /// backward visit uses them.
   memory::SlotSet of(size_t layer) const { return layers_[layer].offloaded; }
   /// Slots of a layer.
   struct Use {
@@ -28,10 +28,10 @@ class Offloading {
   const std::vector<Use>& uses(size_t layer, bool dgrad, bool wgrad) const {
     return layers_[layer].uses[(dgrad ? 1 : 0) + (wgrad ? 2 : 0)];
   }
-  /// Those slots of a layer that a backward pass with these parts uses in its first visits, of the head or
-  /// the end of the chunk and of the last block: what is needed at once if it follows the forward pass.
+  /// The slots of a layer that a backward pass with these parts uses in its first two visits (the head or the
+  /// end of the chunk, then the last block). It needs them at once if it follows the forward pass.
   memory::SlotSet first_used(size_t layer, bool dgrad, bool wgrad) const;
-  /// The ports of a layer behind which these slots of the layer below are.
+  /// The ports through which a layer reads these slots of the layer below.
   static memory::SlotSet ports_of(const Chunk& chunk, size_t layer, memory::SlotSet below);
 
  private:

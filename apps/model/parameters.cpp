@@ -50,8 +50,8 @@ class Builder {
     int64_t rows;
   };
 
-  /// What tensor-parallel ranks, or those of experts, divide of a matrix: its outputs (with the bias) or its
-  /// inputs.
+  /// How tensor-parallel or expert-tensor-parallel ranks divide a matrix: by its outputs (with the bias) or
+  /// by its inputs.
   enum class Split : uint8_t { none, rows, columns, expert_rows, expert_columns };
 
   static bool by_rows(Split split) { return split == Split::rows || split == Split::expert_rows; }

@@ -49,13 +49,12 @@ enum class Copies : uint8_t { none, tp };
 /// Parameter groups. Their gradients are summed over different ranks (plan::reduction_group()).
 namespace group_name {
 inline constexpr const char* dense = "dense";
-/// Held by all tensor-parallel ranks, each of which computes only a part of the gradient: norms with sequence
+/// Held by all tensor-parallel ranks; each computes only a part of the gradient: norms with sequence
 /// parallelism, QK norms, routers.
 inline constexpr const char* tensor_partial = "tensor_partial";
 /// The tied embedding, if the first and the last pipeline stage both hold it.
 inline constexpr const char* tied = "tied";
-/// The matrices of experts, each of which is on one rank of the expert grid's tensor- and expert-parallel
-/// axes.
+/// The matrices of experts; each is on one rank of the expert grid's tensor- and expert-parallel axes.
 inline constexpr const char* expert = "expert";
 /// Weights of GEMMs that are kept in FP8.
 inline constexpr const char* fp8 = "fp8";
@@ -104,7 +103,7 @@ struct LayerParameters {
   // up projection; experts_out (E H, F).
   int router_bias = -1;  ///< (E)
   int router = -1, experts_in = -1, experts_out = -1, shared_in = -1, shared_out = -1, shared_gate = -1;
-  /// Those that the model has.
+  /// The parameters that the model has.
   std::vector<int> all() const;
 };
 
@@ -122,7 +121,7 @@ struct ParameterList {
 /// The parameters of a rank; by default of the whole model. The blocks of other stages have no parameters.
 ParameterList make_parameters(const ModelSpec& spec, const ModelLayout& layout = {});
 
-/// The weights of a layer's GEMMs, those that it has.
+/// The weights of the GEMMs that the layer has.
 std::vector<std::pair<precision::Gemm, int>> gemm_weights(const LayerParameters& layer);
 /// Puts the weights that the recipe keeps in FP8 (Recipe::keeps_fp8()) in a group of their own.
 void keep_in_fp8(const precision::Recipe& recipe, ParameterList& parameters);

@@ -1,8 +1,9 @@
 #pragma once
-// What the backward pass of a chunk recomputes, from the policies of its layers. Most is recomputed within
-// the backward visit of a layer, right before the step that reads it. A layer whose input is recomputed needs
-// the output of the layer below, and that one maybe of the next: those run forward steps again in visits of
-// their own before the backward visit, upwards from the first layer of the segment, whose input was kept.
+// Derives the steps that the backward pass of a chunk recomputes from the policies of its layers. Most run
+// within the backward visit of a layer, right before the step that reads their output. A layer whose input is
+// recomputed needs the output of the layer below, which may in turn need its own input recomputed: these
+// layers run forward steps again in visits of their own before the backward visit, upwards from the first
+// layer of the segment, whose input was kept.
 
 #include <array>
 
@@ -20,21 +21,22 @@ class Recomputation {
     int layer = 0;
     uint64_t steps = 0;
   };
-  /// The visits of lower layers before the backward visit of this one, in order; with several parts, before
-  /// that of dgrad.
+  /// The visits of lower layers before the backward visit of this one, in order; if dgrad and wgrad have
+  /// visits of their own, before the dgrad visit.
   const std::vector<Visit>& before(size_t layer) const { return layers_[layer].before; }
   /// All forward steps that a layer runs again for a microbatch, as bits; some of them if parts of the
   /// backward pass are late.
   uint64_t steps(size_t layer) const { return layers_[layer].steps; }
-  /// Those that its own backward visit runs again, which has these parts; with one of them, the other has its
-  /// own visit, dgrad first.
+  /// The forward steps that a backward visit of the layer with these parts runs again. If it has one part,
+  /// the other has its own visit, dgrad first.
   uint64_t own_steps(size_t layer, bool dgrad, bool wgrad) const {
     return layers_[layer].own[(dgrad ? 1 : 0) + (wgrad ? 2 : 0)];
   }
-  /// The slots that backward visits read from their recomputed buffers: those of the policy, and ports.
+  /// The slots that backward visits read from their recomputed buffers: slots of the layer's policy, and
+  /// ports to recomputed slots of the layer below.
   memory::SlotSet recomputed(size_t layer) const { return layers_[layer].recomputed; }
 
-  /// The slots of layer - 1 behind these ports of a layer.
+  /// The slots of layer - 1 that a layer reads through these ports.
   static memory::SlotSet behind(const Chunk& chunk, size_t layer, memory::SlotSet ports);
 
  private:

@@ -25,8 +25,8 @@ std::string numbers_text(const std::vector<int>& numbers) {
   return fmt::format("{}", fmt::join(ranges, ", "));
 }
 
-/// "norm in layers 0-3; everything in layers 4-7" of the rules of these blocks. `count`: of all that are
-/// described.
+/// "norm in layers 0-3; everything in layers 4-7" of the rules of these blocks. `count`: the number of all
+/// described blocks.
 template <class Rule>
 std::vector<std::string> by_rule(std::span<const Rule> rules, std::span<const int> blocks, size_t count) {
   struct Group {
@@ -52,7 +52,7 @@ std::vector<std::string> by_rule(std::span<const Rule> rules, std::span<const in
   return parts;
 }
 
-/// Segments of several blocks, of which the first keeps its input; the other blocks are left in `rest`.
+/// Segments of several blocks whose first block keeps its input; `rest` gets the other blocks.
 std::vector<std::string> segments_of(std::span<const RecomputeRule> rules, std::span<const int> blocks,
                                      std::vector<int>& rest) {
   std::vector<std::string> out;

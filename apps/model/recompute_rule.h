@@ -1,6 +1,6 @@
 #pragma once
-// What the backward pass recomputes of a block, and what of the rest is moved to the host, as the
-// configuration says it: the rules are turned into the slots of the block's table in one place.
+// Which slots of a block are recomputed, and which of the others are offloaded, as the configuration says:
+// turns its rules into slots of the block's table.
 
 #include <span>
 #include <string>
@@ -13,19 +13,19 @@ namespace nrl::model {
 struct RecomputeRule {
   /// The slots with one of these recompute rules (memory::SlotSpec::rules).
   std::vector<std::string> modules = {};
-  /// All of the block but its input.
+  /// Recomputes every slot of the block except its input.
   bool all = false;
-  /// With `all`: the input as well, from the block below. Not of the first block of a chunk.
+  /// With `all`: recomputes the input as well, from the block below. Not for the first block of a chunk.
   bool input = false;
   bool operator==(const RecomputeRule&) const = default;
 
   bool keeps_all() const { return modules.empty() && !all; }
 };
 
-/// The slots of a block that the rule recomputes; those of modules that the block has not are none.
+/// The slots of a block that the rule recomputes; modules that the block lacks contribute no slots.
 memory::SlotSet recomputed_slots(const RecomputeRule& rule, const memory::LayerTable& table);
 
-/// What of the kept slots of a block is moved to the host between the passes.
+/// Which of the kept slots of a block are moved to the host between the passes.
 struct OffloadRule {
   /// The slots with one of these rules.
   std::vector<std::string> modules = {};

@@ -39,15 +39,15 @@ struct MoeSpec {
   bool expert_bias = false;    ///< a bias per expert chooses with the scores, and follows the load
   int64_t shared_ffn = 0;      ///< inner size of the MLP that every token passes, 0: none
   bool shared_gate = false;    ///< its output is weighted by the sigmoid of a projection (Qwen2-MoE)
-  std::vector<uint8_t> dense;  ///< by layer: 1 for those with an ordinary MLP
+  std::vector<uint8_t> dense;  ///< by layer: 1 if it has an ordinary MLP
 
   // Training only.
   float aux_loss = 0, z_loss = 0;  ///< coefficients
   AuxLoss aux_tokens = AuxLoss::microbatch;
-  float bias_rate = 0;         ///< what a step adds to or takes from a bias
+  float bias_rate = 0;         ///< step size of the update of a bias
   double capacity_factor = 0;  ///< 0: no token is dropped
-  /// Rows that there is memory for when experts of other ranks get them one by one (alltoall), over those of
-  /// a balanced router; 0: for all that can come. More go in rounds.
+  /// alltoall: rows that there is memory for, relative to a balanced router; 0: memory for all rows that can
+  /// arrive. More rows are exchanged in rounds.
   double row_slack = 0;
   bool pad_to_capacity = false;     ///< all experts get as many rows
   bool drop_by_probability = true;  ///< else the tokens that come last are dropped
@@ -91,7 +91,7 @@ struct ModelSpec {
 
   std::vector<std::string>
       unread_keys;          ///< keys of config.json that are set but have no effect in this family
-  std::string config_json;  ///< the source config.json; written beside the weights with unknown keys kept
+  std::string config_json;  ///< the source config.json; saved with the weights, unknown keys included
 
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }

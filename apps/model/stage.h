@@ -25,7 +25,7 @@ struct Frame {
   std::vector<Tensor> tensors = {};             ///< the same buffers after bind()
   std::vector<memory::SlotSet> made;            ///< by layer: slots already recomputed for this microbatch
   std::vector<std::vector<int32_t>> host = {};  ///< by layer: Run::host_values()
-  /// By layer: slots that were moved to the host in this microbatch, and those of them that were fetched.
+  /// By layer: slots that were moved to the host in this microbatch, and the subset that was fetched back.
   std::vector<memory::SlotSet> offloaded, fetched;
 };
 
@@ -39,7 +39,7 @@ struct LayerVisit {
   int first_tick = 0, last_tick = 0;
 };
 
-/// Told of the visits of layers while a program computes, in the order of Decoder::visits().
+/// Observes the visits of layers while a program computes, in the order of Decoder::visits().
 class LayerWatch {
  public:
   virtual ~LayerWatch() = default;
@@ -72,9 +72,9 @@ class Stage {
             const memory::Arenas& arenas);
 
   bool recording() const { return liveness_ != nullptr; }
-  /// Of the layers; not before they are bound.
+  /// The exec of the layers; must not be called before they are bound.
   ops::Exec& exec() const { return *chunks_.front().front()->context().exec; }
-  /// Which microbatch of the optimizer step a pass is of: the first begins the weight gradients, the last
+  /// The place of a pass's microbatch in the optimizer step: the first begins the weight gradients, the last
   /// completes them.
   struct Order {
     bool first = false, last = false;
@@ -93,8 +93,8 @@ class Stage {
     int chunk = 0, stash = 0;
     Parts parts;
   };
-  /// The pass that follows the next one that is executed, for offloaded slots that are needed then; none:
-  /// that is the last one.
+  /// Announces the pass that follows the next one, so that its offloaded slots are fetched in time; none: the
+  /// next pass is the last.
   void expect(std::optional<Pass> next) { next_ = next; }
   /// Must be called after the last action of a schedule.
   void end();
@@ -156,15 +156,15 @@ class Stage {
   };
   /// The slots that a visit of the layer reads from their second buffers.
   memory::SlotSet restored(int chunk, const Frame& frame, size_t layer) const;
-  /// Whether a visit takes no time worth mentioning beside a copy.
+  /// Whether a visit is too short to hide a copy.
   bool brief(int chunk, size_t layer) const;
-  /// The last layer that passes something on and is not brief.
+  /// The last layer with an output whose visit is long enough to hide a copy.
   size_t last_block(int chunk) const;
   /// After a forward visit.
   void offload(const Run& r, size_t layer, int stash);
-  /// Before a backward visit: makes what it uses available.
+  /// Before a backward visit: fetches the offloaded slots that it uses and waits for them.
   void fetch(const Run& r, size_t layer, Parts parts);
-  /// Before any visit: starts to copy back what the next one uses, if that is a backward visit.
+  /// Before any visit: starts to fetch the slots that the next one uses, if that is a backward visit.
   void prefetch(const Run& r, size_t layer, const Pass& pass);
   void start_fetch(int chunk, Frame& frame, size_t layer, Parts parts);
   void start(Copies copies);
@@ -179,9 +179,9 @@ class Stage {
   void visit(Run& r, int index, bool backward, const std::function<void(Layer&)>& work);
   /// Runs forward steps of a layer again for the layers above it.
   void run_again(const Run& backward, const Recomputation::Visit& again);
-  /// Recomputes those slots of `wanted` that are not kept and not recomputed yet.
+  /// Recomputes the slots of `wanted` that are neither kept nor recomputed yet.
   void recompute(Run& r, memory::SlotSet wanted);
-  /// Those slots of `possible` that are not kept and not made yet, which counts as done: the step makes them.
+  /// Returns the slots of `possible` that are neither kept nor made yet, and marks them: the step makes them.
   memory::SlotSet remake(Run& r, memory::SlotSet possible);
   /// Starts a step that also writes the slots `remade`; false in the dry run, where only its buffer uses are
   /// recorded.

@@ -32,7 +32,7 @@ size_t Stage::last_block(int chunk) const {
 }
 
 void Stage::offload(const Run& r, size_t layer, int stash) {
-  // Layers that move nothing hide copies as well, but for the last one, after which most is kept.
+  // Layers that move nothing hide copies too, except the last one, after which most slots are kept.
   const bool moves = offloading_[static_cast<size_t>(r.chunk_)].of(layer) != 0;
   if (!brief(r.chunk_, layer) && (moves || layer + 1 >= last_block(r.chunk_))) finish_offloads();
   if (program_->mode != memory::training) return;
@@ -59,8 +59,8 @@ void Stage::fetch(const Run& r, size_t layer, Parts parts) {
 
 void Stage::prefetch(const Run& r, size_t layer, const Pass& pass) {
   if (program_->mode != memory::training || !fetches_.empty()) return;
-  // For the next layer or, if it needs nothing and `far`, the one below that does. Whether there is a next
-  // one.
+  // Fetches for the next layer or, if it needs nothing and `far`, for the next lower one that does. Returns
+  // whether there is a next layer.
   const auto from = [&](const Pass& p, size_t layers, bool far) {
     bool any = false;
     for (size_t l = layers; l-- > 0;) {
@@ -72,7 +72,7 @@ void Stage::prefetch(const Run& r, size_t layer, const Pass& pass) {
     return any;
   };
   if (pass.backward) {
-    // What comes early takes the place of the blocks above.
+    // Slots fetched early occupy memory that the blocks above have released.
     if (from(pass, layer, layer < last_block(r.chunk_))) return;
   } else {
     for (size_t l = layer + 1; l < layers(r.chunk_).size(); ++l)

@@ -13,8 +13,8 @@ int64_t widest_projection(const ModelSpec& m) {
       {m.hidden, m.qkv_width(), m.mlp_in_width(), m.head_dim, m.moe.experts, 2 * m.moe.shared_ffn});
 }
 
-/// Of a layer with experts on a CPU, for `rows` dispatched rows of some of n tokens; the largest of a layer's
-/// GEMMs is the maximum of this and those of a dense layer.
+/// CPU workspace of a layer with experts, for `rows` dispatched rows and n tokens; its attention GEMMs are
+/// counted with the dense layers.
 size_t experts_workspace(const ModelSpec& m, int64_t n, int64_t rows, DType dtype, int threads,
                          ops::Bf16Products products) {
   if (m.moe.experts == 0) return 0;
@@ -58,7 +58,7 @@ size_t training_workspace(const ModelSpec& m, const TrainingSizes& o) {
         bytes = std::max(bytes, ops::linear_workspace(a, b, c, DType::e4m3, o.partials, o.products));
     };
     const auto fp8_experts = [&](int64_t out, int64_t in) {
-      // Zeros may lie behind the rows of an expert.
+      // The rows of an expert may be padded with zeros.
       const int64_t rows = o.routed + row_unit(o.recipe.quantized().input.scaling);
       for (const auto& [a, b, c] : {std::array{rows, out, in}, {rows, in, out}, {out, in, rows}})
         bytes = std::max(bytes, ops::grouped_linear_workspace(a, b, c, DType::e4m3, o.partials, o.products));
