@@ -24,7 +24,7 @@ namespace {
 //              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
 //   node       80 % of NVLink's data sheet each way: NVLink 4 (450 GB/s), 5 (900), 3 (300)
 //   network    84 % of a 400 Gbit/s adapter for each GPU; A100: 200 Gbit/s
-// A B200's fractions are guesses near those of an H100.
+// A B200's fractions are guesses close to an H100's.
 constexpr DeviceModel models[] = {
     {.name = "h200",
      .product = "H200",
@@ -83,12 +83,12 @@ constexpr DeviceModel models[] = {
 /// Our own attention kernels, as fractions of the bf16 peak (measured on an H200), or of the f32 peak for f32
 /// tensors (assumed).
 constexpr double own_forward = 0.30, own_backward = 0.17, own_f32 = 0.30;
-/// Of a CPU: fractions of the peak of multiply-adds that `nrl-train bench gemm` and `bench attention` show on
-/// AVX-512 for large shapes.
+/// CPU efficiencies: fractions of the FMA peak that `nrl-train bench gemm` and `bench attention` measure with
+/// AVX-512 on large shapes.
 constexpr double cpu_gemm = 0.85, cpu_attention_forward = 0.40, cpu_attention_backward = 0.45;
 /// At this many keys per query fused attention reaches half of its rate on long sequences.
 constexpr double attention_half_keys = 256;
-/// A GEMM with this inner dimension spends half of its time before and behind the main loop.
+/// A GEMM with this inner dimension spends half of its time outside the main loop.
 constexpr double gemm_half_inner = 128;
 /// The part of a GEMM's epilogue traffic that no main loop hides.
 constexpr double exposed_epilogue = 0.6;
@@ -99,7 +99,7 @@ struct OpBandwidth {
   std::string_view op;
   double fraction;
 };
-/// On an H200. Cross entropy reads half of a long row again.
+/// Measured on an H200. Cross entropy reads half of a long row again.
 constexpr OpBandwidth slower_ops[] = {{"cross_entropy", 0.61}, {"qk_norm_rope_backward", 0.75}};
 
 double bandwidth_of(std::string_view op) {
@@ -138,7 +138,7 @@ double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& ge
 
 double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
   if (!gpu.gpu()) return gpu.f32_flops;
-  // Of attention the fractions below are those of bf16, and exponentials do not get faster with FP8.
+  // The fractions of attention below refer to the bf16 peak: FP8 does not make exponentials faster.
   if (size_of(cost.operands) == 1) return (cost.work == ops::Work::attention ? 1 : 2) * gpu.bf16_flops();
   if (cost.operands != DType::f32) return gpu.bf16_flops();
   return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
@@ -195,14 +195,14 @@ const DeviceModel& find_device_model(std::string_view option, const std::string&
 
 const DeviceModel* model_of_device(const device::Properties& device) {
   for (const DeviceModel& gpu : models)
-    // The peak tells other forms of a product.
+    // The peak distinguishes other variants of a product.
     if (device.name.find(gpu.product) != std::string::npos && peak_flops(device) == gpu.bf16_flops())
       return &gpu;
   return nullptr;
 }
 
 DeviceModel measure_cpu_model(int ranks, int threads) {
-  // What the ranks share is measured with all of their threads and divided.
+  // Shared resources are measured with the threads of all ranks and divided by the ranks.
   const int together = std::min(ranks * threads, cpu::available_cores());
   DeviceModel m;
   m.name = "cpu";

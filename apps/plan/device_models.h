@@ -1,6 +1,6 @@
 #pragma once
-// Devices that a step can be predicted for, with the rates that are assumed of them: GPUs by name, and the
-// CPU of this machine. device_models.cpp names the sources.
+// Devices that a step can be predicted for, with their assumed rates: GPUs by name, and the CPU of this
+// machine. device_models.cpp names the sources.
 
 #include <cstdint>
 #include <string>
@@ -43,7 +43,7 @@ struct DeviceModel {
 
 /// A GPU by its name in `option`. Fails with Exit::usage and the names that there are.
 const DeviceModel& find_device_model(std::string_view option, const std::string& name);
-/// That of a GPU; null for others.
+/// The model of a GPU; null for other devices.
 const DeviceModel* model_of_device(const device::Properties& device);
 /// One of `ranks` ranks with `threads` threads each on this machine's CPU. Takes about 50 ms: peak and
 /// bandwidth are measured.
@@ -59,7 +59,7 @@ struct Scenario {
 inline constexpr Scenario likely{}, poor{.arithmetic = 0.90, .bandwidth = 0.88},
     good{.arithmetic = 1.06, .bandwidth = 1.07};
 
-/// What limits a call; the larger one counts.
+/// Times of a call's arithmetic and of its memory traffic; the longer one limits it.
 struct CallTime {
   double arithmetic = 0, memory = 0;  ///< seconds
   double seconds() const { return arithmetic > memory ? arithmetic : memory; }

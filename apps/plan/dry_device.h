@@ -1,6 +1,5 @@
 #pragma once
-// What a dry run has instead of the machine that it is about: a device that computes nothing, and groups of
-// ranks that do not exist.
+// Replaces the machine in a dry run: a device that computes nothing, and groups of ranks that do not exist.
 
 #include <memory>
 
@@ -11,7 +10,7 @@
 
 namespace nrl::plan {
 
-/// A device that computes nothing: what its ops would do is recorded (ops::Exec::needed).
+/// A device that computes nothing: its ops record the kernels that they would call (ops::Exec::needed).
 class DryDevice {
  public:
   /// A CPU with `threads` threads per rank.

@@ -29,7 +29,7 @@ GridPosition grid_position(const Config& config, int world, int rank) {
 
 namespace {
 
-/// Of each block.
+/// How context-parallel ranks exchange tokens for the attention of each block; empty on one rank.
 std::vector<parallel::ContextExchange> context_exchanges(const DistributedConfig& d, int64_t layers) {
   std::vector<parallel::ContextExchange> out;
   if (d.context_parallel_size == 1) return out;

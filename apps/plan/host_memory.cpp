@@ -16,8 +16,8 @@
 namespace nrl::plan {
 namespace {
 
-// Of the GEMMs of the layers, the one whose packed operands are largest. Every weight matrix is an operand of
-// one with its rows, and of one with its columns, as the width of the output.
+// Bytes of the largest packed operands of the layers' GEMMs. Every weight matrix is an operand of a GEMM
+// whose output is as wide as it has rows, and of one whose output is as wide as it has columns.
 int64_t packing_bytes(const RunPlan& plan, int threads) {
   int64_t most = 0;
   const int64_t tokens = plan.decoder->options().tokens;

@@ -1,7 +1,7 @@
 #pragma once
-// Host memory of a rank's process beside its arena: the program and its libraries, what they allocate
-// themselves, and the parts of a run around the engine. With the arena it is the peak resident memory of the
-// process (scripts/check-memory.sh compares both).
+// Host memory of a rank's process outside its arena: the program and its libraries, their own allocations,
+// and the parts of a run around the engine. With the arena it is the peak resident memory of the process
+// (scripts/check-memory.sh compares both).
 
 #include <span>
 #include <string>
@@ -30,10 +30,10 @@ struct HostFacts {
   bool training = true;
 };
 
-/// The host memory of the plan's rank beside its arena, in the order of a report.
+/// The host memory of the plan's rank outside its arena, in the order of a report.
 std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const HostFacts& facts);
 
-/// Their sum; of passing parts the largest.
+/// The sum of the parts; only the largest passing part counts.
 int64_t sum_of(const std::vector<HostPart>& parts);
 
 }  // namespace nrl::plan

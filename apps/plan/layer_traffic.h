@@ -1,7 +1,7 @@
 #pragma once
-// What sharded parameters and gradients cost around every visit of a layer: gathers of weights, with the next
-// visit's in advance, and reductions of gradients. The memory plan derives the lifetimes of the buffers from
-// this list, and the engine executes it.
+// The communication of sharded parameters and gradients around every visit of a layer: gathers of weights,
+// with the next visit's in advance, and reductions of gradients. The memory plan derives the lifetimes of the
+// buffers from this list, and the engine executes it.
 
 #include <span>
 #include <vector>
@@ -32,7 +32,7 @@ void for_each_group(const std::vector<BucketRef>& list, const Visit& visit) {
 /// none of them has a part of its passes still to come.
 struct OpenBucket : BucketRef {
   int microbatches = 1;
-  bool last = false;  ///< no more of the optimizer step follow
+  bool last = false;  ///< no more microbatches of the optimizer step follow
 };
 
 /// Around one visit (model::LayerVisit), in this order. The gathers of a group in one list are one operation,
@@ -40,7 +40,7 @@ struct OpenBucket : BucketRef {
 struct LayerTraffic {
   std::vector<BucketRef> gather;    ///< gathers to start, unless started by a prefetch, and to wait for
   std::vector<BucketRef> prefetch;  ///< gathers to start, for the next visit
-  std::vector<OpenBucket> open;     ///< buckets whose gradients the visit is the first to contribute to
+  std::vector<OpenBucket> open;     ///< buckets to whose gradients the visit contributes first
   std::vector<BucketRef> reduce;    ///< after the layer: buckets whose gradients are complete
   std::vector<BucketRef> release;   ///< weights that the next visit does not read
   std::vector<BucketRef> settle;    ///< reductions whose gradient buffers are needed no more

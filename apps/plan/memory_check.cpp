@@ -98,7 +98,7 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const precision::Recipe recipe = recipe_for(config, device, spec.layers);
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double tensor = n(config.distributed.tensor_parallel_size);
-  const double stages = n(config.distributed.pipeline_parallel_size);  // of which one has at least the mean
+  const double stages = n(config.distributed.pipeline_parallel_size);  // at least one has the mean or more
   const double of_experts =
       3 * n(spec.hidden) * n(spec.moe.experts) * n(spec.moe.ffn) * n(spec.expert_layers());
   const double dense = (model::approximate_parameters(spec) - of_experts) / (tensor * stages);
@@ -178,7 +178,7 @@ std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const mode
   if (sum <= capacity) return std::nullopt;
   const auto largest = static_cast<Category>(std::max_element(need.begin(), need.end()) - need.begin());
   std::vector<Candidate> keys = candidates(result, spec, batch, largest);
-  // A key that nobody has written is the last to blame.
+  // A key that the user has not set is blamed last.
   std::stable_sort(keys.begin(), keys.end(), [](const Candidate& a, const Candidate& b) {
     return std::pair(a.given, a.ratio) > std::pair(b.given, b.ratio);
   });

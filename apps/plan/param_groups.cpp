@@ -48,7 +48,7 @@ std::vector<OwnedRange> whole_ranges(const ParamGroup& g, const model::Parameter
   return out;
 }
 
-/// What is in this rank's shards; `counted` as above.
+/// The ranges in this rank's shards; `counted` as above.
 std::vector<OwnedRange> shard_ranges(const ParamGroup& g, const model::ParameterList& list,
                                      const GroupOptions& o) {
   std::vector<OwnedRange> out;
@@ -334,7 +334,7 @@ std::vector<ParamGroup> make_param_groups(
     const precision::OptimizerFormats& formats = o.recipe.optimizer();
     add_state("exp_avg", formats.exp_avg);
     add_state("exp_avg_sq", formats.exp_avg_sq);
-    // In FP8 groups nobody else reads the bf16 weights, so that beside them remainders do with fewer bytes.
+    // In FP8 groups only the optimizer reads the bf16 weights, so remainders are the smaller master format.
     const bool remainders = (formats.remainders || g.fp8) && g.weight == DType::bf16;
     if (const auto master = o.recipe.master_weights()) add_state("master", remainders ? DType::u16 : *master);
     g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);

@@ -18,8 +18,8 @@ namespace nrl::plan {
 struct OwnedRange {
   int parameter = 0;              ///< index into ParameterList::all
   int64_t offset = 0, count = 0;  ///< in the parameter
-  /// First element in the group's weights, gradients and state tensors; of those, the offloaded ones if
-  /// `offloaded`.
+  /// First element in the group's weights, gradients and state tensors (the offloaded state tensors if
+  /// `offloaded`).
   int64_t weight = 0, gradient = 0, state = 0;
   /// True on exactly one of the ranks that hold these elements: the one that adds them to the gradient norm
   /// and saves their state.
@@ -54,26 +54,26 @@ struct ParamGroup {
   int64_t bucket_elements = 0;  ///< at which a bucket of `layout` is closed
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
-  /// Whether weights and gradients are kept in shards: the strategy's wish, if there are several shards to a
-  /// trainable group.
+  /// Whether weights and gradients are kept in shards: if the strategy shards them, the group is trainable
+  /// and there is more than one shard.
   bool weights_sharded = false, gradients_sharded = false;
   /// Layers read the weights from buffers per bucket, like sharded gradients (plan_layer_traffic()).
   bool weights_gathered = false;
   /// Layers read the weights in FP8 only (ParamGroup::codes). `weights` are then what the optimizer updates,
   /// kept in shards as its state is.
   bool fp8 = false;
-  /// Sharded gradients: buckets may hold those of several microbatches, so that contributions are added to
-  /// zeros, also by parameters that could overwrite (model::Parameter::overwrites_gradient).
+  /// Sharded gradients: a bucket may sum several microbatches, so that every contribution is added to zeros,
+  /// even if the first one could overwrite (model::Parameter::overwrites_gradient).
   bool adds_microbatches = false;
-  int replicas = 1;  ///< copies of all shards, over which the sums of shards are added up
+  int replicas = 1;  ///< copies of all shards; the sums of shards are added up over them
   /// How gradients travel (parallel::ReduceOptions).
   DType wire = DType::f32;
   bool fp32_sums = false, error_feedback = false;
-  int reduce_rank = 0;          ///< this rank's index among those of `reduce`
+  int reduce_rank = 0;          ///< this rank's index in `reduce`
   bool overlap_gather = false;  ///< weights are gathered while gradients are reduced
   DType weight = DType::f32;
-  DType gradient = DType::f32;       ///< that layers write
-  DType main_gradient = DType::f32;  ///< that this rank keeps; another type than `gradient` only in shards
+  DType gradient = DType::f32;       ///< type that layers write
+  DType main_gradient = DType::f32;  ///< type that this rank keeps; differs from `gradient` only in shards
   float lr_scale = 1;                ///< multiplies the learning rate
   std::vector<StateTensor> state;
   int64_t offloaded_elements = 0;  ///< the first of state_elements()
@@ -103,19 +103,20 @@ struct ParamGroup {
   int64_t weight_elements() const { return weights_sharded ? layout.shard_total() : layout.total(); }
   /// Elements of `codes`: sharded only where layers read buffers per bucket.
   int64_t code_elements() const { return weights_gathered ? layout.shard_total() : layout.total(); }
-  /// What layers read and ranks gather.
+  /// The type of the weights that layers read and ranks gather.
   DType read_type() const { return fp8 ? DType::e4m3 : weight; }
   int64_t gradient_elements() const { return gradients_sharded ? layout.shard_total() : layout.total(); }
   parallel::ReduceOptions reduce_options(bool overlap) const;
-  /// Sets adds_microbatches and what it needs to be zero.
+  /// Sets adds_microbatches, and the ranges that must then be zero.
   void add_microbatches();
-  /// The ranks that have one shard each; the ranks that have the same shard, if there are replicas; and those
-  /// of shard_group() for gathers of sharded weights, on a lane of their own if gathers overlap.
+  /// The ranks that have one shard each.
   parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }
+  /// The ranks that have the same shard, if there are replicas.
   parallel::GroupId replica_group() const { return reduce.across_slices(layout.shards()); }
   /// FP8 groups: the ranks that have parts of its weights and agree on their scales, with `tensor`
   /// tensor-parallel ranks, which share no blocks; none: each has all.
   std::optional<parallel::GroupId> scale_group(int tensor, Scaling scaling) const;
+  /// shard_group() for gathers of sharded weights, on a lane of its own if gathers overlap.
   parallel::GroupId gather_group() const { return shard_group().on_lane(overlap_gather ? 1 : 0); }
 };
 

@@ -8,7 +8,7 @@ namespace {
 
 using memory::SlotSet;
 
-/// What a microbatch keeps of a block, and the time that it recomputes, under a policy.
+/// The bytes that a microbatch keeps of a block under a policy, and the time of its recomputation.
 struct Effect {
   double bytes = 0, seconds = 0;
 };

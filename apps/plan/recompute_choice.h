@@ -1,6 +1,6 @@
 #pragma once
-// policy.recompute: auto. What a rank recomputes so that its plan fits into a budget of memory: one part of a
-// block after another, those first that save most bytes per predicted time.
+// policy.recompute: auto. Chooses what a rank recomputes so that its plan fits into a memory budget: one part
+// of a block after another, by the bytes that it saves per predicted second.
 
 #include "apps/plan/step_times.h"
 
@@ -10,13 +10,13 @@ namespace nrl::plan {
 struct RecomputeChoice {
   int block = 0;
   model::RecomputeRule rule;      ///< of the block from then on
-  double bytes = 0, seconds = 0;  ///< of a microbatch: saved, and spent again
-  double bytes_per_second = 0;    ///< not above that of the block's previous choice
+  double bytes = 0, seconds = 0;  ///< of a microbatch: saved, and spent on recomputation
+  double bytes_per_second = 0;    ///< at most as high as in the block's previous choice
 };
 
 /// All choices beyond `base` (by block of the model), the best first; of equal blocks, lower ones first,
-/// whose activations are kept the longest. What is moved to the host takes no memory. `whole`: also of whole
-/// blocks. `times`: of the decoder's tables.
+/// whose activations are kept the longest. Slots that are moved to the host count no memory. `whole`:
+/// includes choices of whole blocks. `times`: of the decoder's tables.
 std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, const StepTimes& times,
                                                const std::vector<model::RecomputeRule>& base,
                                                const std::vector<model::OffloadRule>& offload, bool whole);

@@ -63,11 +63,11 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
                                        const GridPosition& position, DeviceType device, int threads,
                                        bool own_loss_weights = false, size_t memory = 0);
 
-/// What is recomputed, and for auto why: "norm, activation: keeping everything takes ...". Of the blocks of
-/// this rank where it was chosen, else of all. Empty if the configuration keeps everything.
+/// Describes what is recomputed, and for auto why: "norm, activation: keeping everything takes ...". Covers
+/// this rank's blocks if auto chose, else all. Empty if the configuration keeps everything.
 std::string recompute_text(const RunPlan& plan);
 
-/// What is moved to the host between the passes: "everything", "input in layers 0-3"; empty: nothing.
+/// Describes what is moved to the host: "everything", "input in layers 0-3"; empty: nothing.
 std::string offload_text(const RunPlan& plan);
 
 /// Declares the pinned buffers through which weights and optimizer state are saved and loaded: two, each of
@@ -86,7 +86,7 @@ cpu::Isa isa_for(const KernelsConfig& kernels);
 /// are rounded from it.
 precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t layers);
 
-/// What recipe_for() chose and why, for the banner; empty where nothing was left to choose.
+/// Describes the choice of recipe_for() and its reason, for the banner; empty if there was nothing to choose.
 std::string precision_choice(const Config& config, DeviceType device);
 
 /// "fp8 tensorwise", with the layers if not all read FP8 operands; empty without FP8.

@@ -29,7 +29,8 @@ struct PlannedRank {
   int partials = 1;  ///< Exec::partials()
   BatchShape batch;  ///< of one microbatch
 };
-/// Of a microbatch. Binds the decoder to memory that does not exist: it is of no use afterwards.
+/// Predicts the step times of a microbatch. Binds the decoder to memory that does not exist: it must not be
+/// used afterwards.
 StepTimes forward_step_times(const PlannedRank& rank);
 
 }  // namespace nrl::plan

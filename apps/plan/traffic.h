@@ -18,14 +18,13 @@ struct Traffic {
   comm::Purpose purpose = comm::Purpose::layers;
   int64_t count = 0, bytes = 0;
 
-  /// Tokens are sent to the experts that the router chooses: bytes are those of a router that sends as many
-  /// to every expert.
+  /// Whether the bytes depend on the router: they then assume that it sends as many tokens to every expert.
   bool balanced() const { return purpose == comm::Purpose::experts; }
   /// Bytes that a rank sends.
   double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }
 };
 
-/// The operations of one kind in one group together, whatever they are for.
+/// Merges the operations of one kind in one group, whatever their purpose.
 std::vector<Traffic> by_operation(std::span<const Traffic> traffic);
 
 }  // namespace nrl::plan
