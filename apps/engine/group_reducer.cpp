@@ -11,7 +11,7 @@ using comm::Purpose, comm::PurposeScope;
 
 namespace {
 
-/// What the layers read, of this rank.
+/// The weights that layers read, this rank's part.
 const Tensor& read_weights(const GroupTensors& t) {
   return t.group->fp8 ? t.codes : t.weights;
 }

@@ -10,7 +10,7 @@ bool MappedStaging::in_file(const void* p) const {
   return byte >= file.data() && byte < file.data() + file.size();
 }
 
-// What was read last.
+// Evicts the range that was read last.
 void MappedStaging::evict() {
   if (read_ == 0) return;
   const MemoryRange& last = ranges_[read_ - 1];

@@ -1,5 +1,5 @@
 #pragma once
-// Access to memory of which a part is a mapped file, so that no more of the file than needed is resident.
+// Reads and writes memory that is partly a mapped file, and keeps no more of the file resident than needed.
 
 #include <span>
 #include <vector>

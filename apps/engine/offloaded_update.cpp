@@ -124,7 +124,7 @@ void OffloadedUpdate::copy(const Piece& piece, bool to_host, device::StreamHandl
 OffloadedUpdate::~OffloadedUpdate() {
   if (!host_.get()) return;
   try {
-    // Host functions refer to the pieces; those of a replayed graph run in the stream of the step.
+    // Host functions refer to the pieces; a replayed graph runs them in the stream of the step.
     exec_.device->synchronize(exec_.stream);
     host_.synchronize();
   } catch (const std::exception& e) {  // of the device: the next call reports it too

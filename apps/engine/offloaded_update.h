@@ -31,8 +31,8 @@ class OffloadedUpdate {
     int threads = 1;
   };
 
-  /// `arguments(group, call)`: of an update as ops::adamw() takes it, in the memory of the groups. All must
-  /// outlive this object.
+  /// `arguments(group, call)` returns an update as ops::adamw() takes it, in the memory of the groups. All
+  /// must outlive this object.
   template <class Arguments>
   OffloadedUpdate(const std::vector<GroupTensors>& groups, const Arguments& arguments,
                   const memory::Arenas& arenas, const Staging& staging, const Host& host, ops::Exec& exec)
@@ -59,14 +59,15 @@ class OffloadedUpdate {
     int64_t begin, count;
     int64_t staged;  // first element in the staging buffer
   };
-  /// What is updated at once. On a GPU the tensors of `update` but the state are in a staging buffer.
+  /// The elements that are updated at once. On a GPU the tensors of `update` except the state are in a
+  /// staging buffer.
   struct Piece {
     ops::AdamW update;
     int64_t first_state = 0, states = 0;
     std::vector<Run> runs;
     std::vector<int64_t> table;
     Tensor gradients, weights;                      // of the device
-    std::pair<ops::Exec*, const ops::AdamW*> call;  // what the host function gets
+    std::pair<ops::Exec*, const ops::AdamW*> call;  // the host function's argument
   };
 
   void add(const GroupTensors& group, const plan::UpdateCall& call, const ops::AdamW& arguments);

@@ -13,14 +13,14 @@
 
 namespace nrl::engine {
 
-/// What the loss is multiplied by.
+/// The factor of the loss.
 struct LossScale {
   double initial = 1;
   int64_t growth_interval = 0;  ///< > 0: it adapts (ops::DecideStep)
   bool active() const { return initial != 1 || growth_interval > 0; }
 };
 
-/// What a checkpoint has of the scalars of a step.
+/// The scalars of a step that a checkpoint saves.
 struct StepCounters {
   int64_t updates = 0, skipped_in_a_row = 0;
   double loss_scale = 0;  ///< 0: none; only used where it adapts
@@ -37,10 +37,10 @@ struct StepResult {
   double loss_scale = 0;  ///< of the next step; 0: none
   int64_t clean_steps = 0;
   std::array<double, ops::StepScalar::max_metrics> metrics{};  ///< in the order of Objective::metrics()
-  /// Of models with experts: the means over layers and microbatches of aux loss, z loss, and the tokens of
-  /// the busiest expert / the mean.
+  /// Models with experts: means over layers and microbatches of aux loss, z loss, and tokens of the busiest
+  /// expert / mean.
   std::array<double, 3> router{};
-  int expert_rounds = 1;              ///< the most of a layer and microbatch, on this rank
+  int expert_rounds = 1;              ///< the most rounds of a layer and microbatch, on this rank
   memory::HostCopyStatistics copies;  ///< of offloaded activations, on this rank
 };
 

@@ -8,7 +8,7 @@
 namespace nrl::engine {
 namespace {
 
-constexpr size_t history = 33;     // steps of which the median is taken
+constexpr size_t history = 33;     // the median is taken of this many steps
 constexpr size_t least_known = 3;  // with fewer there is no median
 
 double median(const std::deque<double>& values) {

@@ -15,7 +15,7 @@ namespace nrl::engine {
 struct StepLimits {
   double medians = 20;  ///< a step may take this many times the median step, and at least:
   double graph_seconds = 60;
-  double graph_group_seconds = 300;  ///< with several ranks, of which one may wait for its data
+  double graph_group_seconds = 300;  ///< with several ranks, because one may wait for its data
   /// Without a graph, and for a step after a pause (the first one, or after an evaluation or a checkpoint),
   /// in which ranks may be late: longer than one operation may take, whose watchdog names it.
   double seconds = comm::DeviceCommOptions().nccl_timeout_seconds + 60;
