@@ -45,7 +45,7 @@ MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, cons
 Prediction predict(engine::Engine& engine, const plan::DeviceModel& gpu) {
   engine::LanguageModeling objective;
   const plan::RunPlan& plan = engine.plan();
-  return Prediction(gpu, engine.step_calls(objective),
+  return Prediction(gpu, engine.dry_step(objective, true).calls,
                     {.tokens = static_cast<double>(plan.batch.tokens_per_step),
                      .flops_per_token = model::training_flops_per_token(plan.spec, plan.sequence_length),
                      .planned_bytes = plan.memory.total_bytes()});

@@ -132,41 +132,31 @@ class Collecting {
 
 }  // namespace
 
-void Engine::collect(Objective& objective, ops::KernelSet& needed, std::vector<ops::Call>* calls) {
+DryStep Engine::dry_step(Objective& objective, bool calls) {
   NRL_CHECK(optimizer_, "this engine runs forward passes only");
-  const Collecting collecting(exec_, dry_ranks_ ? nullptr : ranks_, needed, calls);
-  run_schedule(objective);
-  finish_gathers();
-}
-
-ops::KernelSet Engine::kernels_needed(Objective& objective) {
-  ops::KernelSet needed;
-  collect(objective, needed);
-  const Collecting collecting(exec_, nullptr, needed);
-  initialize_master_weights(exec_, groups_);
-  return needed;
-}
-
-std::vector<ops::Call> Engine::step_calls(Objective& objective) {
-  ops::KernelSet needed;
-  std::vector<ops::Call> calls;
-  collect(objective, needed, &calls);
-  return calls;
-}
-
-std::vector<plan::Traffic> Engine::step_traffic(Objective& objective) {
-  NRL_CHECK(dry_ranks_, "only an engine without other ranks counts what it communicates");
+  DryStep out;
   ledger_.clear();
-  ops::KernelSet needed;
-  collect(objective, needed);
+  {
+    const Collecting collecting(exec_, dry_ranks_ ? nullptr : ranks_, out.kernels,
+                                calls ? &out.calls : nullptr);
+    run_schedule(objective);
+    finish_gathers();
+  }
+  if (!dry_ranks_) return out;
   const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
-  std::vector<plan::Traffic> out;
   for (const comm::Ledger::Sum& sum : ledger_.sums()) {
     const parallel::GroupId& id = ids[static_cast<size_t>(sum.group)];
     const int ranks = (*dry_ranks_)[id].size();
-    if (ranks > 1) out.push_back({id, ranks, sum.op, sum.purpose, sum.count, sum.bytes});
+    if (ranks > 1) out.traffic.push_back({id, ranks, sum.op, sum.purpose, sum.count, sum.bytes});
   }
   return out;
+}
+
+ops::KernelSet Engine::kernels_needed(Objective& objective) {
+  ops::KernelSet needed = dry_step(objective).kernels;
+  const Collecting collecting(exec_, nullptr, needed);
+  initialize_master_weights(exec_, groups_);
+  return needed;
 }
 
 int Engine::require_kernels(Objective& objective, std::string_view device) {

@@ -49,6 +49,13 @@ struct StepInput {
   std::function<void()> gradients_reduced = {};
 };
 
+/// What a step does.
+struct DryStep {
+  ops::KernelSet kernels;
+  std::vector<ops::Call> calls;  ///< if asked for: in order, with costs and the trace ranges around them
+  std::vector<plan::Traffic> traffic;  ///< in groups of several ranks; only of an engine without other ranks
+};
+
 class Engine {
  public:
   /// Steps of an engine before the first one that is captured (TrainingOptions::cuda_graph): libraries select
@@ -69,17 +76,14 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  /// The kernels that initializing the weights and a step with `objective` use, found by a dry run of a step
-  /// in which every op only records its kernels: nothing is computed, communicated or waited for.
+  /// Runs a step with `objective` in which every op only records its kernel and its cost, and communicators
+  /// count their operations: nothing is computed, communicated or waited for, and the memory of the engine is
+  /// not accessed (libraries may build their plans).
+  DryStep dry_step(Objective& objective, bool calls = false);
+  /// The kernels of a dry step and of initializing the weights.
   ops::KernelSet kernels_needed(Objective& objective);
-  /// The communication of a step with `objective` in groups of several ranks, found in the same way; only for
-  /// an engine without other ranks.
-  std::vector<plan::Traffic> step_traffic(Objective& objective);
   /// The plan, after which the engine may only be destroyed.
   std::unique_ptr<plan::RunPlan> release() { return std::move(plan_); }
-  /// The calls of a step with `objective` with their costs and the trace ranges around them, found in the
-  /// same way (libraries may build their plans). The memory of the engine is not accessed.
-  std::vector<ops::Call> step_calls(Objective& objective);
   /// Returns the number of kernels needed. Fails with Exit::unavailable, naming the missing ones, if the
   /// exec's table lacks some, or with the reason if a CUDA graph is wanted and cannot be captured. `device`:
   /// "the GPU" or "the CPU", for the message. Libraries::choices then has what runs the step's ops.
@@ -136,8 +140,6 @@ class Engine {
   /// Before a pass: writes and gathers the weights that are kept in FP8 if others were loaded.
   void refresh_fp8_weights();
   void run_schedule(Objective& objective, const std::function<void()>& gradients_reduced = {});
-  /// run_schedule() as a dry run.
-  void collect(Objective& objective, ops::KernelSet& needed, std::vector<ops::Call>* calls = nullptr);
   void run_graph(Objective& objective);
 
   std::unique_ptr<plan::RunPlan> plan_;

@@ -5,7 +5,7 @@ namespace nrl::engine {
 std::vector<plan::Traffic> step_traffic(std::unique_ptr<plan::RunPlan>& plan, const TrainingOptions& options,
                                         Objective& objective, const plan::DryDevice& device) {
   Engine engine(std::move(plan), options, device.exec());
-  std::vector<plan::Traffic> traffic = engine.step_traffic(objective);
+  std::vector<plan::Traffic> traffic = engine.dry_step(objective).traffic;
   plan = engine.release();
   return traffic;
 }

@@ -215,11 +215,16 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
     model::Decoder& decoder = *plans.plans[i]->decoder;
     engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
     engine::LanguageModeling objective;
-    const CommSeconds comm = comm_seconds(engine.step_traffic(objective), plans.positions[i].grid,
-                                          device.model(), node_of, expert_load);
-    decoder.set_expert_load(expert_load);
-    StageSeconds stage = stage_seconds(engine.step_calls(objective), device.model(), engine.plan().spec,
-                                       engine.plan().layout, microbatches);
+    engine::DryStep step = engine.dry_step(objective, true);
+    // Of an even router; comm_seconds() multiplies what depends on it.
+    const CommSeconds comm =
+        comm_seconds(step.traffic, plans.positions[i].grid, device.model(), node_of, expert_load);
+    if (expert_load != 1) {
+      decoder.set_expert_load(expert_load);
+      step = engine.dry_step(objective, true);
+    }
+    StageSeconds stage =
+        stage_seconds(step.calls, device.model(), engine.plan().spec, engine.plan().layout, microbatches);
     const double data = exposed_data(c, engine.plan(), stage, comm);
     const double compute = stage.microbatch() * static_cast<double>(microbatches) + stage.update;
     if (compute + comm.layers + data > out.compute + out.layers + out.data) {

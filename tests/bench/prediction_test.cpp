@@ -40,7 +40,7 @@ struct DryEngine {
     engine.emplace(plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1), position,
                                        DeviceType::cuda, 1),
                    engine::training_options(c), *ranks, exec);
-    calls = engine->step_calls(objective);
+    calls = engine->dry_step(objective, true).calls;
   }
   double flops(const std::function<bool(const Call&)>& selected) const {
     double sum = 0;
@@ -160,7 +160,7 @@ TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {
     engine::LanguageModeling objective;
     const std::vector<char> before = bytes_of(*engine, engine->groups().front().weights);
     std::map<std::pair<std::string, std::string>, int64_t> expected, counted;
-    for (const Call& call : engine->step_calls(objective))
+    for (const Call& call : engine->dry_step(objective, true).calls)
       if (!bench::part_of(call.op, call.range).empty()) ++expected[{call.op, call.range}];
     CHECK(bytes_of(*engine, engine->groups().front().weights) == before);
     CHECK(std::string(trace::innermost()).empty());
