@@ -19,19 +19,19 @@ struct RowBlocks {
   auto operator<=>(const RowBlocks&) const = default;
 };
 
-/// What the host knows about the lengths without reading cu_q and cu_k from device memory. The CPU needs none
-/// of it; a GPU needs `longest` and is faster when all sequences have the same length.
+/// Sequence lengths, as far as the host knows them without reading cu_q and cu_k from device memory. The CPU
+/// needs none of it; a GPU needs `longest` and is faster when all sequences have the same length.
 struct SequenceLengths {
   int64_t longest = 0;  ///< no sequence has more queries or keys; 0: unknown
   bool equal = false;   ///< every sequence has exactly `longest` queries and keys
-  /// > 0: the sequences that have both queries and keys are this many, the blocks below. All others lack one
-  /// of them: their queries see nothing, their keys are not seen. Not together with `equal`.
+  /// > 0: this many sequences have both queries and keys, the blocks below. All others lack one of the two:
+  /// their queries see nothing, their keys are not seen. Must not be set together with `equal`.
   int64_t blocks = 0;
   RowBlocks queries = {}, keys = {};
 };
 
-/// Which of all heads a q of a slice of them has: [first, first + heads) of `all`. They are numbered in the
-/// dropout mask, which must not depend on how heads are divided over ranks.
+/// The heads that q has if it is a slice: [first, first + heads) of `all`. The dropout mask uses these
+/// numbers, because it must not depend on how heads are divided over ranks.
 struct HeadSlice {
   int64_t first = 0;
   int64_t all = 0;  ///< 0: q has all heads
@@ -42,11 +42,12 @@ struct HeadSlice {
 /// gradients of scores to e5m2, both with scales that need no pass over them. A probability is at most 1:
 inline constexpr float probability_code_scale = 256;  ///< its code is this times as large
 
-/// Of the gradients of scores, scale * P (dP - delta), of which dP = dout . v of d products. P (dP - delta)
-/// is at most half the largest dP: dP - delta is (1 - P) times a difference of two dP, and P (1 - P) <= 1/4.
+/// Returns the scale of the e5m2 score gradients scale * P (dP - delta), where dP = dout . v sums d products.
+/// P (dP - delta) is at most half the largest dP: dP - delta is (1 - P) times a difference of two dP, and
+/// P (1 - P) <= 1/4.
 NRL_HOST_DEVICE inline float score_gradient_scale(float scale, int64_t d, float dout_scale, float v_scale) {
   constexpr float largest_v = 448, smallest = 0x1p-120f, largest = 0x1p+120f;
-  // dout reaches the largest number of its format, to which the gradients of scores are rounded as well.
+  // Score gradients have the format of dout, so that its largest number cancels.
   const float s = 0.5f * scale * static_cast<float>(d) * largest_v * (dout_scale * v_scale);
   return s < smallest ? smallest : s > largest ? largest : s;
 }
@@ -54,8 +55,8 @@ NRL_HOST_DEVICE inline float score_gradient_scale(float scale, int64_t d, float 
 /// out = drop(softmax(scale * q k^T, masked)) v; lse = log-sum-exp of the scaled, masked scores (natural
 /// log). drop(P) is P / (1 - p) where the probability is kept and 0 elsewhere; the mask is a function of
 /// (seed, stream, step, first_row + row of q, head, key within its sequence), with p rounded to a
-/// multiple of 2^-16. With `dropout.rows` and `key_places`, both or none, the mask is that of these rows and
-/// places: a context-parallel rank has neither consecutive queries nor the first keys of its sequences.
+/// multiple of 2^-16. `dropout.rows` and `key_places`, both or none, replace these rows and places: a
+/// context-parallel rank has neither consecutive queries nor the first keys of its sequences.
 struct AttentionForward {
   Tensor q;         ///< (Nq, heads, D) f32, bf16, f16 or FP8
   Tensor k;         ///< (Nk, kv_heads, D)

@@ -76,10 +76,10 @@ struct Choice {
   std::string reason;        ///< why not the library
 };
 Choice choose(const Libraries& libraries, const Problem& p, size_t workspace);
-/// For note_choice(): "cuDNN 9.19.0" or "our own kernels (f32 tensors)", for the pass "forward" or, where the
-/// keys are not those of the queries' own rows (context parallelism, generation), "forward to other keys".
+/// For note_choice(): "cuDNN 9.19.0" or "our own kernels (f32 tensors)", for the pass "forward" or, where
+/// keys and queries have different rows (context parallelism, generation), "forward to other keys".
 LibraryChoice describe(const Choice& choice, const Problem& p);
-/// The dry run of a step: makes the plan of a problem of the step now, and notes who runs it.
+/// For the dry run of a step: plans one of its problems now, and notes which implementation runs it.
 void foresee(const Exec& exec, const Problem& p);
 
 struct CudnnOptions {

@@ -34,7 +34,7 @@ bool fits(const RowBlocks& b, int64_t count, int64_t rows) {
          b.first + (count - 1) * b.step + b.rows <= rows;
 }
 
-/// What forward and backward have in common.
+/// Checks the arguments that forward and backward share.
 template <class Arguments>
 void check(const char* op, const Exec& exec, const Arguments& a) {
   const bool fp8 = is_fp8(a.q);

@@ -60,7 +60,7 @@ class Backward {
  private:
   static constexpr bool fp8 = !std::is_same_v<T, Out>;
 
-  /// What sums are multiplied by. In FP8 all but `delta` are of codes.
+  /// Factors of the sums. In FP8 they are over products of codes, `delta` over codes of dout times out.
   struct SumScales {
     float score, dprobability, delta, ds_code, dq, dk, dv;
     SumScales(const AttentionBackward& a, float keep)
@@ -152,8 +152,9 @@ class Backward {
     b.packed_end = end;
   }
 
-  /// What will be read or written after the block `q` of `head`: the next head, the next block of queries, or
-  /// the gradients of the task's keys and the first rows of the task that this thread will probably run next.
+  /// Prefetches the rows used after the block `q` of `head`: the next head, the next block of queries, or the
+  /// gradients of the task's keys and the first rows of the thread's likely next task. With one part it also
+  /// prefetches dq of the block.
   Prefetcher prefetch_behind(int64_t task, const Span& span, const QueryBlock& q, int64_t head,
                              const Buffers& b) const {
     Prefetcher prefetcher(tasks_.d * static_cast<int64_t>(sizeof(T)));
@@ -227,8 +228,8 @@ class Backward {
     int64_t row, head, key, key_row;
   };
 
-  /// P = exp(S - lse) and dS = P (drop(dP) - delta), then drop(P); the scales of scores and of what is kept
-  /// are left for the end but for that of dP. p holds S^T and ds dP^T.
+  /// Computes P = exp(S - lse) and dS = P (drop(dP) - delta), then drop(P). p holds S^T and ds holds dP^T on
+  /// entry. The score scale of dS (except in FP8) and the dropout scale of P are applied at the end.
   template <bool masked, bool dropped>
   void gradient_step(const Block& b, int64_t i, [[maybe_unused]] const Place& place, float* p, float* ds,
                      const float* lse, const float* delta) const {

@@ -19,7 +19,7 @@ using micro::Vec;
 constexpr float log2_e = 1.44269504f, ln_2 = 0.693147181f;
 constexpr float lowest = -1e30f;  // instead of minus infinity, whose difference with itself is NaN
 
-/// to (rows x padded, f32, aligned) = from (rows x d), zeros behind d.
+/// to (rows x padded, f32, aligned) = from (rows x d), zero from column d on.
 template <class T>
 void pack_rows(int64_t rows, int64_t d, int64_t padded, const T* from, int64_t step, float* to) {
   for (int64_t r = 0; r < rows; ++r, from += step, to += padded) {
@@ -41,7 +41,7 @@ void unpack_rows(int64_t rows, int64_t d, int64_t padded, const float* from, flo
   }
 }
 
-/// A vector of row elements [c, c + lanes), zeros behind d.
+/// Loads row elements [c, c + lanes), zero from d on.
 template <class T>
 inline Vec load_edge(const T* row, int64_t c, int64_t d) {
   alignas(64) float part[lanes] = {};
@@ -183,7 +183,8 @@ struct LaneMask {
   }
 };
 
-/// Clears what the row tiles of by_query() and by_key() read beside the keys that a vector of lanes sees.
+/// Clears the elements that the row tiles of by_query() and by_key() read outside the keys that a vector of
+/// lanes sees.
 inline void clear_margins(const Block& b, const Range& keys, float* s) {
   for (int64_t j = std::max<int64_t>(0, keys.begin - std::max<int64_t>(lanes, micro::max_tile_rows));
        j < keys.begin; ++j)

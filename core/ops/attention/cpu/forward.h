@@ -104,8 +104,8 @@ class Forward {
     b.packed.end = end;
   }
 
-  /// What will be read after the block `q` of `head`, and its own output: the next head, the next block of
-  /// queries, or the first rows of the task that this thread will probably run next.
+  /// Prefetches the output of the block `q` of `head` and the rows used after it: the next head, the next
+  /// block of queries, or the first rows of the thread's likely next task.
   Prefetcher prefetch_behind(int64_t task, const Span& span, const Range& rows, const QueryBlock& q,
                              int64_t head, int64_t packed_end) const {
     Prefetcher prefetcher(tasks_.d * static_cast<int64_t>(sizeof(T)));

@@ -15,7 +15,7 @@ namespace nrl::ops::NRL_ISA {
 
 class KeepMask {
  public:
-  /// Of an attention forward or backward pass.
+  /// `a`: AttentionForward or AttentionBackward.
   template <class Arguments>
   explicit KeepMask(const Arguments& a)
       : scale(attention::keep_scale(a.dropout.p)),
@@ -75,7 +75,7 @@ class KeepMask {
   }
 
  private:
-  /// 64-bit elements, of which there are half as many as lanes: those of the even or of the odd ones.
+  /// 64-bit elements of the even or of the odd lanes: half as many as there are lanes.
   typedef uint64_t WideVec __attribute__((vector_size(lanes * 4), may_alias));
 
   /// for_keys() with the rows and places of a table. Neighbors mostly share a Philox block here, too.
@@ -85,7 +85,7 @@ class KeepMask {
     constexpr int width = attention::keys_per_block;
     const micro::IntVec below = micro::splat_int(below_);
     WideVec even, odd;
-    const auto first_of = [&](int64_t lane) {  // lanes behind the last query count for nothing
+    const auto first_of = [&](int64_t lane) {  // lanes past the last query are not used
       const int64_t at = std::min(row + lane, queries_ - 1);
       return attention::philox_block_of(first_row_ + rows_[at], heads_, first_head_ + head, 0);
     };

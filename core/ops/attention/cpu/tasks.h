@@ -1,6 +1,6 @@
 #pragma once
-// What the forward and the backward pass have in common: rows of heads, sequences, and the numbering of
-// tasks. Compiled once per instruction set.
+// Code shared by the forward and the backward pass: rows of heads, sequences, and the numbering of tasks.
+// Compiled once per instruction set.
 
 #include <cstdint>
 
@@ -18,7 +18,7 @@ struct HeadRows {
   T* at(int64_t row, int64_t head) const { return data + row * row_step + head * head_step; }
 };
 
-/// Of a tensor in FP8.
+/// The scale of an FP8 tensor that has Scaling::tensor.
 inline float tensor_scale(const Tensor& t) {
   return *static_cast<const float*>(t.scales.data);
 }

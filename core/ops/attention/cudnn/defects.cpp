@@ -14,7 +14,7 @@ struct Defect {
   int first, last;
   Effect effect;
   bool (*concerns)(const Problem& p, int major);
-  const char* reason;  ///< what the library does, behind its name
+  const char* reason;  ///< what the library does; follows its name in messages
 };
 
 constexpr int any = std::numeric_limits<int>::max();
@@ -33,7 +33,7 @@ constexpr Defect defects[] = {
      "gives wrong gradients of sequences of different lengths on Hopper; 9.18 or later does not"},
     // NVIDIA/cudnn-frontend pull request 628, pytorch/pytorch issue 196678; 9.30 has it. The keys that fill
     // up the last tile are not masked: exp(0 - lse) overflows in rows whose lse is below -88.7. A causal mask
-    // hides them; with fewer queries than keys nobody says so.
+    // hides them; for fewer queries than keys this is not confirmed.
     {0, any, Effect::refused,
      [](const Problem& p, int major) {
        return major == hopper && backward(p) && p.equal && !(p.causal && p.self) &&

@@ -2,16 +2,16 @@
 // cuDNN graphs of attention problems: tensors, offsets of ragged sequences, and the layout of the
 // workspace. Included by cudnn.cpp alone.
 //
-// Sequences of equal length are strided (B, H, S, D) tensors, in which queries and keys may be as many blocks
-// of different lengths: those of other ranks in context parallelism. Others are described by offsets and a
+// Sequences of equal length are strided (B, H, S, D) tensors. The rows of q and of k per sequence may differ,
+// as with the keys of other ranks in context parallelism. Other sequences are described by offsets and a
 // padding mask ("THD"): the number of sequences and the longest length are rounded up, so that few plans
 // serve many batches. Padding sequences are empty.
 //
 // A causal mask ends at the last query and the last key, as here.
 //
-// The softmax statistics are ours as (H, tokens). cuDNN gets them packed, (B, H, S): before 9.26 its backward
-// pass reads any other strides as if they were these, without a word, and before 9.12 the forward pass writes
-// so. Ragged statistics are (tokens, H). Both are reordered in our part of the workspace.
+// Our softmax statistics are (H, tokens). cuDNN gets them packed, (B, H, S): before 9.26 its backward pass
+// silently reads any other strides as packed, and before 9.12 the forward pass writes them packed. Ragged
+// statistics are (tokens, H). Both are reordered in our part of the workspace.
 //
 // FP8: cuDNN calls scales that multiply codes "descale" and those that make codes "scale", P "S" and the
 // gradient of the scores "dP". Results are in bf16, so that only P and dP are rounded there.
@@ -83,11 +83,11 @@ Problem plan_problem(Problem p) {
 /// Offsets in our part of the workspace, which precedes cuDNN's.
 struct Layout {
   bool ragged = false;
-  bool reorders_lse = false;  ///< the statistics are cuDNN's at `lse`
+  bool reorders_lse = false;  ///< cuDNN's statistics are in the workspace, at `lse`
   RowSteps steps;             ///< ragged: step 1 (of the statistics) included
   bool spread = false;        ///< ragged: dk and dv are made dense and then copied to where they belong
   bool fp8 = false;
-  size_t numbers = 0;  ///< fp8: those of Fp8Number
+  size_t numbers = 0;  ///< fp8: the array indexed by Fp8Number
   size_t lengths = 0, offsets = 0, lse = 0, dk = 0, dv = 0, bytes = 0;
 
   explicit Layout(const Problem& p) : ragged(!p.equal), fp8(p.dtype == DType::e4m3) {
@@ -210,7 +210,7 @@ class Builder {
  private:
   TensorPointer scalar(int64_t uid) { return side_input(uid, 1, fe::DataType_t::FLOAT); }
   TensorPointer number(Fp8Number which) { return scalar(uid_numbers + which); }
-  /// Of results whose scales are not wanted.
+  /// Declares an amax output that the graph must have and nothing reads.
   static void unused(const TensorPointer& amax, size_t which) {
     amax->set_uid(uid_numbers + first_amax + static_cast<int64_t>(which))
         .set_output(true)

@@ -16,9 +16,8 @@ struct RowSteps {
   int count = 0;
 };
 
-/// What FP8 attention reads and writes on the device beside tensors and their scales: the scales of
-/// probabilities and of the gradients of scores, their inverses ("code scale"), 1, and largest numbers of
-/// results, which nobody reads.
+/// Numbers on the device that FP8 attention needs in addition to tensors and their scales: the scales of
+/// probabilities and of score gradients, their inverses ("code scale"), 1, and unused amax outputs.
 enum Fp8Number : int {
   one,
   p_scale,
@@ -33,8 +32,8 @@ enum Fp8Number : int {
 
 namespace nrl::ops::NRL_GPU {
 
-/// The first of `numbers`, up to first_amax. `dout_scale` and `v_scale` on the device; a forward pass has no
-/// dout_scale (null) and needs none of ds.
+/// Writes `numbers` up to first_amax. `dout_scale` and `v_scale` are on the device; a forward pass has no
+/// dout_scale (null) and needs no scale of ds.
 void write_fp8_numbers(void* stream, float scale, int64_t d, const float* dout_scale, const float* v_scale,
                        float* numbers);
 
@@ -56,13 +55,13 @@ void pack_statistics(void* stream, const float* ours, int64_t row_step, int64_t 
 void unpack_statistics(void* stream, const float* packed, int64_t heads, int64_t sequences,
                        const RowBlocks& blocks, float* ours, int64_t row_step, int64_t rows);
 
-/// Zeros in those of the `rows` rows of x that are in none of the `blocks`; `width` elements, a multiple of
-/// 8, `step` apart and aligned to 16 bytes.
+/// Zeroes those rows of x that are in none of the `blocks`. The `rows` rows have `width` elements, a multiple
+/// of 8, are `step` apart and aligned to 16 bytes.
 void clear_other_rows_bf16(void* stream, bf16* x, int64_t rows, int64_t width, int64_t step,
                            int64_t sequences, const RowBlocks& blocks, int multiprocessors);
 
-/// `rows` rows of `width` elements, a multiple of 8, dense in `from`, `to_step` apart in `to`; both aligned
-/// to 16 bytes.
+/// Copies `rows` rows of `width` elements, a multiple of 8, dense in `from` and `to_step` apart in `to`; both
+/// must be aligned to 16 bytes.
 void spread_rows_bf16(void* stream, const bf16* from, int64_t rows, int64_t width, bf16* to, int64_t to_step,
                       int multiprocessors);
 

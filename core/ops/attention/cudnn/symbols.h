@@ -1,5 +1,5 @@
 #pragma once
-// Replacements for dlopen and dlsym in cudnn-frontend, which resolve the CUDA runtime to the one that is
+// cudnn-frontend calls these instead of dlopen and dlsym. They resolve the CUDA runtime to the copy that is
 // linked into this program.
 
 namespace nrl::ops::attention {

@@ -12,7 +12,7 @@ namespace nrl::ops::NRL_GPU {
 class KeepMask {
  public:
   KeepMask() = default;
-  /// Of an attention forward or backward pass.
+  /// `a`: AttentionForward or AttentionBackward.
   template <class Arguments>
   explicit KeepMask(const Arguments& a)
       : scale(attention::keep_scale(a.dropout.p)),
@@ -53,7 +53,7 @@ class KeepMask {
   }
 
  private:
-  /// draw() with the rows and places of a table. Rows and keys behind the sequence are not read.
+  /// draw() with the rows and places of a table. Rows and keys past the end of the sequence are not read.
   template <int Rows, int Keys, class Sequence>
   __device__ __forceinline__ void draw_placed(unsigned char* tile, const Sequence& s, int query, int head,
                                               int key) const {
@@ -91,7 +91,7 @@ class KeepMask {
   const int *rows_ = nullptr, *places_ = nullptr;  ///< null: consecutive
 };
 
-/// Whether the probability of query `i` and key `j` of a tile with `Keys` keys stays.
+/// True if the probability of query `i` and key `j` of a tile with `Keys` keys is kept.
 template <int Keys>
 __device__ __forceinline__ bool kept(const unsigned char* tile, int i, int j) {
   return tile[i * (Keys / attention::keys_per_block) + j / attention::keys_per_block] >>

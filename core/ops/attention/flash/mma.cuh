@@ -1,5 +1,5 @@
 #pragma once
-// What the bf16 kernels on tensor cores share: tiles in shared memory, fragments of mma.m16n8k16, and the
+// Code shared by the bf16 kernels on tensor cores: tiles in shared memory, fragments of mma.m16n8k16, and the
 // keys that a warp's rows see. Included by mma_forward.cuh and mma_backward.cuh alone.
 //
 // A tile has rows of D elements, whose 16-byte units are permuted within groups (XOR with the row), so that
@@ -14,7 +14,7 @@ namespace {
 
 constexpr float log2_e = 1.44269504088896340736f;
 
-/// What is XORed to the unit within a row: rows of 64 elements fill the 32 banks, of 32 half of them.
+/// XOR mask for the unit indices of a row: rows of 64 elements fill the 32 banks, rows of 32 half of them.
 template <int D>
 __device__ __forceinline__ constexpr int swizzle(int row) {
   static_assert(D % 32 == 0);
@@ -32,8 +32,8 @@ __device__ __forceinline__ int warp_id() {
   return thread_id() / kernel::warp;
 }
 
-/// Starts copying rows [begin, begin + Rows) of a head to a tile, zero behind the end of the sequence and
-/// behind column d. Each thread copies one unit of every `pass`th row: a loop, because the addresses of all
+/// Starts copying rows [begin, begin + Rows) of a head to a tile, zero past the end of the sequence and from
+/// column d on. Each thread copies one unit of every `pass`th row: a loop, because the addresses of all
 /// copies at once would take registers that hold sums.
 template <int D, int Rows, int Threads>
 __device__ __forceinline__ void copy_tile(bf16* to, const HeadRows<bf16>& from, int64_t first, int head,
@@ -58,14 +58,14 @@ __device__ __forceinline__ void copy_tile(bf16* to, const HeadRows<bf16>& from, 
     }
 }
 
-/// Where a lane reads its rows of 8 x 8 matrices: 16 rows and 16 columns (a pair of units) per ldmatrix.
-/// `row` (of 16) and `pair` are added to those of load(), with disjoint bits in pair % 4.
+/// Addresses of a lane's rows of 8 x 8 matrices: 16 rows and 16 columns (a pair of units) per ldmatrix.
+/// `row` (of 16) and `pair` are added to the arguments of load(), with disjoint bits in pair % 4.
 enum class Operand : uint8_t { a, b };
 template <int D, Operand Which, bool Transposed>
 class Fragments {
  public:
   __device__ __forceinline__ Fragments(const bf16* tile, int row, int pair) : tile_(tile) {
-    // Matrices 1 and 2 are the second rows and the second columns of A, the other way around of B.
+    // Matrix 1 holds the second rows of A and matrix 2 its second columns; B has them the other way around.
     constexpr bool rows_first = (Which == Operand::a) != Transposed;
     const int lane = lane_id(), r = rows_first ? lane % 16 : lane % 8 + lane / 16 * 8,
               unit = rows_first ? lane / 16 : lane / 8 % 2;
@@ -161,7 +161,7 @@ __device__ __forceinline__ void store_row(bf16* row, bool real, int d, const flo
   }
 }
 
-/// Whether the kernels on tensor cores take the tensors: bf16, heads of a multiple of 16, 16-byte rows.
+/// True if the kernels on tensor cores support the tensors: bf16, heads of a multiple of 16, 16-byte rows.
 bool on_tensor_cores(const Tensor& t) {
   return t.dtype == DType::bf16 && t.dim(2) % 16 == 0 && kernel::aligned16(t.data) && t.stride[0] % 8 == 0 &&
          t.stride[1] % 8 == 0;

@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(BackwardTiles<D, Dropped>::threads)
     return a.turns +
            ((kv_head * a.group + step / tiles) * a.queries + s.q_begin + begin + step % tiles * tile_q);
   };
-  /// After a barrier behind the step.
+  /// Must follow a barrier after the step.
   const auto pass_turn = [&](int step) {
     if (threadIdx.x != 0) return;
     int first_block, last_block;
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(BackwardTiles<D, Dropped>::threads)
       __syncthreads();
     }
     const bf16 *const q = stages + step % 2 * stage, *const dout = q + tile_q * D;
-    // A query behind the end has probabilities exp(0 - inf) = 0.
+    // A query past the end has probabilities exp(0 - inf) = 0.
     const int g = lane_id() / 4, t = lane_id() % 4;
     float lse[ScoreTile::rows][2], delta[ScoreTile::rows][2];
 #pragma unroll
@@ -325,7 +325,7 @@ __global__ void __launch_bounds__(BackwardTiles<D, Dropped>::threads)
     }
 }
 
-/// Whether a block of this device can have the shared memory: 99 KB (sm_86, sm_89, sm_120) are too little
+/// True if a block of this device can have the shared memory: 99 KB (sm_86, sm_89, sm_120) are too little
 /// above D 64.
 bool mma_backward_fits(const Exec& exec, const AttentionBackward& a) {
   if (!exec.device) return true;

@@ -73,8 +73,8 @@ __device__ __forceinline__ bool visible(const FlashArguments<T>& a, const Sequen
   return j <= i + s.shift && (a.window == 0 || j > i + s.shift - a.window);
 }
 
-/// Rows [begin, begin + count) of a head into shared memory as f32, zero behind the end of the sequence. The
-/// stride is d + 1, so that rows start in different banks.
+/// Loads rows [begin, begin + count) of a head into shared memory as f32, zero past the end of the sequence.
+/// The stride is d + 1, so that rows start in different banks.
 template <class T>
 __device__ void load_tile(float* to, const HeadRows<T>& from, int64_t first, int head, int begin, int count,
                           int end, int d) {
