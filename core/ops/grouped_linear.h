@@ -1,16 +1,15 @@
 #pragma once
 // Linear layers of E experts: each is applied to its own rows. The rows of expert e are [offsets[e],
-// offsets[e + 1]) of x and out; rows behind offsets[E] are neither read nor written. The offsets are read on
+// offsets[e + 1]) of x and out; rows from offsets[E] on are neither read nor written. The offsets are read on
 // the device, so that the host need not wait for them.
 //
-// x (R, K), weight (E M, K): the experts' matrices [out, in] below each other, out (R, M). f32, bf16
-// or f16, one dtype for all but dweight; bf16 and f16 are storage: sums are accumulated in f32 and rounded
-// once at the end.
+// x (R, K), weight (E M, K): the stacked expert matrices [out, in], out (R, M). f32, bf16 or f16, one dtype
+// for all but dweight; bf16 and f16 are storage: sums are accumulated in f32 and rounded once at the end.
 //
 // Both operands may be FP8, in the copies that linear.h names and by groups as quantize() makes them: x (P,
-// K) and dout (P, M), transposed (K, P) and (M, P), P >= grouped_rows(R, E, unit). The weight's copies are
-// those of the experts below each other: (E M, K), transposed (E K, M). weight and x are e4m3, dout is e4m3
-// or e5m2. out and dx have R rows in bf16, on a CPU also in f32. A CPU upcasts the operands to f32. A GPU
+// K) and dout (P, M), transposed (K, P) and (M, P), P >= grouped_rows(R, E, unit). The copies of the weight
+// stack the copies of the experts: (E M, K), transposed (E K, M). weight and x are e4m3, dout is e4m3 or
+// e5m2. out and dx have R rows in bf16, on a CPU also in f32. A CPU upcasts the operands to f32. A GPU
 // multiplies them on tensor cores, with scales of tensors, or row128 with row128 or block128, and refuses
 // mx32 (Exit::unavailable when kernels are collected).
 
@@ -47,7 +46,7 @@ struct GroupedLinearBackwardWeight {
 void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a);
 void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a);
 void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeight& a);
-/// Of all R rows.
+/// The cost of all R rows.
 Cost cost(const Exec& exec, const GroupedLinearForward& a);
 Cost cost(const Exec& exec, const GroupedLinearBackwardData& a);
 Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a);

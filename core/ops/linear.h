@@ -14,7 +14,7 @@
 
 namespace nrl::ops {
 
-/// How a CPU multiplies bf16 operands, and with it whose GEMM of f32 operands it has.
+/// How a CPU multiplies bf16 operands. This also decides which GEMM it uses for f32 operands.
 enum class Bf16Products : uint8_t {
   upcast,  ///< upcast to f32 in tiles; f32 GEMMs of oneDNN
   packed,  ///< upcast to f32 while operands are packed; own f32 GEMMs (gemm/packed_avx512.h)
@@ -54,7 +54,7 @@ struct LinearBackwardWeight {
   Tensor dout;        ///< (N, M); in FP8 (M, N)
   Tensor x;           ///< (N, K); in FP8 (K, N)
   Tensor dweight;     ///< (M, K) f32
-  Tensor dbias = {};  ///< optional (M) f32; not with FP8, whose sums are those of the original (column_sums)
+  Tensor dbias = {};  ///< optional (M) f32; not with FP8: use column_sums of the original dout
   bool accumulate = true;
 };
 
@@ -67,7 +67,7 @@ struct ColumnSums {
 };
 void column_sums(Exec& exec, const ColumnSums& a);
 Cost cost(const Exec& exec, const ColumnSums& a);
-/// Groups of rows whose sums column_sums stores at most on a GPU: with tiles of 256 columns `partials`
+/// The most groups of rows whose sums column_sums stores on a GPU: with tiles of 256 columns, `partials`
 /// blocks.
 constexpr int64_t column_sum_groups(int64_t m, int partials) {
   const int64_t groups = partials / ((m - 1) / 256 + 1);
@@ -79,7 +79,7 @@ size_t column_sums_workspace(int64_t m, int partials);
 void linear_forward(Exec& exec, const LinearForward& a);
 void linear_backward_data(Exec& exec, const LinearBackwardData& a);
 void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
-/// Of the GEMM with what is fused into it; an activation that is not, and dbias, are calls of their own.
+/// The cost of the GEMM and what is fused into it. Other activations and dbias are separate calls.
 Cost cost(const Exec& exec, const LinearForward& a);
 Cost cost(const Exec& exec, const LinearBackwardData& a);
 Cost cost(const Exec& exec, const LinearBackwardWeight& a);
@@ -102,7 +102,7 @@ size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, in
 
 /// With Bf16Products::upcast: bytes that oneDNN allocates for packed operands during a GEMM of f32 operands
 /// on a CPU whose output has `m` columns and that sums over `k` products, on `threads` threads: blocks of
-/// both operands, at most of the sizes of its AVX-512 kernels, which are larger than those of the others.
+/// both operands, at most as large as in its AVX-512 kernels, which have the largest blocks.
 int64_t gemm_packing_bytes(int64_t m, int64_t k, int threads);
 
 }  // namespace nrl::ops

@@ -96,7 +96,7 @@ using MatmulDesc = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 using Layout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
-/// What a plan needs to run, made once.
+/// Descriptors and algorithm of a plan, prepared once.
 struct Prepared {
   bool supported = false;
   MatmulDesc matmul;

@@ -1,8 +1,8 @@
 #pragma once
 // The kernel of packed_avx512.h that multiplies bf16 on AMX tiles: 2 x 2 tiles of 16 x 16 f32 sums, to which
-// tdpbf16ps adds the products of 32 elements of the inner dimension. Panels of b are those of the vector
-// kernels: 16 of its words [word][column] are a tile. A tile of a is [row][word]: rows of a are copied, and
-// columns transposed. Rows and words are padded with zeros.
+// tdpbf16ps adds the products of 32 elements of the inner dimension. Panels of b are laid out as in the
+// vector kernels: 16 of its words [word][column] are a tile. A tile of a is [row][word]: rows of a are
+// copied, and columns transposed. Rows and words are padded with zeros.
 //
 // An element of c is the sum over pieces of 32 elements of the inner dimension in their order.
 

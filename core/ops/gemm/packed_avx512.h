@@ -220,8 +220,8 @@ NRL_INLINE __m512i load_outer(const bf16* x, int64_t ld, __mmask16 valid, bool p
   return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), in_turn, _mm512_castsi256_si512(high));
 }
 
-/// What packing reads is prefetched: words of a transposed operand, whose rows may be pages apart, and bytes
-/// of each of 16 rows, more than the processor follows by itself.
+/// Packing prefetches words of a transposed operand, whose rows may be pages apart, and bytes of each of 16
+/// rows, which are more streams than the hardware prefetcher follows.
 inline constexpr int64_t words_ahead = 32, bytes_ahead = 256;
 
 /// The words [begin, end) of a panel of `width` rows of a transposed operand; rows from `outer` on are zero.

@@ -11,14 +11,13 @@ namespace nrl::ops::packed {
 
 /// The result is computed in tiles of this many columns, in registers.
 inline constexpr int64_t tile_columns = 32;
-/// Their rows, and the units to which rows of `a` and words of both operands are padded with zeros.
+/// Rows of a tile, and the units to which rows of `a` and words of both operands are padded with zeros.
 struct TileSize {
   int64_t rows = 0, row_unit = 1, word_unit = 1;
   constexpr int64_t padded_rows(int64_t n) const { return (n + row_unit - 1) / row_unit * row_unit; }
   constexpr int64_t padded_words(int64_t n) const { return (n + word_unit - 1) / word_unit * word_unit; }
 };
-/// Of vector registers, and of AMX: 2 x 2 tiles of 16 x 16 sums, which 16 rows and columns of 16 words add
-/// to.
+/// Tiles in vector registers, and in AMX: 2 x 2 tiles of 16 x 16 sums over 16 words at a time.
 inline constexpr TileSize vector_tile{.rows = 14}, amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16};
 /// The inner dimension is cut into pieces of this many packed bytes per row.
 inline constexpr int64_t piece_bytes = 4096;

@@ -10,7 +10,7 @@
 
 namespace nrl::ops::gemm {
 
-/// What happens to op(a) op(b) before it is written. `aux` is a second (rows, cols) matrix.
+/// The operation that a GEMM applies to op(a) op(b). `aux` is a second (rows, cols) matrix.
 enum class Epilogue : uint8_t {
   none,
   bias,           ///< + bias[col]
@@ -26,7 +26,7 @@ enum class Compute : uint8_t { f32, tf32 };
 
 /// Compute capability times ten.
 enum class Architecture : int { sm80 = 80, sm90 = 90, sm100 = 100 };
-/// Of a device with this major number of its compute capability.
+/// Maps the major number of a compute capability.
 constexpr Architecture architecture_of(int major) {
   return major >= 10 ? Architecture::sm100 : major == 9 ? Architecture::sm90 : Architecture::sm80;
 }

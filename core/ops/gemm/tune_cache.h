@@ -14,7 +14,7 @@
 
 namespace nrl::ops::gemm {
 
-/// What choices hold for.
+/// Choices are valid for one GPU model and one library version.
 struct TuneTarget {
   std::string gpu;      ///< "NVIDIA H200"
   std::string library;  ///< "cuBLASLt 13.1.0"

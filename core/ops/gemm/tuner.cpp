@@ -190,7 +190,7 @@ std::optional<std::vector<double>> time_candidates(device::Runtime& runtime, con
                                                    const Launch& launch, Timer timer) {
   constexpr int rounds = 5;  // odd, for the median
   constexpr double round_ms = 4, hopeless = 2;
-  runtime.synchronize();  // nothing else runs beside the GEMMs, or frees memory later
+  runtime.synchronize();  // no other work runs during the GEMMs, or frees memory later
   const OperandSets sets(runtime, plan);
   if (sets.count() == 0) return std::nullopt;
   const device::Stream stream(runtime);

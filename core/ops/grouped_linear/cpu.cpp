@@ -46,7 +46,7 @@ Tensor rows_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
   return part;
 }
 
-/// The same of a transposed FP8 copy, with the zeros behind them.
+/// Expert e's rows as columns of a transposed FP8 copy, with their padding.
 Tensor columns_of(const Tensor& t, int64_t e, int64_t row, int64_t rows) {
   const int64_t unit = row_unit(t.scales.kind);
   return t.columns(group_begin(row, e, unit), (rows + unit - 1) / unit * unit);

@@ -1,7 +1,7 @@
 #pragma once
-// GEMMs of experts with FP8 operands on tensor cores: c[m, n] (=, +=) = sum over k of a[m, k] b[n, k], the
-// copies of which have k contiguous (linear.h) and rows by groups (quantize.h). c is bf16, a gradient of
-// weights f32. Tiles, blocks and stages are those of tensor_kernel, of 64 numbers in 64 bytes.
+// GEMMs of experts with FP8 operands on tensor cores: c[m, n] (=, +=) = sum over k of a[m, k] b[n, k]. k is
+// contiguous in both copies (linear.h), and tokens are in padded groups (quantize.h). c is bf16, in wgrad
+// f32. Tiles, blocks and stages are as in tensor_kernel; a stage has 64 numbers (64 bytes) of k.
 //
 // Every 128 numbers of k are summed apart, then multiplied by the scales of their blocks, if there are any,
 // and added in f32; scales of tensors are applied at the end. FP8 tensor cores (8.9, 12.0) keep some 14 bits
@@ -16,10 +16,10 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// Numbers that are summed apart: those that share a scale.
+/// Length of the partial sums over k: the numbers that share a block scale.
 constexpr int summed_apart = 128;
 
-/// An operand of all experts. Of weights' gradients the experts are beside each other, else below.
+/// An operand of all experts. Their matrices are side by side in wgrad, and stacked otherwise.
 struct Fp8Operand {
   const unsigned char* data;
   int64_t stride;  ///< bytes between rows
@@ -42,14 +42,14 @@ struct Fp8Problem {
   Fp8Operand a, b;
   C* c;
   int64_t c_stride;
-  int64_t rows, columns, inner;  ///< of an expert's GEMM; the offsets give `rows`, of weights `inner`
+  int64_t rows, columns, inner;  ///< of an expert's GEMM; the offsets give `rows`, in wgrad `inner`
   const int* offsets;
   int experts;
   int unit;  ///< row_unit()
   bool accumulate;
 };
 
-/// A: numbers of a; those of b are e4m3.
+/// weight: the kernel computes wgrad. A: type of the numbers of a; b is e4m3.
 template <bool weight, class A, bool in_blocks, class C>
 __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
   constexpr Scaling a_scaling = in_blocks ? Scaling::row128 : Scaling::tensor;
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
         }
     }
     float part[row_tiles][column_tiles][4] = {};
-    // Unrolled, the fragments of several steps would not fit into the registers beside two sums.
+    // Unrolled, the fragments of several steps would not fit into the registers next to two sums.
 #pragma unroll 1
     for (int i = 0; i < steps_per_block; ++i) {
       const int step = block * steps_per_block + i;

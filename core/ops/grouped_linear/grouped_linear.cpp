@@ -30,7 +30,7 @@ void check(const char* op, const Tensor& wide, const Tensor& x, const Tensor& of
             name_of(weight_type), experts, wide.dim(1), x.dim(1));
 }
 
-/// What the tensor cores of a GPU do not multiply. Fails before a run begins, when kernels are collected.
+/// Fails if the GPU has no GEMM for these FP8 operands: before a run begins, when kernels are collected.
 void refuse_on_gpu(const Exec& exec, const Tensor& a, const Tensor& b) {
   if (!exec.libraries || !is_fp8(a)) return;
   std::string why;

@@ -73,7 +73,7 @@ __device__ __forceinline__ int tiles_of(int n, int size) {
 /// memory, since warpgroups that multiply have no register to spare.
 template <Pass pass>
 struct Schedule {
-  int* tables;  ///< shared: row tiles before each expert and, behind them, Problem::offsets
+  int* tables;  ///< shared: row tiles before each expert, then Problem::offsets
 
   /// All threads must call it.
   __device__ __forceinline__ Schedule(int* shared, const Problem& p) : tables(shared) {

@@ -1,7 +1,7 @@
 #pragma once
 // Tiles of the GEMMs of experts on tensor cores: how they come to shared memory and to registers, and how the
-// result is stored. Elements of operands have 16 bits. Two FP8 numbers count as one element: ldmatrix then
-// gives the fragments of m16n8k32 as it gives those of m16n8k16.
+// result is stored. Elements of operands have 16 bits. Two FP8 numbers count as one element, because ldmatrix
+// then loads fragments of m16n8k32 in the same way as fragments of m16n8k16.
 
 #include "core/ops/shared/gpu/groups.cuh"
 #include "core/ops/shared/gpu/rows.cuh"

@@ -11,8 +11,8 @@
 // With AVX-512 bf16 operands are upcast while they are packed, and with AVX512_BF16 or AMX multiplied as they
 // are; sums are in f32 as before. vdpbf16ps and tdpbf16ps treat subnormal operands as zero and flush
 // subnormal sums; the first rounds after each product of a pair instead of fusing them, the second sums the
-// products of even and odd elements apart, 16 of each. Errors are those of f32 sums, on operands that are
-// exact in both.
+// products of even and odd elements apart, 16 of each. Operands are exact either way, so that all errors come
+// from f32 sums.
 
 #include <algorithm>
 #include <cstring>

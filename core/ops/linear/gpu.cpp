@@ -88,8 +88,7 @@ GemmPlan whole_plan(const Exec& exec, const LinearForward& a) {
   GemmPlan p = forward_plan(a, compute_of(exec));
   if (a.bias) {
     p.bias = a.bias.dtype;
-    // Epilogues read the bias in vectors as wide as those of the result; the library asks for no alignment
-    // of it.
+    // Epilogues read the bias in vectors as wide as the result's, but the library takes no alignment for it.
     p.d.alignment = std::min(p.d.alignment, alignment_of(a.bias.data));
   }
   if (a.activation == Activation::none) {
