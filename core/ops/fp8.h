@@ -27,8 +27,8 @@ struct Fp8Encode {
 void fp8_encode(Exec& exec, const Fp8Encode& a);
 Cost cost(const Exec& exec, const Fp8Encode& a);
 
-/// out[g] = the sum of the encoded rows x[g * parts + p] over p, added in fp32 in the order of p, where parts
-/// is the rows of x divided by those of out.
+/// out[g] = the sum of the encoded rows x[g * parts + p] over p, added in fp32 in the order of p, where
+/// parts = (rows of x) / (rows of out).
 struct Fp8Decode {
   Tensor x;    ///< (groups * parts, fp8_row_bytes(W)) contiguous u8
   Tensor out;  ///< (groups, W) contiguous f32, overwritten

@@ -22,10 +22,10 @@ struct QuantizeNorm {
   explicit operator bool() const { return static_cast<bool>(weight); }
 };
 
-/// What is rounded: x (N, K), or what is computed from it in f32 where x is read and needs no memory: an
+/// The matrix to round: x (N, K), or a function of x, computed in f32 as x is read, which needs no memory: an
 /// activation, f(x) or gated f(gate) * up of an x (N, 2K) as for activation_forward(); with `dout` the
-/// gradient of x, with the bits of ActivationBackward::dx; or a norm, with the bits of NormForward::out (both
-/// are rounded to x's type first).
+/// gradient of x, with the bits of ActivationBackward::dx; or a norm, with the bits of NormForward::out (the
+/// last two are rounded to x's type first).
 struct QuantizeSource {
   Tensor x;  ///< bf16, on a CPU also f32, with contiguous rows, whose step is a multiple of 16, aligned to 16
              ///< bytes, and contiguous with a norm; N and K are multiples of 16, N only for transposed copies
@@ -33,12 +33,11 @@ struct QuantizeSource {
   Activation activation = Activation::none;
   bool gated = false;
   QuantizeNorm norm = {};  ///< without an activation, and in quantize() without groups only
-  Tensor dout = {};        ///< (N, F) as for activation_backward(), its rows as those of x; with scales of
-                           ///< blocks and gated, F is a multiple of 128: halves_scales()
+  Tensor dout = {};  ///< (N, F) as for activation_backward(), rows laid out like x; with scales of blocks and
+                     ///< gated, F is a multiple of 128: halves_scales()
   int64_t columns() const { return gated && !dout ? x.dim(1) / 2 : x.dim(1); }  ///< K
 };
-/// Whether no part of a matrix with scales of its own (ScaleTile) has columns of both halves, of `half`
-/// columns.
+/// True if no ScaleTile of a matrix has columns of both of its halves, of `half` columns each.
 constexpr bool halves_scales(Scaling scaling, int64_t half) {
   return !has_scale_blocks(scaling) || half % scale_tile(scaling).columns == 0;
 }
@@ -46,16 +45,16 @@ constexpr bool halves_scales(Scaling scaling, int64_t half) {
 /// row = x and column = x^T in FP8, x being the source; one may be absent. Both have one type (e4m3 or e5m2)
 /// and one scaling. Scaling::tensor: they share `scales.data`, and `scales.amax`, if not null, becomes the
 /// maximum of itself and |x| (infinity or NaN if x has one).
-/// With `measured` their scale is found first, as update_scales() does without `keep`, and written (=);
+/// With `measured` their scale is computed first, as by update_scales() without `keep`, and written (=);
 /// `measured` stays as it is.
 ///
-/// With `offsets` the rows are those of G groups (the experts of grouped_linear.h), [offsets[g], offsets[g +
-/// 1]) of the source. The copies have P >= grouped_rows(N, G, row_unit()) rows, or columns of the
-/// transpose, and groups begin at group_begin() (core/base/scaling.h): what lies between is 0 up to the next
-/// multiple of the unit, and unwritten beyond.
+/// With `offsets` the source has G groups of rows (the experts of grouped_linear.h), [offsets[g], offsets[g +
+/// 1]). The copies have P >= grouped_rows(N, G, row_unit()) rows, or columns of the transpose, and groups
+/// begin at group_begin() (core/base/scaling.h). The padding of a group is 0 up to the next multiple of the
+/// unit, and unwritten beyond.
 ///
-/// With `parts` the rows are those of equal matrices below each other, as the weights of experts are, and so
-/// are their transposes. N / parts and K are multiples of row_unit() then.
+/// With `parts` the source stacks equal matrices, such as the weights of experts, and `column` stacks their
+/// transposes. N / parts and K are multiples of row_unit() then.
 struct Quantize {
   QuantizeSource source;
   Tensor row = {};       ///< (N, K), or (P, K), contiguous, with dense scales
@@ -78,7 +77,7 @@ inline Quantize part_of(Quantize a, int64_t part) {
 Cost cost(const Exec& exec, const Quantize& a);
 
 /// out = x^T of an FP8 matrix: the column copy of what x is the row copy of. Scales of block128 are
-/// transposed as well; one of a tensor is that of both.
+/// transposed as well; a tensor scale is shared.
 struct Transpose {
   Tensor x;    ///< (N, K) contiguous e4m3 or e5m2; N and K are multiples of 16; dense scales
   Tensor out;  ///< (K, N) the same type and scaling
@@ -86,8 +85,8 @@ struct Transpose {
 void transpose(Exec& exec, const Transpose& a);
 Cost cost(const Exec& exec, const Transpose& a);
 
-/// amax = max(amax, |x|) of the source, NaN or infinity if it has one. With `offsets` (as in Quantize) of
-/// the rows of groups only.
+/// amax = max(amax, |x|) of the source, NaN or infinity if it has one. With `offsets` (as in Quantize) only
+/// the rows of groups count.
 struct LargestMagnitude {
   QuantizeSource source;
   Tensor amax;          ///< (1) f32, not negative
@@ -96,16 +95,16 @@ struct LargestMagnitude {
 void largest_magnitude(Exec& exec, const LargestMagnitude& a);
 Cost cost(const Exec& exec, const LargestMagnitude& a);
 
-/// A part of a matrix (R, K) in row-major order, elements [first, first + n), of which other ranks have the
-/// rest. Its blocks of 128 x 128 are (ceil(R / 128), B), B being K / 128 rounded up to a multiple of 4: their
-/// scales as scale_matrix(Scaling::block128) says.
+/// Elements [first, first + n) of a matrix (R, K) in row-major order; other ranks have the rest. Its blocks
+/// of 128 x 128 are (ceil(R / 128), B), B being K / 128 rounded up to a multiple of 4: their scales as
+/// scale_matrix(Scaling::block128) says.
 struct MatrixPart {
   Tensor x;             ///< (n) contiguous f32 or bf16; n is a multiple of 16
   int64_t first = 0;    ///< a multiple of 16
   int64_t columns = 0;  ///< K, a multiple of 128
 };
 
-/// Of every block: amax = max(amax, |x|) of its elements in the part, NaN or infinity if it has one.
+/// For every block: amax = max(amax, |x|) over its elements in the part, NaN or infinity if it has one.
 struct BlockMagnitudes {
   MatrixPart part;
   Tensor amax;  ///< (blocks) contiguous f32, not negative
@@ -113,7 +112,7 @@ struct BlockMagnitudes {
 void block_magnitudes(Exec& exec, const BlockMagnitudes& a);
 Cost cost(const Exec& exec, const BlockMagnitudes& a);
 
-/// The codes that quantize() writes of the part, with these scales of the blocks.
+/// Writes the codes of the part as quantize() does, with the given block scales.
 struct QuantizePart {
   MatrixPart part;
   Tensor scale;  ///< (blocks) contiguous f32, as update_scales() finds them
@@ -127,7 +126,7 @@ Cost cost(const Exec& exec, const QuantizePart& a);
 /// first row only. A magnitude of 0 (nothing was measured), NaN or infinity does not count; if none does,
 /// `keep` keeps the scale and otherwise it becomes 1. Then the rows move down by one, and the first is 0.
 ///
-/// `blocks`: scales of n blocks instead, from magnitudes of this step (L = 1): those of quantize().
+/// `blocks`: computes the scales of n blocks as quantize() does, from magnitudes of this step (L = 1).
 struct UpdateScales {
   Tensor amax;   ///< (L, n) f32; columns contiguous
   Tensor scale;  ///< (n) f32

@@ -42,12 +42,12 @@ void clear_scales(const Tensor& t, int64_t row, int64_t column) {
                 0, static_cast<size_t>(scale_tile(Scaling::mx32).bytes));
 }
 
-/// Of a tile: n x k values from (row, column) on, of whose rows those behind `real` are zeros; its codes
-/// begin at row `to` of the copies.
+/// The place of a tile: n x k values from (row, column) on. Rows from `real` on are zero. The codes begin at
+/// row `to` of the copies.
 struct TilePlace {
   int64_t row, to, column, n, real, k;
 };
-/// Its values and codes, with `side` between rows.
+/// A tile's values and codes; rows have a stride of `side`.
 struct Tile : TilePlace {
   alignas(64) float x[side * side];
   alignas(64) uint8_t codes[side * side];
@@ -104,7 +104,7 @@ void load_normalized(const QuantizeSource& s, Tile& t) {
   }
 }
 
-/// Of the gradient of an activation: the tile of dgate, and where it is gated that of dup.
+/// Loads a tile of dgate; if gated, also the tile of dup.
 template <class T, Activation kind, bool gated>
 void load_gradients(const QuantizeSource& s, Tile& t, Tile* second) {
   const int64_t ld = s.x.step(0), dout_ld = s.dout.step(0), width = s.dout.dim(1);
@@ -118,22 +118,22 @@ void load_gradients(const QuantizeSource& s, Tile& t, Tile* second) {
   }
 }
 
-/// Rows behind those of the source.
+/// Zeroes the padding rows.
 void clear_rest(Tile& t) {
   for (int64_t r = t.real; r < t.n; ++r) std::fill_n(t.x + r * side, t.k, 0.0f);
 }
 
-/// Columns that tiles are made of: those of `dout`, if there is one.
+/// Columns that are cut into tiles. With `dout` its width: if gated, each tile of dgate has one of dup.
 int64_t columns_of_tiles(const QuantizeSource& s) {
   return s.dout ? s.dout.dim(1) : s.columns();
 }
 
-/// The second tile at a place, if the source has one: that of dup beside dgate.
+/// Allocates the tile of dup if the source is a gated gradient.
 std::unique_ptr<Tile> second_tile(const QuantizeSource& s) {
   return s.dout && s.gated ? std::make_unique<Tile>() : nullptr;
 }
 
-/// The tile at the place t, and the second one.
+/// Loads the tile at the place t, and the second one.
 void load_tile(const QuantizeSource& s, Tile& t, Tile* second) {
   if (second) {
     static_cast<TilePlace&>(*second) = t;

@@ -258,7 +258,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// The largest magnitude of packs, whose elements are compared two at a time, as their bits are.
+/// The amax of packs, two elements at a time: magnitudes compare like their bits.
 struct PackedMagnitude {
   unsigned packed = 0;
   __device__ __forceinline__ void add(const Pack<bf16>& pack) {

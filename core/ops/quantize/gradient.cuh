@@ -1,11 +1,11 @@
 #pragma once
-// Gradients of activations that are computed where they are rounded to FP8; included by cuda.cu alone. Of x =
-// [gate, up] and dout in bf16, each rounded to bf16 as activation_backward() would store it:
+// Gradients of activations that are computed where they are rounded to FP8; included by cuda.cu alone. x =
+// [gate, up] and dout are bf16, and each gradient is rounded to bf16 as activation_backward() would store it:
 //
 //   gated: dgate = dout * up * f'(gate), dup = dout * f(gate)      plain: dx = dout * f'(x)
 //
-// quantize_gradient_kernel: a block per tile of dout (tile.cuh); writes (=) the tile of dgate to both copies
-// and then that of dup, and raises amax. Both stay in registers.
+// quantize_gradient_kernel: a block per tile of dout (tile.cuh); writes (=) the tile of dgate and then of dup
+// to both copies, and raises amax. Both tiles stay in registers.
 // gradient_magnitude_kernel: every thread reads 8 neighbors of dout at a time; raises amax.
 
 #include "core/ops/kernel_table.h"
@@ -20,7 +20,7 @@ namespace {
 struct GradientSource {
   const bf16 *x, *dout;
   int64_t x_step, dout_step;
-  int64_t width;  ///< columns of dout; `up` begins so many behind `gate`
+  int64_t width;  ///< columns of dout; `up` begins `width` columns after `gate`
   Activation kind;
   bool gated;
 

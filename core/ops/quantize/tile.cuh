@@ -4,7 +4,7 @@
 // more blocks share a multiprocessor. The codes of the column copy are transposed in shared memory.
 //
 // With groups a block finds its tile's group and rows in the offsets (shared/gpu/groups.cuh), in the order of
-// groups; behind the last one it leaves.
+// groups; a block past the last tile exits.
 
 #include "core/device/kernel.h"
 #include "core/ops/quantize.h"

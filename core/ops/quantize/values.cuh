@@ -58,8 +58,8 @@ __device__ __forceinline__ unsigned word_of(const uint4& four, int i) {
   return i == 0 ? four.x : i == 1 ? four.y : i == 2 ? four.z : four.w;
 }
 
-/// The largest magnitudes in a lane's rows and columns in 16 bits, two in a word. Those of f32 are rounded
-/// up, which leaves fp8::scale_of() as it is: the numbers at which it changes have no more bits.
+/// The amax of each of a lane's rows and columns in 16 bits, two in a word. f32 is rounded up, which does not
+/// change fp8::scale_of(): the numbers at which it changes have no more bits.
 struct LineMaxima {
   unsigned rows[rows_per_lane / 2], columns[pairs];
 };

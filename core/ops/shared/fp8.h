@@ -129,7 +129,7 @@ NRL_HOST_DEVICE inline float tensor_scale(float amax, DType format, int margin, 
   return scale < smallest ? smallest : scale > largest ? largest : scale;
 }
 
-/// The scale of element (row, column), of which `scales` are those of a matrix with such steps.
+/// The scale of element (row, column) of a matrix with these `scales`, at these steps.
 NRL_HOST_DEVICE inline __attribute__((always_inline)) float scale_at(Scaling kind, const void* scales,
                                                                      int64_t row_step, int64_t column_step,
                                                                      int64_t row, int64_t column) {
