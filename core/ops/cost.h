@@ -1,6 +1,6 @@
 #pragma once
-// What a call of an op costs the device. Every op declares `Cost cost(const Exec&, const Arguments&)` beside
-// its contract: the formula from the same arguments, which predictions and benchmarks use.
+// The work that a call of an op gives the device. Every op declares a cost() next to its contract, with the
+// same arguments; predictions and benchmarks use it.
 
 #include <array>
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Cost {
   DType operands = DType::f32;    ///< gemm, attention: type of the factors
   bool tf32 = false;              ///< gemm: f32 operands in TF32
   std::array<int64_t, 3> gemm{};  ///< gemm: rows and columns of the result, inner dimension
-  double epilogue = 0;            ///< gemm: the bytes that are read and written behind its main loop
+  double epilogue = 0;            ///< gemm: bytes read and written after its main loop
   int64_t head_dim = 0;           ///< attention
   double keys = 0;                ///< attention: the mean number of keys that a query sees
   bool backward = false;          ///< attention

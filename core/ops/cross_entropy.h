@@ -22,15 +22,15 @@ struct CrossEntropy {
   /// logits are overwritten with unspecified values. It may be the first half of each row of the logits' own
   /// memory (same address, row stride twice as many elements), which needs no second buffer.
   Tensor dlogits = {};
-  /// The logits are a slice of the columns: those of tokens [first_column, first_column + V). `statistics` of
-  /// all slices, (slices, N, 3) f32 contiguous, then take the place of the maximum and the sum over a row.
+  /// The logits may be a slice of the columns, tokens [first_column, first_column + V). `statistics` of all
+  /// slices, (slices, N, 3) f32 contiguous, then replace the maximum and the sum over a row.
   int64_t first_column = 0;
   Tensor statistics = {};
 };
 void cross_entropy(Exec& exec, const CrossEntropy& a);
 Cost cost(const Exec& exec, const CrossEntropy& a);
 
-/// What a slice of the columns contributes to the log-sum-exp and to the log-probability of each row:
+/// Computes the contribution of a slice of the columns to the log-sum-exp and log-probability of each row:
 ///   out[n] = (m, sum of exp(logits[n] - m), logits[n, target[n] - first_column])
 /// with the maximum m of the row, at least the lowest finite number; the third is 0 where the slice does not
 /// have the target. Every rank of a vocabulary split computes its own, and cross_entropy() combines them.

@@ -1,8 +1,8 @@
 #pragma once
 // Token dispatch of a mixture of experts: rows are copied to the experts in the order of experts and back.
 //
-// N tokens with k choices each, E experts. Choice c of token t is entry t k + c. R dispatched rows: those of
-// expert e are [offsets[e], offsets[e + 1]), in the order of their entries.
+// N tokens with k choices each, E experts. Choice c of token t is entry t k + c. R dispatched rows: expert e
+// has rows [offsets[e], offsets[e + 1]), in the order of their entries.
 
 #include "core/ops/exec.h"
 
@@ -10,7 +10,7 @@ namespace nrl::ops {
 
 /// Sorts the entries by expert (stable). With a capacity an expert keeps that many of its entries only.
 struct DispatchSort {
-  /// (N, k) i32, of each token different ones; an expert outside [first, first + E) drops the entry.
+  /// (N, k) i32, distinct within a token; an expert outside [first, first + E) drops the entry.
   Tensor expert;
   int64_t first = 0;     ///< the number of the first of the E experts
   Tensor prob = {};      ///< (N, k) f32: keep the most probable entries (of equals the first); else the first
@@ -30,13 +30,13 @@ struct Permute {
   Tensor out;     ///< (R, H)
 };
 
-/// Moves contiguous groups of rows. On one side they lie one behind the other: group g has the rows
-/// [begin[g], begin[g + 1]) there, and those from place[g] on at the other side.
+/// Moves contiguous groups of rows. One side is packed: group g has rows [begin[g], begin[g + 1]) there. On
+/// the other side its rows begin at place[g].
 struct RegroupRows {
   Tensor x;                ///< (R, H) f32, bf16 or f16, R = begin[C]
   Tensor begin;            ///< (C + 1) i32, ascending from 0
-  Tensor place;            ///< (C) i32: the places of no two groups overlap
-  bool placed_in = false;  ///< the places are those of x; else those of out
+  Tensor place;            ///< (C) i32: placed groups must not overlap
+  bool placed_in = false;  ///< `place` refers to rows of x, else of out
   Tensor out;              ///< (R, H); may not overlap x
 };
 
@@ -50,8 +50,8 @@ struct Unpermute {
   Tensor out;          ///< (N, H)
 };
 
-/// Backward pass of the weights that Unpermute applies behind a GEMM, at the input of that GEMM: with y = act
-/// W^T unweighted and dact = dy W for the gradient dy of an unweighted output,
+/// Backward pass of the weights that Unpermute applies after a GEMM, computed at the input of that GEMM: with
+/// y = act W^T unweighted and dact = dy W for the gradient dy of an unweighted output,
 ///   dprob[entry] = dact[row] . act[row], 0 where dropped
 ///   dact_out[row] = prob[entry] * dact[row]
 ///   act_out[row] = prob[entry] * act[row], the input of the weight gradient dy^T act_out

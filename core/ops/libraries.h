@@ -25,7 +25,7 @@ struct LibraryOptions {
   bool deterministic = false;
 };
 
-/// What runs a pass of an op: {"attention", "forward", "cuDNN 9.19.0"}.
+/// The implementation that runs a pass of an op: {"attention", "forward", "cuDNN 9.19.0"}.
 struct LibraryChoice {
   std::string op, pass, implementation;
   bool operator==(const LibraryChoice&) const = default;

@@ -12,10 +12,10 @@ namespace nrl::ops {
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
   X(fp8) X(quantize)
 // clang-format on
-/// Those with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
+/// Ops with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(linear) X(qk_norm_rope) X(quantize)
-/// Those with kernels that AMX makes faster than AVX512_BF16.
+/// Ops with kernels that AMX makes faster than AVX512_BF16.
 #define NRL_AMX_OPS(X) X(linear)
 
 /// NRL_OPS(NRL_DECLARE_FILL) declares the functions of a namespace.

@@ -21,7 +21,7 @@ double measure_fma_peak(int threads);
 struct FmaProbe {
   double (*run)(int64_t rounds) = nullptr;
   double (*run_bf16)(int64_t rounds) = nullptr;  ///< products of bf16; null where there are none
-  bool (*exact)() = nullptr;  ///< those of AMX: true if small integers are multiplied exactly
+  bool (*exact)() = nullptr;  ///< AMX only, else null: true if small integers are multiplied exactly
   int lanes = 0;
   bool fused = false;
 };

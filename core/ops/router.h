@@ -30,10 +30,10 @@ struct RouterRule {
   int64_t groups = 1, group_top_k = 1;
 };
 
-/// Why there is no such choice among so many experts, in words; empty when there is.
+/// Why the rule cannot choose among so many experts; empty if it can.
 const char* unsupported(const RouterRule& rule, int64_t experts);
 
-/// Of equal scores the expert (or group) with the lower index wins.
+/// Ties go to the expert (or group) with the lower index.
 struct RouterForward {
   RouterRule rule;
   Tensor logits;     ///< (N, E) f32
@@ -42,7 +42,7 @@ struct RouterForward {
   Tensor prob;       ///< (N, k) f32
 };
 
-/// counts[b, e] = tokens of segment b that chose expert e, of this rank's.
+/// counts[b, e] = this rank's tokens of segment b that chose expert e.
 struct RouterCounts {
   Tensor expert;      ///< (N, k) i32
   int64_t segment;    ///< S

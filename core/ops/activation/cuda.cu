@@ -176,7 +176,7 @@ void backward(Exec& exec, const ActivationBackward& b) {
 }
 
 void activation_forward_launch(Exec& exec, const ActivationForward& a) {
-  // packed_rows(a.out) covers `up` too, which begins out's width behind `gate`.
+  // packed_rows(a.out) covers `up` too, which begins one width of `out` after `gate`.
   const bool packed = packed_rows(a.x) && packed_rows(a.out);
   for_float_type(a.x.dtype,
                  [&]<class T>() { packed ? forward<T, per_pack<T>>(exec, a) : forward<T, 1>(exec, a); });

@@ -81,7 +81,7 @@ RowStatistics statistics_of(T* x, int64_t v, int64_t target) {
   return s;
 }
 
-/// Of row r, from the statistics (slices, N, 3) of all slices.
+/// Combines row r of the statistics (slices, N, 3) of all slices.
 RowStatistics combined(const Tensor& slices, int64_t r) {
   const auto at = [&](int64_t s) { return data_of<const float>(slices) + (s * slices.dim(1) + r) * 3; };
   RowStatistics all;

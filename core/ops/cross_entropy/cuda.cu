@@ -6,10 +6,10 @@
 // First pass, from the last chunk of the row to the first: maximum and sum by online softmax (Milakov &
 // Gimelshein 2018). Writes (=) log_prob and lse. Second pass, from the first chunk to the last, so that what
 // was read last comes from the L2 cache; the chunks read first are kept in shared memory (RowPlan). Writes
-// (=) the gradient over the logits, in their type, or that of f32 logits to dlogits in bf16 or f16.
+// (=) the gradient over the logits, in their type, or with f32 logits to dlogits in bf16 or f16.
 //
-// Of a slice of the columns, statistics_kernel writes (=) maximum, sum and x[target] of each row. They take
-// the place of the first pass, which then keeps nothing.
+// For a slice of the columns, statistics_kernel writes (=) maximum, sum and x[target] of each row. They
+// replace the first pass, so that no chunk is kept in shared memory.
 
 #include "core/device/kernel.h"
 #include "core/ops/cross_entropy/row_plan.h"

@@ -108,15 +108,15 @@ __global__ void __launch_bounds__(place_threads)
                  int experts, int capacity, const int* __restrict__ offsets, int64_t rows,
                  int* __restrict__ row, int* __restrict__ source) {
   constexpr int warps = place_threads / warp, ahead = entries_ahead;
-  NRL_SHARED(int, sums_of_warps, [2][2][warps]);  // in turn, so that one barrier per count suffices
+  NRL_SHARED(int, sums_of_warps, [2][2][warps]);  // double-buffered: one barrier per count
   const int e = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
   const int lane = thread % warp, w = thread / warp, own = first + e;
   const int begin = offsets[e];
   const bool by_prob = capacity > 0 && prob;
   const Limit limit = by_prob ? limit_of(expert, prob, entries, own, capacity) : Limit{0, 0};
   int placed = 0, equals = 0, turn = 0;
-  // The sum of `count` of the threads before this one and of earlier ones, `total`, to which those of all are
-  // added.
+  // Returns `total` plus the sum of `count` over the threads before this one, and adds the sum over all
+  // threads to `total`.
   const auto sum_before = [&](int count, int(&of_warps)[warps], int& total) {
     int sum = count;
 #pragma unroll
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(place_threads)
     return before;
   };
   for (int64_t base = 0; base < entries; base += place_threads * ahead, turn ^= 1) {
-    // Neighbors, so that the order of threads is that of entries.
+    // A thread reads neighboring entries, so that threads and entries have the same order.
     const int64_t i = base + thread * ahead;
     int of[ahead];
     unsigned mine = 0, fits = 0;  // bits of the entries

@@ -9,8 +9,8 @@
 // the table (+=) and writes those that cross its ends as partial sums (=, workspace). join_partials_kernel
 // adds these (+=). No atomics: the order of additions depends on the ids alone.
 //
-// The rows of a slice of a table (first_id) are those of ids [first, first + rows). Tokens of other ids
-// select no row: forward they give zeros, backward their key is `rows`, which sorts behind all others.
+// A slice of a table (first_id) has the rows of ids [first, first + rows). Tokens of other ids select no row:
+// forward they give zeros, backward their key is `rows`, which sorts after all others.
 
 #include "core/device/kernel.h"
 #include "core/ops/embedding/sorted.h"
@@ -264,12 +264,12 @@ __device__ __forceinline__ void add_to(float (&sum)[width], const Pack<T, width>
   for (int e = 0; e < width; ++e) sum[e] += v[e];
 }
 
-/// The gradient of a table, and the partial sums of runs that cross groups.
+/// The gradient of a table, and for each group the partial sums of the run that began before it and of the
+/// run that continues after it.
 struct Target {
   float* table;
-  int64_t stride;  ///< of a row
-  float*
-      partials;  ///< (groups, 2, h): of the run that began before the group, of the one that continues after
+  int64_t stride;   ///< of a row
+  float* partials;  ///< (groups, 2, h)
   int64_t h;
 };
 

@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads) merge_attention_kernel(MergeArguments
   constexpr int rows_per_block = threads / lanes_per_row;
   const int lane = static_cast<int>(threadIdx.x) % lanes_per_row;
   const int64_t stride = static_cast<int64_t>(gridDim.x) * rows_per_block;
-  // The bound is that of the warp's first row, so that all of its lanes reach the barrier.
+  // The bound applies to the warp's first row, so that all lanes of a warp reach the barrier.
   for (int64_t row = static_cast<int64_t>(blockIdx.x) * rows_per_block + threadIdx.x / lanes_per_row;
        row - threadIdx.x % kernel::warp / lanes_per_row < a.rows; row += stride) {
     const bool real = row < a.rows;

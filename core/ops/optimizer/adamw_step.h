@@ -10,7 +10,7 @@
 
 namespace nrl::ops {
 
-/// What changes from step to step.
+/// Values that change from step to step.
 struct AdamWScalars {
   double learning_rate, grad_scale;
   double correction1, correction2;  ///< 1 - beta1^step, 1 - beta2^step
@@ -18,7 +18,7 @@ struct AdamWScalars {
   bool skip;
 };
 
-/// From the members of a call without AdamW::scalars.
+/// Takes them from the members of a call without AdamW::scalars.
 inline AdamWScalars adamw_scalars(const AdamW& a) {
   const auto steps = static_cast<double>(a.step);
   return {static_cast<double>(a.lr),
@@ -29,13 +29,13 @@ inline AdamWScalars adamw_scalars(const AdamW& a) {
           false};
 }
 
-/// From AdamW::scalars, in device memory (StepScalar).
+/// Reads them from AdamW::scalars, in device memory (StepScalar).
 NRL_HOST_DEVICE inline AdamWScalars adamw_scalars(const double* s) {
   return {s[StepScalar::learning_rate], s[StepScalar::grad_scale], s[StepScalar::correction1],
           s[StepScalar::correction2],   s[StepScalar::updates],    s[StepScalar::skip] != 0.0};
 }
 
-/// The same in all steps and for all elements.
+/// Values of all steps and all elements.
 struct AdamWConstants {
   float beta1, beta2, eps;
 };

@@ -21,7 +21,7 @@ void check_flat(const char* op, const char* name, const Tensor& t) {
 }  // namespace
 
 Cost cost(const Exec&, const AdamW& a) {
-  // The elements of this call: with chunks those of the state, which may be a part of the flat buffers.
+  // With chunks a call updates the elements of the state, which may be a part of the flat buffers.
   const auto updated = static_cast<double>(a.exp_avg.numel());
   const double state = bytes_of(a.exp_avg, a.exp_avg_sq, a.exp_avg_scales, a.exp_avg_sq_scales, a.remainder);
   const double copy = a.param_bf16 ? 2 * updated : 0, param = a.remainder ? 0 : 4 * updated;
@@ -61,7 +61,7 @@ Cost cost(const Exec&, const Zero& a) {
 
 void adamw(Exec& exec, const AdamW& a) {
   if (noted(exec, Kernel::adamw, a)) return;
-  // Without chunks all buffers are of one length. With chunks those of the state may be another rank's share.
+  // Without chunks all buffers have one length. With chunks the state buffers may hold only a rank's share.
   const int64_t flat = a.grad.numel(), state = a.chunks ? a.exp_avg.numel() : flat;
   auto check = [](const char* name, const Tensor& t, int64_t n, DType dtype) {
     NRL_CHECK(is_vector(t, n, dtype) || (n == 0 && t.numel() == 0), "adamw: {} is {}, wanted {}[{}]", name,

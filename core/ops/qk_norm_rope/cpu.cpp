@@ -25,7 +25,7 @@ struct Heads {
   }
 };
 
-/// The cosines of a row's token with the sines behind them; null without a table.
+/// cos[0..half), then sin[0..half), of a token's position; null without a table.
 struct Angles {
   const float* table;
   const int32_t* positions;
@@ -87,7 +87,7 @@ template <class T, class W>
 void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int64_t half, float* dweight,
                    int64_t d, float rstd) {
   const float* sines = cosines + half;
-  // Of one element: adds to dweight, and returns what sum_dy_xhat gets.
+  // Adds a vector of elements to dweight and returns its terms of sum_dy_xhat.
   const auto add_element = [=](auto part, Lanes dy, int64_t i) __attribute__((always_inline)) {
     const Lanes u = dy * (part.load(x + i) * rstd);
     part.store(dweight + i, part.load(dweight + i) + u);

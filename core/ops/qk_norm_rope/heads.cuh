@@ -15,7 +15,7 @@ struct HeadTask {
   int valid;  ///< heads, at most `count`
 };
 
-/// The tasks of a launch: those of q, then those of k. A thread uses the cosines, sines and weights that it
+/// The tasks of a launch: first all of q, then all of k. A thread uses the cosines, sines and weights that it
 /// holds for all heads of its task.
 template <int count>
 struct HeadTasks {
@@ -40,7 +40,7 @@ struct HeadTasks {
     const int head = static_cast<int>(task - token * k_groups.divisor()) * count;
     return {token, heads + head, min(count, kv_heads - head)};
   }
-  /// Index of a head in rstd, which has the heads of q, then those of k.
+  /// Index of a head in rstd, which has all heads of q, then all heads of k.
   __device__ __forceinline__ int64_t statistic(int64_t tokens, int64_t token, int head) const {
     return head < heads ? token * heads + head : tokens * heads + token * kv_heads + (head - heads);
   }
@@ -63,8 +63,7 @@ struct Slot {
   }
 };
 
-/// Puts the weights of q, then those of k, into shared memory as floats. All threads of the block must call
-/// it.
+/// Puts the weights of q and then of k into shared memory as floats. All threads of the block must call it.
 template <class Arguments>
 __device__ __forceinline__ void share_weights(const Arguments& a, float* weights) {
   for (int i = static_cast<int>(threadIdx.x); i < 2 * a.d; i += static_cast<int>(blockDim.x)) {

@@ -38,7 +38,7 @@ void check_counts(const char* op, const Tensor& counts, int64_t segment, int64_t
   check_matrix(op, "counts", counts, counts.dim(0), experts, DType::i32);
 }
 
-/// With the defaults of `segment` and `total`, which are those of a rank alone.
+/// Fills in the defaults of `segment` and `total`: this rank has all tokens.
 template <class Args>
 Args with_tokens(const char* op, Args a) {
   const int64_t n = a.logits.dim(0);
