@@ -25,7 +25,7 @@ NRL_HOST_DEVICE constexpr uint64_t philox_block_of(int64_t row, int64_t heads, i
 inline uint32_t drop_below(float p) {
   return static_cast<uint32_t>(std::clamp(std::lround(static_cast<double>(p) * 65536), 0L, 65535L));
 }
-/// What the others are multiplied by, for the rounded p: their expectation is exact. 1 when p is 0.
+/// Factor of the kept probabilities for the rounded p: the expectation is exact. 1 when p is 0.
 inline float keep_scale(float p) {
   return 65536.0f / static_cast<float>(65536 - drop_below(p));
 }

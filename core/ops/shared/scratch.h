@@ -36,7 +36,7 @@ class Scratch {
     return piece;
   }
 
-  /// What is left, for a callee.
+  /// The rest of the workspace, for a callee.
   Workspace rest() const {
     return used_ < workspace_.size ? Workspace{workspace_.data + used_, workspace_.size - used_}
                                    : Workspace{};

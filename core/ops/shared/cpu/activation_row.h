@@ -7,8 +7,9 @@
 
 namespace nrl::ops::NRL_ISA {
 
-/// Of n elements, rounded to T. gated: dgate = dout * up * f'(gate), dup = dout * f(gate); else dgate = dout
-/// * f'(gate), and `up` and `dup` have no meaning. dgate may be dout or gate, dup may be up.
+/// Computes the gradients of n elements, rounded to T. gated: dgate = dout * up * f'(gate), dup = dout *
+/// f(gate); else dgate = dout * f'(gate), and `up` and `dup` have no meaning. dgate may be dout or gate, dup
+/// may be up.
 template <class T, Activation kind, bool gated>
 NRL_INLINE void activation_gradients(const T* dout, const T* gate, const T* up, T* dgate, T* dup, int64_t n) {
   for_lanes(n, [=](int64_t i, auto part) {

@@ -149,7 +149,7 @@ struct FirstLanes {
 };
 
 /// Calls body(i, access) for the vectors of elements [i, i + lanes) of n, the last of which may have fewer:
-/// access.load(p + i) fills up with zeros, and access.store(p + i, v) writes those of the n.
+/// access.load(p + i) pads with zeros, and access.store(p + i, v) writes no element past the n.
 template <class Body>
 NRL_INLINE void for_lanes(int64_t n, const Body& body) {
   int64_t i = 0;

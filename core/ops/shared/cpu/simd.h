@@ -44,7 +44,7 @@ NRL_INLINE V scale_by_power(V x, V shifted) {
 }
 #if defined(NRL_ISA_avx512)
 NRL_INLINE Lanes clamp(Lanes x, float low, float high) {
-  // Of two operands, one of which is NaN, the second is returned.
+  // Both instructions return the second operand if one is NaN: a NaN in x stays.
   return _mm512_maskz_min_ps(0xffff, Lanes{} + high, _mm512_maskz_max_ps(0xffff, Lanes{} + low, x));
 }
 NRL_INLINE Lanes scale_by_power(Lanes x, Lanes shifted) {
@@ -134,8 +134,8 @@ struct SimdMath {
     return 1.0f / x;
   }
 };
-/// The same for vectors of results that are rounded to 16 bits, beside which errors of 2^-16 are small.
-/// Numbers of which the reciprocal is taken are normal, and so are the results.
+/// The same with errors up to 2^-16, for vectors of results that are rounded to 16 bits. Arguments and
+/// results of reciprocal() must be normal numbers.
 struct RoundedMath {
   NRL_INLINE Lanes exp(Lanes x) { return fast_exp(x); }
   NRL_INLINE Lanes erf(Lanes x) { return erf_with<RoundedMath>(x); }

@@ -13,7 +13,7 @@ struct GroupTile {
   int tile = 0;
 };
 
-/// Calls found(GroupTile) for tile `tile` of those of `size` rows, unless there are fewer. Whole warps must
+/// Calls found(GroupTile) for tile number `tile` of `size` rows, unless there are fewer. Whole warps must
 /// call it; their lanes look at 32 groups at a time.
 template <class Found>
 __device__ __forceinline__ void with_tile(const int* offsets, int groups, int size, int64_t tile,

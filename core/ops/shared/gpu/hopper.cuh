@@ -153,8 +153,8 @@ inline constexpr uint64_t wgmma_k_step = (mn_major ? 2048 : 32) >> 4;
                  NRL_SUMS(48), NRL_SUMS(56), NRL_SUMS(64), NRL_SUMS(72), NRL_SUMS(80), NRL_SUMS(88)         \
                : "l"(a), "l"(b), "n"(a_mn), "n"(b_mn))
 // clang-format on
-/// Starts d (64 x 192) += a b over 16 of k ("wgmma.mma_async"). T: bf16 or f16. Thread t has of row t / 32 *
-/// 16 + t % 32 / 4 the columns 8 j + t % 4 * 2 + {0, 1} in d[4 j + {0, 1}], and those of the row 8 further in
+/// Starts d (64 x 192) += a b over 16 of k ("wgmma.mma_async"). T: bf16 or f16. Thread t has columns
+/// 8 j + t % 4 * 2 + {0, 1}: of row r = t / 32 * 16 + t % 32 / 4 in d[4 j + {0, 1}], and of row r + 8 in
 /// d[4 j + {2, 3}].
 template <class T, bool a_mn, bool b_mn>
 __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b) {

@@ -1,6 +1,6 @@
 #pragma once
-// What GPU kernels of several ops share: vectorized access to rows and weights, and reductions over the
-// threads that share a row.
+// Code shared by the GPU kernels of several ops: vectorized access to rows and weights, and reductions over
+// the threads that share a row.
 
 #include "core/device/kernel.h"
 #include "core/ops/exec.h"
@@ -26,9 +26,8 @@ inline bool packed_rows(const Tensor& t) {
   return true;
 }
 
-/// A vector of weights beside activations of type T, read as float: f16 weights come with f16 activations
-/// only, f32 and bf16 ones are a runtime branch, the same for all threads, so that kernels are not compiled
-/// for both.
+/// A vector of weights for activations of type T, read as float. f16 weights come with f16 activations only.
+/// f32 or bf16 is a runtime branch, the same for all threads, so that kernels are not compiled for both.
 template <class T>
 struct FloatVector {
   const void* data = nullptr;
@@ -91,7 +90,7 @@ class RowGroup {
       if (o < lanes) v += __shfl_xor_sync(kernel::all_lanes, v, o);
     return v;
   }
-  /// Stores the sum of each warp in `parts`; returns that of the group's warp number `lane`, or zero.
+  /// Stores the sum of each warp in `parts`; returns the sum of the group's warp number `lane`, or zero.
   template <class V>
   __device__ __forceinline__ V part_of_lane(V* parts, V sum, V zero) const {
     const int lane = threadIdx.x % kernel::warp, warps = lanes_ / kernel::warp;
