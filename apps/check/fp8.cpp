@@ -190,7 +190,7 @@ Verdict judge_microbatch(const Facts& f) {
         fmt::format("or microbatches of a multiple of {} sequences", rows / std::gcd(rows, length))}}};
 }
 
-// Tables of rules; where a rule of one is broken, those of the next are not judged.
+// Tables of rules: if a rule of one table is broken, the next tables are not judged.
 const Rule fp8_layer_table[] = {{{enabled_key}, judge_layers}};
 const Rule fp8_param_table[] = {{{param_key}, judge_param}};
 const Rule fp8_size_table[] = {

@@ -17,7 +17,7 @@ std::vector<BlockModule> offloaded_modules(const PolicyConfig& p) {
   return p.offload_modules;
 }
 
-/// The modules that a key names are those of some layer.
+/// Every module that a key names exists in some layer.
 Rule matches(const char* key, std::vector<BlockModule> (*modules_of)(const PolicyConfig&)) {
   return {
       {key}, [=](const Facts& f) {

@@ -49,7 +49,7 @@ struct StepInput {
   std::function<void()> gradients_reduced = {};
 };
 
-/// What a step does.
+/// The result of a dry run of a step.
 struct DryStep {
   ops::KernelSet kernels;
   std::vector<ops::Call> calls;  ///< if asked for: in order, with costs and the trace ranges around them

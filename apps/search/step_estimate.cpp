@@ -216,7 +216,7 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
     engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
     engine::LanguageModeling objective;
     engine::DryStep step = engine.dry_step(objective, true);
-    // Of an even router; comm_seconds() multiplies what depends on it.
+    // The traffic assumes an even router; comm_seconds() scales it.
     const CommSeconds comm =
         comm_seconds(step.traffic, plans.positions[i].grid, device.model(), node_of, expert_load);
     if (expert_load != 1) {
