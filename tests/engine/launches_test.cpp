@@ -90,9 +90,9 @@ void run_layouts(const std::string& model, int batch, int count) {
 
 // Of uneven numbers of microbatches, which are the hard ones for pipelines; and of numbers that divide.
 TEST_CASE("random layouts of a dense model end under NCCL's rules", "[launches]") {
-  run_layouts(deeper(small_llama), 18, 160 / test_world().comm().size());
+  run_layouts(deeper(small_llama), 18, 100 / test_world().comm().size());
 }
 
 TEST_CASE("random layouts of a model with experts end under NCCL's rules", "[launches]") {
-  run_layouts(deeper(small_qwen2_moe), 16, 160 / test_world().comm().size());
+  run_layouts(deeper(small_qwen2_moe), 16, 100 / test_world().comm().size());
 }
