@@ -111,7 +111,7 @@ class Trainee {
   /// A step that must communicate what a dry run of it counted: the bytes of rows that go to experts depend
   /// on the router.
   engine::StepResult counted_step() {
-    if (ranks_.size() == 1) return train_step();
+    if (ranks_.size() == 1 || !ranks_.collective_log()) return train_step();
     const auto totals = [&] {
       engine_->finish_gathers();
       std::map<std::string, std::array<int64_t, 2>> out;  // operations and bytes
