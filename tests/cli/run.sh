@@ -197,73 +197,27 @@ case $case_name in
       paste "$1.sent" "$2.sent" | awk -v f="$3" '{ d = $1 - f * $2; exit !(d * d < 40000) }' ||
         fail "$1 sends $(cat "$1.sent") bytes, $2 $(cat "$2.sent"), expected $3 times as many"
     }
-    for ranks in 2 3; do
-      traffic_of "ddp$ranks" $ranks distributed.shard_strategy=ddp
-      traffic_of "optim$ranks" $ranks distributed.shard_strategy=optim
-      sends "optim$ranks" "ddp$ranks" 1 # ZeRO-1 sends what DDP does
-    done
+    # One layout of each kind; the tests of engines compare every layout that they train (tests/engine/layouts.h).
+    traffic_of ddp2 2 distributed.shard_strategy=ddp
+    traffic_of optim2 2 distributed.shard_strategy=optim
+    sends optim2 ddp2 1 # ZeRO-1 sends what DDP does
     traffic_of optim_bf16 2 distributed.shard_strategy=optim policy.precision=bfloat16
     sends optim_bf16 ddp2 0.75 # gradients in fp32, weights in bf16
-    for strategy in optim_grads optim_grads_params; do
-      traffic_of $strategy 2 distributed.shard_strategy=$strategy
-      traffic_of ${strategy}_overlap 2 distributed.shard_strategy=$strategy distributed.overlap_param_gather=true
-      traffic_of ${strategy}_once 2 distributed.shard_strategy=$strategy policy.train_micro_batch_size=6
-    done
+    traffic_of sharded 2 distributed.shard_strategy=optim_grads_params distributed.overlap_param_gather=true
     traffic_of hsdp 4 distributed.shard_strategy=hsdp distributed.dp_replicate_size=2
-    for strategy in ddp optim optim_grads; do
-      for sums in false true; do
-        traffic_of $strategy-bf16-$sums 2 distributed.shard_strategy=$strategy distributed.grad_reduce_dtype=bf16 \
-          distributed.grad_reduce_fp32_accumulation=$sums
-      done
-    done
-    for strategy in ddp optim; do
-      for feedback in false true; do
-        traffic_of $strategy-fp8-$feedback 2 distributed.shard_strategy=$strategy distributed.grad_reduce_dtype=fp8 \
-          distributed.grad_reduce_error_feedback=$feedback
-      done
-    done
-    traffic_of hierarchical-fp8 4 distributed.shard_strategy=optim distributed.dp_replicate_size=2 distributed.grad_reduce_dtype=fp8
-    for precision in float32 bfloat16; do
-      traffic_of tensor2-$precision-true 2 distributed.tensor_parallel_size=2 policy.precision=$precision
-      traffic_of tensor2-$precision-ring 2 distributed.tensor_parallel_size=2 distributed.tp_comm_overlap=ring \
-        policy.precision=$precision
-      traffic_of tensor4-$precision 4 distributed.tensor_parallel_size=2 distributed.shard_strategy=optim_grads_params \
-        policy.precision=$precision
-    done
+    traffic_of wire-fp8 2 distributed.shard_strategy=ddp distributed.grad_reduce_dtype=fp8
     tensor=(distributed.tensor_parallel_size=2 policy.precision=bfloat16)
-    traffic_of tensor2-false 2 "${tensor[@]}" distributed.sequence_parallel=false
+    traffic_of tensor2 2 "${tensor[@]}"
     traffic_of tensor2-again 2 "${tensor[@]}" 'policy.recompute.modules=[norm,gather]'
-    for sequence in true false; do
-      traffic_of tensor2-$sequence-layers 2 "${tensor[@]}" policy.checkpoint_every=2 distributed.sequence_parallel=$sequence
-    done
-    for overlap in bulk pipelined; do
-      traffic_of tensor2-bfloat16-$overlap 2 "${tensor[@]}" distributed.tp_comm_overlap=$overlap
-      traffic_of tensor2-all-$overlap 2 "${tensor[@]}" distributed.tp_comm_overlap=$overlap distributed.sequence_parallel=false
-    done
-    for overlap in bulk pipelined ring; do sends tensor2-bfloat16-$overlap tensor2-bfloat16-true 1; done
-    traffic_of tensor4-ring 4 distributed.tensor_parallel_size=4 distributed.tp_comm_overlap=ring \
-      policy.model.num_key_value_heads=4 policy.precision=bfloat16
-    for type in p2p all_gather a2a; do
-      traffic_of context2-$type 2 distributed.context_parallel_size=2 distributed.cp_comm_type=$type
-    done
-    for type in p2p all_gather; do
-      traffic_of context4-$type 4 distributed.context_parallel_size=2 distributed.cp_comm_type=$type \
-        distributed.tensor_parallel_size=2 policy.precision=bfloat16
+    for overlap in bulk pipelined ring; do
+      traffic_of tensor2-$overlap 2 "${tensor[@]}" distributed.tp_comm_overlap=$overlap
+      sends tensor2-$overlap tensor2 1
     done
     traffic_of context4 4 distributed.context_parallel_size=4 'distributed.cp_comm_type=[a2a+p2p,p2p]' \
       'distributed.hierarchical_context_parallel_sizes=[2,2]'
-    # The largest numbers of FP8 operands.
-    fp8=(policy.model.hidden_size=64 policy.model.intermediate_size=64 policy.fp8_cfg.enabled=true)
-    for recipe in tensorwise delayed; do
-      for keys in "distributed.tensor_parallel_size=2 distributed.sequence_parallel=false" "distributed.tensor_parallel_size=2" \
-        "distributed.context_parallel_size=2" "distributed.shard_strategy=optim"; do
-        # shellcheck disable=SC2086
-        traffic_of "fp8-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe $keys
-      done
-    done
-    traffic_of fp8-again 2 "${fp8[@]}" distributed.tensor_parallel_size=2 'policy.recompute.modules=[norm,gather]'
     # One byte less than bf16 for each number of the gathered inputs and gradients: four of 32 tokens in 2 layers and 12
     # microbatches.
+    fp8=(policy.model.hidden_size=64 policy.model.intermediate_size=64 policy.fp8_cfg.enabled=true)
     for enabled in false true; do
       traffic_of fp8-gather-$enabled 2 "${fp8[@]}" distributed.tensor_parallel_size=2 policy.precision=bfloat16 \
         policy.fp8_cfg.enabled=$enabled
@@ -271,77 +225,32 @@ case $case_name in
     done
     (($(cat gathered-false.txt) - $(cat gathered-true.txt) == 12 * 2 * 4 * 32 * 64)) ||
       fail "gathered $(cat gathered-false.txt) bytes in bf16, $(cat gathered-true.txt) in FP8"
-    traffic_of fp8-tensorwise4 4 "${fp8[@]}" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
-      policy.fp8_cfg.num_first_layers_in_bf16=1
-    for recipe in tensorwise delayed; do
-      traffic_of "fp8-attention-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe distributed.tensor_parallel_size=2 \
-        policy.fp8_cfg.fp8_dot_product_attention=true
-    done
-    fp8=('policy.model={model_type: qwen2_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4, num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 32, shared_expert_intermediate_size: 32, mlp_only_layers: [0]}'
-      policy.fp8_cfg.enabled=true)
-    one_round=policy.model.moe_row_slack=0 # the router decides how many more there are
-    for recipe in tensorwise delayed; do
-      traffic_of "fp8-experts-$recipe" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe \
-        distributed.expert_parallel_size=2 "$one_round"
-      traffic_of "fp8-experts-$recipe-tensor" 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=$recipe \
-        distributed.expert_tensor_parallel_size=2 distributed.tensor_parallel_size=2 "$one_round"
-    done
-    traffic_of fp8-experts4 4 "${fp8[@]}" distributed.expert_parallel_size=4 distributed.tensor_parallel_size=2 \
-      policy.checkpoint_every=2 "$one_round"
-    # Messages between the stages of a pipeline, beside what stages communicate otherwise.
+    traffic_of fp8-delayed 2 "${fp8[@]}" policy.fp8_cfg.fp8_recipe=delayed distributed.tensor_parallel_size=2 \
+      policy.fp8_cfg.fp8_dot_product_attention=true
     # Rank 0, whose communication is logged, must be the one that plan shows: it gets most layers.
-    pipeline=(policy.model.num_hidden_layers=4 distributed.num_layers_in_first_pipeline_stage=3)
-    traffic_of pipeline2 2 distributed.pipeline_parallel_size=2 "${pipeline[@]}"
-    traffic_of pipeline2-chunks 2 distributed.pipeline_parallel_size=2 distributed.virtual_pipeline_size=2 \
-      distributed.overlap_p2p_comm=true policy.precision=bfloat16 policy.model.num_hidden_layers=4 \
-      'distributed.pipeline_layout=Ett|t|t|L'
-    traffic_of pipeline4 4 distributed.pipeline_parallel_size=2 distributed.tensor_parallel_size=2 \
-      distributed.pipeline_schedule=zb_h1 "${pipeline[@]}"
     traffic_of pipeline4-sharded 4 distributed.pipeline_parallel_size=2 distributed.overlap_param_gather=true \
-      distributed.shard_strategy=optim_grads_params "${pipeline[@]}"
+      distributed.shard_strategy=optim_grads_params policy.model.num_hidden_layers=4 \
+      distributed.num_layers_in_first_pipeline_stage=3
     grep -q '|send|' planned.txt || fail "plan has no messages: $(cat planned.txt)"
     # Tokens that go to experts: exactly, and if the router decides, the number of calls.
     experts='policy.model={model_type: qwen3_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 2'
     experts+=', num_attention_heads: 4, num_key_value_heads: 2, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 16}'
-    for module in norm moe; do
-      for split in expert_parallel_size expert_tensor_parallel_size; do
-        traffic_of "gathered-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" \
-          policy.model.moe_token_dispatcher_type=allgather
-        traffic_of "padded-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" \
-          policy.model.moe_expert_capacity_factor=1.5 policy.model.moe_pad_expert_input_to_capacity=true
-        traffic_of "routed-$split-$module" 2 "$experts" distributed.$split=2 "policy.recompute.modules=[$module]" "$one_round"
-      done
-    done
-    traffic_of layers-allgather 2 "$experts" distributed.expert_parallel_size=2 policy.checkpoint_every=2 \
+    traffic_of experts-gathered 2 "$experts" distributed.expert_parallel_size=2 'policy.recompute.modules=[moe]' \
       policy.model.moe_token_dispatcher_type=allgather
-    traffic_of layers-alltoall 2 "$experts" distributed.expert_parallel_size=2 policy.checkpoint_every=2 \
-      policy.model.moe_expert_capacity_factor=1.5 policy.model.moe_pad_expert_input_to_capacity=true
-    for exchange in p2p all_gather a2a; do
-      traffic_of "context-$exchange-layers" 2 distributed.context_parallel_size=2 distributed.cp_comm_type=$exchange \
-        policy.gradient_checkpointing=true
-    done
-    traffic_of sharded-layers 2 distributed.shard_strategy=optim_grads_params policy.checkpoint_every=2
-    traffic_of padded-parts4 4 "$experts" distributed.expert_parallel_size=2 distributed.expert_tensor_parallel_size=2 \
+    traffic_of experts-routed 2 "$experts" distributed.expert_tensor_parallel_size=2 policy.model.moe_row_slack=0
+    traffic_of experts-padded4 4 "$experts" distributed.expert_parallel_size=2 distributed.expert_tensor_parallel_size=2 \
       policy.checkpoint_every=2 policy.model.moe_expert_capacity_factor=1.5 \
       policy.model.moe_pad_expert_input_to_capacity=true
     grep -q '^etp lane 3|reduce_scatter|' planned.txt || fail "no sums among parts of experts: $(cat planned.txt)"
-    traffic_of experts4 4 "$experts" distributed.expert_parallel_size=2 distributed.tensor_parallel_size=2 \
-      distributed.shard_strategy=optim policy.model.moe_token_dispatcher_type=allgather
     # Routers count the tokens of each expert over the ranks of a microbatch, and of the global batch; without a loss that
     # needs them once per step.
     experts="policy.model={model_type: qwen2_moe, vocab_size: 272, hidden_size: 32, intermediate_size: 48,"
     experts+=" num_hidden_layers: 3, num_attention_heads: 4, num_experts: 4, num_experts_per_tok: 2, mlp_only_layers: [1],"
     experts+=" moe_intermediate_size: 16, shared_expert_intermediate_size: 16, moe_router_score_function: sigmoid}"
-    bias=policy.model.moe_router_enable_expert_bias=true
-    kind=policy.model.moe_router_load_balancing_type
-    loss=policy.model.moe_aux_loss_coeff=0.01
-    traffic_of experts2 2 "$experts" distributed.shard_strategy=optim_grads_params $bias
-    traffic_of experts-tensor2 2 "$experts" distributed.tensor_parallel_size=2 policy.precision=bfloat16
-    traffic_of experts-tensor4 4 "$experts" distributed.tensor_parallel_size=2 $kind=global_aux_loss $loss $bias
+    traffic_of experts-tensor4 4 "$experts" distributed.tensor_parallel_size=2 policy.model.moe_aux_loss_coeff=0.01 \
+      policy.model.moe_router_load_balancing_type=global_aux_loss policy.model.moe_router_enable_expert_bias=true
     traffic_of experts-load4 4 "$experts" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2
     grep -q '^tp-cp lane 2|all_reduce|1|' planned.txt || fail "counts are not summed once: $(cat planned.txt)"
-    traffic_of experts-context4 4 "$experts" distributed.tensor_parallel_size=2 distributed.context_parallel_size=2 \
-      $kind=seq_aux_loss $loss policy.train_micro_batch_size=2
     expect 0 run 1 report optim2/logs
     grep -qE 'reduce_scatter +2 +[0-9.]+ .* shared memory$' out.txt || fail "report does not show it: $(cat out.txt)"
     ;;
