@@ -21,7 +21,7 @@ using memory::Category;
 
 /// Bytes that the rank of this plan sends in a step.
 double sent_bytes(std::unique_ptr<plan::RunPlan> plan, const Config& config) {
-  const plan::DryDevice device = plan::DryDevice::usual(plan->device, plan->partials);
+  const plan::DryDevice device = plan::DryDevice::usual(plan->device, plan->partials, plan->recipe);
   engine::LanguageModeling objective;
   double sum = 0;
   for (const plan::Traffic& t :

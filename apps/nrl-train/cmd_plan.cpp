@@ -125,7 +125,7 @@ int run_plan(const PlanArgs& args) {
             args.world));
       }
   const int code = report(result);  // a run that is too large is shown as well
-  train::print_plan(result, args.world, device, args.buffers);
+  train::print_plan(result, args.world, device, gpu, args.buffers);
   return code;
 }
 

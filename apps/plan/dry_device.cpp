@@ -23,11 +23,13 @@ DryDevice::~DryDevice() = default;
 DryDevice::DryDevice(DryDevice&&) noexcept = default;
 DryDevice& DryDevice::operator=(DryDevice&&) noexcept = default;
 
-DryDevice DryDevice::usual(DeviceType type, int threads) {
+DryDevice DryDevice::usual(DeviceType type, int threads, const precision::Recipe& recipe) {
   if (type == DeviceType::cpu) return DryDevice(threads);
+  const precision::QuantizedGemms& q = recipe.quantized();
+  const bool newer = q.attention || q.weight.scaling == Scaling::mx32;
   device::Properties properties;
-  properties.name = "H100";
-  properties.major = 9;
+  properties.name = newer ? "B200" : "H100";
+  properties.major = newer ? 10 : 9;
   properties.multiprocessors = ops::gpu_multiprocessors;
   properties.memory = size_t{1} << 50;
   return {properties, {}};

@@ -7,6 +7,7 @@
 #include "core/ops/exec.h"
 #include "core/ops/libraries.h"
 #include "core/tensor/tensor.h"
+#include "precision/recipe.h"
 
 namespace nrl::plan {
 
@@ -17,8 +18,9 @@ class DryDevice {
   explicit DryDevice(int threads);
   /// A GPU.
   DryDevice(const device::Properties& gpu, const ops::LibraryOptions& options);
-  /// A CPU, or the GPU for which runs are planned where there is none.
-  static DryDevice usual(DeviceType type, int threads);
+  /// A CPU with `threads` threads per rank, or a GPU that runs `recipe`: a B200 for attention with FP8
+  /// operands and for MXFP8, else an H100.
+  static DryDevice usual(DeviceType type, int threads, const precision::Recipe& recipe);
 
   ~DryDevice();
   DryDevice(DryDevice&&) noexcept;

@@ -41,7 +41,7 @@ std::vector<model::ParameterView> views_of(const PlannedRank& rank, std::byte* n
 }  // namespace
 
 StepTimes forward_step_times(const PlannedRank& rank) {
-  const DryDevice device = DryDevice::usual(rank.device, rank.partials);
+  const DryDevice device = DryDevice::usual(rank.device, rank.partials, rank.recipe);
   ops::Exec exec = device.exec();
   memory::MemoryPlan inputs;
   BatchShape shape = rank.batch;

@@ -242,10 +242,13 @@ bool assumes_this_machine(const Config& config, int world, const DeviceChoice& d
          plan::configured_nodes(config, world).empty();
 }
 
-void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice, bool buffers) {
+void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice,
+                const plan::DeviceModel* gpu, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
-  const plan::DryDevice dry = plan::DryDevice::usual(device, 1);
+  const plan::DryDevice dry =
+      gpu ? plan::DryDevice(gpu->properties(), {})
+          : plan::DryDevice::usual(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
   std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
   engine::LanguageModeling objective;
   const std::vector<plan::Traffic> traffic =

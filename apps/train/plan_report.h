@@ -1,6 +1,7 @@
 #pragma once
 // Output of `nrl-train plan`.
 
+#include "apps/plan/device_models.h"
 #include "apps/train/device_choice.h"
 #include "core/config/load.h"
 
@@ -16,7 +17,9 @@ bool assumes_this_machine(const Config& config, int world, const DeviceChoice& d
 
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
 /// passed all checks but that of the memory. If ranks need different amounts of memory, the table is for
-/// those that need most. `device`: to plan for; a GPU need not be there. `buffers`: also list every buffer.
-void print_plan(const ConfigResult& result, int world, const DeviceChoice& device, bool buffers);
+/// those that need most. `device`: to plan for; a GPU need not be there. `gpu`: its model, if it was named.
+/// `buffers`: also list every buffer.
+void print_plan(const ConfigResult& result, int world, const DeviceChoice& device,
+                const plan::DeviceModel* gpu, bool buffers);
 
 }  // namespace nrl::train

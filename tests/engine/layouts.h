@@ -139,7 +139,7 @@ class Trainee {
 
   /// engine::step_traffic() of a plan like the engine's.
   std::vector<plan::Traffic> planned_traffic() const {
-    const plan::DryDevice device = plan::DryDevice::usual(engine_->plan().device, 1);
+    const plan::DryDevice device = plan::DryDevice::usual(engine_->plan().device, 1, engine_->plan().recipe);
     auto plan = plan::make_run_plan(config_, train::load_model_spec(result_),
                                     resolve_batch(config_, ranks_.size()), position_, device.type(), 1);
     engine::LanguageModeling objective;
