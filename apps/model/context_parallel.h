@@ -14,7 +14,7 @@ class ContextParallel {
   const parallel::ContextAttention& attention() const { return attention_; }
   /// The boundaries of a microbatch for this block.
   std::span<const parallel::CallBounds> bounds(const MicroBatch& batch) const;
-  /// Empty while kernels are collected.
+  /// The groups that the exchange uses; others are null.
   parallel::ContextGroups groups(const Run& r) const;
 
  private:

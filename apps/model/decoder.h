@@ -64,9 +64,7 @@ class Decoder {
   /// several stages is executed.
   void connect(pipeline::StageMessages& messages) { messages_ = &messages; }
 
-  /// Executes the schedule of one optimizer step. Accumulates into the gradients. While the kernels of a step
-  /// are collected without their calls (ops::Exec::needed), executes the shorter schedule of the dry run: it
-  /// needs the same ones.
+  /// Executes the schedule of one optimizer step. Accumulates into the gradients.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
   /// Forward passes without dropout. `log_probs_ready`: see StepHooks. All stages must have the same number
   /// of batches. `first`: false if nothing but evaluations came since a call with true, so that weights that

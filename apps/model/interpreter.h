@@ -32,7 +32,7 @@ struct Execution {
   Stage& stage;
   int program;         ///< added to the stage with the schedule's stashes
   ModelLayout layout;  ///< with several stages neighboring chunks are on other ranks, else on this one
-  /// Null: nothing is sent or received, because nothing is computed (dry runs, ops::Exec::needed).
+  /// Null: nothing is sent or received, because only uses of buffers are recorded (Stage::record).
   pipeline::StageMessages* messages = nullptr;
   /// False: executions of other microbatches with the same weights came before, without an update.
   bool first = true;

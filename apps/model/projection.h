@@ -139,7 +139,7 @@ class Projection {
 
   /// QuantizedOperand::amax() of dy.
   Slot gradient_amax() const { return gradient_.amax(); }
-  /// Whether dy need not be stored if it is the gradient of an activation: only the steps of
+  /// True if dy need not be stored where it is the gradient of an activation: only the steps of
   /// quantize_gradient() read it, and they compute it as they round it.
   bool computes_gradient(bool gated) const {
     return gradient_ && spec_.bias < 0 && (!gated || ops::halves_scales(gradient_.scaling(), spec_.out / 2));

@@ -156,7 +156,7 @@ class Stage {
   };
   /// The slots that a visit of the layer reads from their second buffers.
   memory::SlotSet restored(int chunk, const Frame& frame, size_t layer) const;
-  /// Whether a visit is too short to hide a copy.
+  /// True if a visit is too short to hide a copy.
   bool brief(int chunk, size_t layer) const;
   /// The last layer with an output whose visit is long enough to hide a copy.
   size_t last_block(int chunk) const;

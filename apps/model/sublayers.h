@@ -53,7 +53,7 @@ class Attention {
   void attend_across_ranks(Run& r) const;
   void attend_across_ranks_backward(Run& r) const;
   void rotate_backward(Run& r) const;
-  /// Whether the scale of d_qkv needs its amax, RoPE writes all of dq and dk, and an op reads dv alone
+  /// True if the scale of d_qkv needs its amax, RoPE writes all of dq and dk, and an op reads dv alone
   /// (ops::QuantizeSource).
   bool measures_rotated() const;
 

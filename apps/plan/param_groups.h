@@ -54,8 +54,8 @@ struct ParamGroup {
   int64_t bucket_elements = 0;  ///< at which a bucket of `layout` is closed
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
-  /// Whether weights and gradients are kept in shards: if the strategy shards them, the group is trainable
-  /// and there is more than one shard.
+  /// True if weights or gradients are kept in shards: the strategy shards them, the group is trainable and
+  /// there is more than one shard.
   bool weights_sharded = false, gradients_sharded = false;
   /// Layers read the weights from buffers per bucket, like sharded gradients (plan_layer_traffic()).
   bool weights_gathered = false;

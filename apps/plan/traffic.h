@@ -18,7 +18,7 @@ struct Traffic {
   comm::Purpose purpose = comm::Purpose::layers;
   int64_t count = 0, bytes = 0;
 
-  /// Whether the bytes depend on the router: they then assume that it sends as many tokens to every expert.
+  /// True if the bytes depend on the router: they then assume that it sends as many tokens to every expert.
   bool balanced() const { return purpose == comm::Purpose::experts; }
   /// Bytes that a rank sends.
   double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }

@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t record_version = 1;
 
-/// Whether a resumed run may change a setting or fact of the record.
+/// The rule for a setting or fact of the record that a resumed run changes.
 ResumeRule rule_of(std::string_view fact) {
   if (fact.ends_with(']') || fact == "ranks") {  // a list of files has its own rule for what they contain
     if (!fact.starts_with("data.train.content")) return {.change = OnResume::reported};

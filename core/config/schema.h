@@ -198,7 +198,7 @@ class KeyBuilder {
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
   /// An alias of the policy whose value is multiplied by that of the key `factor`.
   KeyBuilder& times(std::string path, std::string factor);
-  /// Whether a resumed run may change the key.
+  /// The rule for a resumed run that changes the key.
   KeyBuilder& resume(OnResume change, std::string_view consequence = {}) {
     return key_->resume = {.change = change, .consequence = consequence}, *this;
   }
@@ -413,7 +413,7 @@ class Table {
   KeyBuilder planned(std::string path, std::string_view type, std::string default_text);
   /// With algorithms: all keys of the section are errors under any other algorithm.
   void section(std::string path, std::string help, std::vector<Algorithm> algorithms = {});
-  /// Whether a resumed run may change the keys of the section that do not say it themselves.
+  /// The rule for keys of the section that have none of their own.
   void resume(std::string section, OnResume change) { schema_.section_resume_[section] = {.change = change}; }
   void foreign(std::string path, std::string advice);
 
