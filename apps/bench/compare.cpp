@@ -138,8 +138,8 @@ class Comparison {
                                  placement.grid_position(), placement.device(), placement.host_threads(),
                                  false, placement.memory());
     };
-    row.sent = sent_bytes(make_plan(), c);
     const auto plan_of = [&] {
+      if (row.ms.empty()) row.sent = sent_bytes(make_plan(), c);
       auto plan = make_plan();
       row.planned = static_cast<double>(plan->memory.total_bytes());
       for (int k = 0; k < memory::category_count; ++k)

@@ -11,7 +11,7 @@
 namespace nrl::engine {
 
 Fp8Weights::Fp8Weights(std::span<const GroupTensors> groups, const model::ParameterList& parameters,
-                       const model::WeightScales& scales, int tensor, const parallel::Groups* ranks,
+                       const model::WeightScales& scales, int tensor, const parallel::Groups& ranks,
                        ops::Exec& exec)
     : scales_(scales), exec_(exec) {
   for (const GroupTensors& t : groups) {
@@ -47,8 +47,8 @@ Fp8Weights::Fp8Weights(std::span<const GroupTensors> groups, const model::Parame
   }
   // Delayed scales are agreed on in Decoder::update_scales().
   if (const auto agree =
-          group_ && ranks && !scales.delayed ? group_->scale_group(tensor, scales.scaling) : std::nullopt)
-    ranks_ = &(*ranks)[*agree];
+          group_ && !scales.delayed ? group_->scale_group(tensor, scales.scaling) : std::nullopt)
+    ranks_ = &ranks[*agree];
 }
 
 void Fp8Weights::measure(const Piece& p) const {

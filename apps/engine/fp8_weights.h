@@ -14,9 +14,9 @@ namespace nrl::engine {
 /// groups of ranks and `exec` must outlive this object.
 class Fp8Weights {
  public:
-  /// `ranks`: null while kernels are collected only; `tensor`: tensor-parallel ranks.
+  /// `tensor`: number of tensor-parallel ranks.
   Fp8Weights(std::span<const GroupTensors> groups, const model::ParameterList& parameters,
-             const model::WeightScales& scales, int tensor, const parallel::Groups* ranks, ops::Exec& exec);
+             const model::WeightScales& scales, int tensor, const parallel::Groups& ranks, ops::Exec& exec);
 
   /// Must be called when this rank's weights have changed and the scales of the next step are known
   /// (delayed), before the codes are gathered or read. Collective. A no-op without such weights.

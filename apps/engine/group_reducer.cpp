@@ -120,14 +120,12 @@ const plan::LayerTraffic* GroupReducer::current() const {
 void GroupReducer::begin_layer() {
   const plan::LayerTraffic* const t = current();
   if (!t) return;
-  {
-    const PurposeScope purpose(Purpose::weights);
-    for (const auto* list : {&t->gather, &t->prefetch})
-      for_each_group(*list, [&](int group, const std::vector<int>& buckets) {
-        groups_[static_cast<size_t>(group)].gather->start(buckets);
-      });
-    for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
-  }
+  const PurposeScope purpose(Purpose::weights);
+  for (const auto* list : {&t->gather, &t->prefetch})
+    for_each_group(*list, [&](int group, const std::vector<int>& buckets) {
+      groups_[static_cast<size_t>(group)].gather->start(buckets);
+    });
+  for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
   for (const plan::OpenBucket& b : t->open) open(b);
 }
 

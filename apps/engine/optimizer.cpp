@@ -31,12 +31,10 @@ void Optimizer::step(comm::Communicator& all) {
                               {.x = t.gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
   static_assert(S::squared_norm == 0);
   const Tensor sums = scalars_.rows(0, S::sums);
-  {
-    const comm::PurposeScope purpose(comm::Purpose::scalars);
-    all.all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
-                         comm::StreamRef{exec_.stream})
-        .wait();
-  }
+  const comm::PurposeScope purpose(comm::Purpose::scalars);
+  all.all_reduce_async(comm::View(sums.data, sums.numel(), sums.dtype), comm::Reduce::sum,
+                       comm::StreamRef{exec_.stream})
+      .wait();
   ops::decide_step(exec_, {.scalars = scalars_,
                            .max_norm = max_norm_,
                            .beta1 = config_.betas[0],

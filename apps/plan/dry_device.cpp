@@ -10,7 +10,8 @@ DryDevice::DryDevice(int threads) : no_kernels_(std::make_unique<ops::KernelTabl
   exec_.threads = threads;
 }
 
-DryDevice::DryDevice(const device::Properties& gpu, const ops::LibraryOptions& options) : DryDevice(1) {
+DryDevice::DryDevice(const device::Properties& gpu, const ops::LibraryOptions& options, int threads)
+    : DryDevice(threads) {
   runtime_ = device::open_dry_run(gpu);
   libraries_ = ops::open_dry_run_libraries(gpu.major, options);
   exec_.reduction_blocks = ops::gpu_partials;
@@ -32,7 +33,7 @@ DryDevice DryDevice::usual(DeviceType type, int threads, const precision::Recipe
   properties.major = newer ? 10 : 9;
   properties.multiprocessors = ops::gpu_multiprocessors;
   properties.memory = size_t{1} << 50;
-  return {properties, {}};
+  return {properties, {}, threads};
 }
 
 }  // namespace nrl::plan

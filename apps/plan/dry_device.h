@@ -16,8 +16,8 @@ class DryDevice {
  public:
   /// A CPU with `threads` threads per rank.
   explicit DryDevice(int threads);
-  /// A GPU.
-  DryDevice(const device::Properties& gpu, const ops::LibraryOptions& options);
+  /// A GPU whose ranks have `threads` threads each on the host.
+  DryDevice(const device::Properties& gpu, const ops::LibraryOptions& options, int threads = 1);
   /// A CPU with `threads` threads per rank, or a GPU that runs `recipe`: a B200 for attention with FP8
   /// operands and for MXFP8, else an H100.
   static DryDevice usual(DeviceType type, int threads, const precision::Recipe& recipe);

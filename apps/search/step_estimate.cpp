@@ -175,7 +175,7 @@ double exposed_data(const Config& config, const plan::RunPlan& plan, const Stage
 }  // namespace
 
 ModeledDevice::ModeledDevice(const plan::DeviceModel& model, bool tf32, int threads)
-    : DryDevice(model.gpu() ? DryDevice(model.properties(), {.tf32 = tf32}) : DryDevice(threads)),
+    : DryDevice(model.gpu() ? DryDevice(model.properties(), {.tf32 = tf32}, threads) : DryDevice(threads)),
       model_(model) {}
 
 int64_t StagePlans::memory() const {
@@ -195,9 +195,9 @@ StagePlans plan_stages(const ConfigResult& config, int world, const ModeledDevic
     if (stage >= stages || (!out.stages.empty() && stage <= out.stages.back())) continue;
     out.stages.push_back(stage);
     // Stages are the slowest axis.
-    out.positions.push_back(plan::grid_position(c, world, world / stages * stage));
-    out.plans.push_back(plan::make_run_plan(c, spec, batch, out.positions.back(), device.type(),
-                                            device.threads(), false, memory));
+    out.plans.push_back(plan::make_run_plan(c, spec, batch,
+                                            plan::grid_position(c, world, world / stages * stage),
+                                            device.type(), device.threads(), false, memory));
   }
   return out;
 }
@@ -218,7 +218,7 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
     engine::DryStep step = engine.dry_step(objective, true);
     // The traffic assumes an even router; comm_seconds() scales it.
     const CommSeconds comm =
-        comm_seconds(step.traffic, plans.positions[i].grid, device.model(), node_of, expert_load);
+        comm_seconds(step.traffic, engine.plan().position.grid, device.model(), node_of, expert_load);
     if (expert_load != 1) {
       decoder.set_expert_load(expert_load);
       step = engine.dry_step(objective, true);

@@ -41,7 +41,6 @@ struct StepEstimate {
 struct StagePlans {
   std::vector<int> stages;                            ///< ascending
   std::vector<std::unique_ptr<plan::RunPlan>> plans;  ///< of these
-  std::vector<plan::GridPosition> positions;
 
   /// Bytes of the rank that needs most.
   int64_t memory() const;

@@ -43,11 +43,6 @@ class SuiteReport {
   Report report_{result_};
 };
 
-std::string joined(const std::vector<std::string_view>& names) {
-  std::string out;
-  for (const std::string_view name : names) out += (out.empty() ? "" : ", ") + std::string(name);
-  return out;
-}
 std::string did_you_mean(std::string_view text, const std::vector<std::string_view>& names) {
   const std::string_view near = nearest(text, names);
   return near.empty() ? "" : fmt::format("did you mean '{}'?", near);
@@ -79,7 +74,8 @@ class Record {
 
   void read(const Node& node) {
     if (node.kind != Node::Kind::map) {
-      out_.problem(node.pos, what_ + ": expected a mapping", "", {"keys here: " + joined(names())});
+      out_.problem(node.pos, what_ + ": expected a mapping", "",
+                   {fmt::format("keys here: {}", fmt::join(names(), ", "))});
       return;
     }
     for (const Entry& entry : node.entries) {
@@ -87,7 +83,8 @@ class Record {
           std::find_if(keys_.begin(), keys_.end(), [&](const Item& i) { return i.key.path == entry.key; });
       if (found == keys_.end()) {
         out_.problem(entry.key_pos, fmt::format("unknown key '{}'", clipped(entry.key, 80)),
-                     did_you_mean(entry.key, names()), {"keys here: " + joined(names())});
+                     did_you_mean(entry.key, names()),
+                     {fmt::format("keys here: {}", fmt::join(names(), ", "))});
         continue;
       }
       found->given = true;
@@ -253,7 +250,7 @@ class SuiteReader {
     const auto found = std::find(names.begin(), names.end(), name);
     if (found != names.end()) return static_cast<size_t>(found - names.begin());
     out_.problem(pos, fmt::format("there is no variant '{}'", clipped(name, 80)), did_you_mean(name, names),
-                 {"variants here: " + joined(names)});
+                 {fmt::format("variants here: {}", fmt::join(names, ", "))});
     return 0;
   }
 

@@ -53,10 +53,7 @@ class Trainee {
  public:
   /// `ranks`: all of the layout that `result` configures.
   Trainee(comm::Communicator& ranks, const std::string& device, const ConfigResult& result)
-      : ranks_(ranks),
-        result_(result),
-        config_(result.config),
-        position_(plan::grid_position(config_, ranks.size(), ranks.rank())) {
+      : ranks_(ranks), result_(result), position_(plan::grid_position(config_, ranks.size(), ranks.rank())) {
     std::optional<parallel::DeviceGroups> devices;
     if (device == "cuda") {
       accelerator_ = train::open_accelerator(0, {});
@@ -77,6 +74,9 @@ class Trainee {
     train::StartPhases phases;
     train::load_initial_weights(config_, *engine_, train::verify_none, 1, phases);
   }
+
+  Trainee(const Trainee&) = delete;
+  Trainee& operator=(const Trainee&) = delete;
 
   Learned learn(int steps) {
     Learned out;
@@ -209,7 +209,7 @@ class Trainee {
 
   comm::Communicator& ranks_;
   const ConfigResult result_;
-  const Config config_;
+  const Config& config_ = result_.config;
   const plan::GridPosition position_;
   train::Accelerator accelerator_;
   ops::Exec exec_;
