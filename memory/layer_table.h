@@ -1,8 +1,8 @@
 #pragma once
 // A layer as data. A slot is a stash entry: one named activation, saved statistic or gradient of the layer
 // for one microbatch. A step is one operation with the slots it reads and writes. forward() and backward() of
-// a layer, run once without computing, fill this table (apps/model/layer.h); recomputation and the lifetimes
-// in the memory plan are derived from it.
+// a layer, run once without computing, fill this table (apps/model/program/layer.h); recomputation and the
+// lifetimes in the memory plan are derived from it.
 
 #include <array>
 #include <bit>

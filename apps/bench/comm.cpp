@@ -2,8 +2,9 @@
 
 #include "apps/bench/bench.h"
 #include "apps/bench/group_rates.h"
-#include "apps/train/launch.h"
-#include "apps/train/placement.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/start/placement.h"
+#include "apps/train/start/run_config.h"
 #include "core/base/log.h"
 #include "parallel/comm/world/bench.h"
 

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/bench/bench.h"
-#include "apps/train/accelerator.h"
+#include "apps/train/launch/accelerator.h"
 #include "core/device/cpu/memory.h"
 #include "core/io/json.h"
 #include "core/ops/exec.h"

@@ -4,10 +4,10 @@
 #include <utility>
 
 #include "apps/engine/objective.h"
-#include "apps/train/initial_state.h"
-#include "apps/train/launch.h"
+#include "apps/train/launch/launch.h"
 #include "apps/train/report/timers.h"
-#include "apps/train/run_data.h"
+#include "apps/train/start/initial_state.h"
+#include "apps/train/start/run_data.h"
 #include "core/base/median.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"

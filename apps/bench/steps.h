@@ -8,9 +8,9 @@
 
 #include "apps/data/loader.h"
 #include "apps/engine/engine.h"
-#include "apps/train/lr_schedule.h"
-#include "apps/train/placement.h"
+#include "apps/train/loop/lr_schedule.h"
 #include "apps/train/report/start_phases.h"
+#include "apps/train/start/placement.h"
 #include "core/base/philox.h"
 #include "core/io/json.h"
 #include "memory/host_copies.h"

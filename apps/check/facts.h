@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-#include "apps/model/spec.h"
+#include "apps/model/spec/spec.h"
 #include "core/base/error.h"
 #include "core/config/load.h"
 

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/model/layer.h"
+#include "apps/model/program/layer.h"
 #include "apps/plan/param_groups.h"
 #include "core/ops/exec.h"
 #include "memory/plan.h"

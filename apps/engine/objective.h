@@ -4,7 +4,7 @@
 #include <span>
 #include <string_view>
 
-#include "apps/model/micro_batch.h"
+#include "apps/model/spec/micro_batch.h"
 
 namespace nrl::engine {
 

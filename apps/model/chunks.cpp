@@ -1,6 +1,6 @@
 #include "apps/model/chunks.h"
 
-#include "apps/model/layers.h"
+#include "apps/model/layers/layers.h"
 #include "core/base/error.h"
 
 namespace nrl::model {

@@ -6,13 +6,11 @@
 #include <string>
 #include <vector>
 
-#include "apps/model/layer.h"
-#include "apps/model/recompute_rule.h"
+#include "apps/model/program/layer.h"
+#include "apps/model/spec/recompute_rule.h"
 #include "precision/recipe.h"
 
 namespace nrl::model {
-
-using Chunk = std::vector<std::unique_ptr<Layer>>;
 
 /// The slots of block `block` that backward passes recompute.
 using RecomputePolicy = std::function<memory::SlotSet(int block, const memory::LayerTable&)>;

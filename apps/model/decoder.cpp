@@ -2,11 +2,11 @@
 
 #include <algorithm>
 
-#include "apps/model/context_parallel.h"
-#include "apps/model/expert_dispatch.h"
-#include "apps/model/gemm_overlap.h"
-#include "apps/model/moe.h"
-#include "apps/model/projection.h"
+#include "apps/model/layers/context_parallel.h"
+#include "apps/model/layers/expert_dispatch.h"
+#include "apps/model/layers/gemm_overlap.h"
+#include "apps/model/layers/moe.h"
+#include "apps/model/layers/projection.h"
 #include "apps/model/workspace.h"
 #include "core/base/error.h"
 #include "core/ops/kernel_table.h"

@@ -8,7 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "apps/model/interpreter.h"
+#include "apps/model/chunks.h"
+#include "apps/model/program/interpreter.h"
 #include "core/ops/linear.h"
 #include "memory/plan.h"
 #include "precision/recipe.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "apps/model/expert_dispatch.h"
+#include "apps/model/layers/expert_dispatch.h"
 #include "apps/model/workspace.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"

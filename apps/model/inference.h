@@ -7,7 +7,7 @@
 #include <span>
 #include <vector>
 
-#include "apps/model/stage.h"
+#include "apps/model/program/stage.h"
 
 namespace nrl::model {
 

@@ -3,7 +3,7 @@
 
 #include <vector>
 
-#include "apps/model/spec.h"
+#include "apps/model/spec/spec.h"
 #include "core/ops/linear.h"
 #include "core/tensor/tensor.h"
 #include "precision/recipe.h"

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/launch.h"
+#include "apps/train/launch/launch.h"
 #include "apps/train/report/timers.h"
 
 namespace nrl::app {

@@ -1,7 +1,7 @@
 // nrl-train checkpoint verify: checks all checksums and counters of a checkpoint, or of all in a directory.
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/resume.h"
+#include "apps/train/state/resume.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"

@@ -5,9 +5,9 @@
 
 #include "apps/data/loader.h"
 #include "apps/nrl-train/commands.h"
-#include "apps/train/model_source.h"
-#include "apps/train/run_check.h"
-#include "apps/train/run_data.h"
+#include "apps/train/start/run_check.h"
+#include "apps/train/start/run_data.h"
+#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
 namespace nrl::app {

@@ -7,8 +7,8 @@
 
 #include "apps/data/prepare_report.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/train/launch/stop_signal.h"
 #include "apps/train/report/terminal.h"
-#include "apps/train/stop_signal.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 

@@ -1,8 +1,9 @@
 // nrl-train CONFIG.yaml: the training run.
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/launch.h"
-#include "apps/train/stop_signal.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/launch/stop_signal.h"
+#include "apps/train/start/run_config.h"
 #include "apps/train/trainer.h"
 #include "core/base/output.h"
 

@@ -1,7 +1,7 @@
 // nrl-train tune: finds the best value of a key by measuring.
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/launch.h"
+#include "apps/train/launch/launch.h"
 
 namespace nrl::app {
 

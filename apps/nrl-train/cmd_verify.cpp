@@ -1,7 +1,7 @@
 // nrl-train verify: compares the layout of a run with one rank.
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/launch.h"
+#include "apps/train/launch/launch.h"
 #include "apps/verify/verify.h"
 
 namespace nrl::app {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/data/loader.h"
-#include "apps/model/micro_batch.h"
+#include "apps/model/spec/micro_batch.h"
 #include "core/device/runtime.h"
 #include "memory/plan.h"
 #include "parallel/context/bounds.h"

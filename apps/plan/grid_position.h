@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/model/layout.h"
+#include "apps/model/spec/layout.h"
 #include "core/config/config.h"
 #include "core/tensor/tensor.h"
 #include "parallel/data/flat_buckets.h"

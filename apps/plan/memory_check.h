@@ -5,7 +5,7 @@
 #include <array>
 #include <optional>
 
-#include "apps/model/spec.h"
+#include "apps/model/spec/spec.h"
 #include "apps/plan/run_plan.h"
 #include "core/config/load.h"
 

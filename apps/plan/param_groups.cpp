@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/model/moe.h"
+#include "apps/model/layers/moe.h"
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/model/parameters.h"
+#include "apps/model/spec/parameters.h"
 #include "memory/plan.h"
 #include "parallel/data/grad_reducer.h"
 #include "parallel/grid/grid.h"

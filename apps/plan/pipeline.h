@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "apps/model/layout.h"
+#include "apps/model/spec/layout.h"
 #include "core/config/load.h"
 #include "parallel/pipeline/schedule.h"
 

@@ -5,8 +5,8 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/model/layout.h"
-#include "apps/model/recompute_rule.h"
+#include "apps/model/spec/layout.h"
+#include "apps/model/spec/recompute_rule.h"
 #include "core/config/config.h"
 
 namespace nrl::plan {

@@ -7,8 +7,8 @@
 
 #include "apps/plan/pipeline.h"
 #include "apps/plan/traffic.h"
-#include "apps/train/device_choice.h"
-#include "apps/train/model_source.h"
+#include "apps/train/launch/device_choice.h"
+#include "apps/train/state/model_source.h"
 #include "core/base/error.h"
 #include "core/device/dry_run.h"
 #include "core/ops/libraries.h"

@@ -3,10 +3,10 @@
 #include <optional>
 #include <utility>
 
-#include "apps/train/launch.h"
-#include "apps/train/run_setup.h"
-#include "apps/train/step_loop.h"
-#include "apps/train/stop_signal.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/launch/stop_signal.h"
+#include "apps/train/loop/step_loop.h"
+#include "apps/train/start/run_setup.h"
 #include "core/device/cpu/memory.h"
 
 namespace nrl::train {

@@ -2,7 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
-#include "apps/model/layout.h"
+#include "apps/model/spec/layout.h"
 #include "apps/plan/recompute.h"
 #include "core/config/load.h"
 

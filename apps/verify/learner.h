@@ -9,8 +9,8 @@
 #include "apps/data/loader.h"
 #include "apps/engine/engine.h"
 #include "apps/plan/grid_position.h"
-#include "apps/train/checkpoint.h"
-#include "apps/train/resume.h"
+#include "apps/train/state/checkpoint.h"
+#include "apps/train/state/resume.h"
 #include "core/config/load.h"
 #include "parallel/comm/world/world.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "apps/engine/engine.h"
-#include "apps/train/placement.h"
+#include "apps/train/start/placement.h"
 
 namespace nrl::verify {
 

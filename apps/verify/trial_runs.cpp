@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "apps/plan/memory_check.h"
-#include "apps/train/launch.h"
-#include "apps/train/model_source.h"
+#include "apps/train/launch/launch.h"
 #include "apps/train/report/timers.h"
+#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
 namespace nrl::verify {

@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "apps/train/placement.h"
+#include "apps/train/start/placement.h"
 #include "apps/verify/reference.h"
 #include "apps/verify/trial_result.h"
 

@@ -6,10 +6,11 @@
 #include <sstream>
 #include <utility>
 
-#include "apps/train/document_rules.h"
-#include "apps/train/launch.h"
-#include "apps/train/model_source.h"
-#include "apps/train/run_data.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/start/document_rules.h"
+#include "apps/train/start/run_config.h"
+#include "apps/train/start/run_data.h"
+#include "apps/train/state/model_source.h"
 #include "apps/verify/layouts.h"
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/report.h"

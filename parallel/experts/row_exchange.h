@@ -10,7 +10,7 @@
 //   combine    the results go back the same way: a source gets T of each row
 //
 // Rows whose columns are divided cross the network once: the T ranks gather the parts from each other, and
-// sum their results into parts before those go back (group::etp; apps/model/expert_alltoall.cpp).
+// sum their results into parts before those go back (group::etp; apps/model/layers/expert_alltoall.cpp).
 //
 // A rank gets one message from every other: their rows lie one behind the other as they arrive, in the order
 // [source, local expert]. The GEMMs read them by experts, [local expert, source]; groups() says how one order

@@ -1,7 +1,7 @@
 #pragma once
 // A schedule is data: the actions of one rank in an optimizer step, in order. A generator creates the list,
-// one interpreter executes it (apps/model/interpreter.h), and the simulator (simulate.h) runs the lists of
-// all stages against each other without a model.
+// one interpreter executes it (apps/model/program/interpreter.h), and the simulator (simulate.h) runs the
+// lists of all stages against each other without a model.
 //
 // The model is split into P * V chunks of layers in model order. Stage p of P has V of them; its chunk c is
 // chunk c * P + p of the model, so activations go from stage p to stage (p + 1) % P and gradients the other

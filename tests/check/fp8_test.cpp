@@ -1,7 +1,7 @@
 // Which FP8 operands a GPU runs.
 
 #include "apps/check/check.h"
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "core/config/load.h"
 #include "core/config/report.h"
 #include "tests/catch.h"

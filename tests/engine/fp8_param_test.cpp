@@ -4,9 +4,9 @@
 #include <filesystem>
 
 #include "apps/plan/traffic.h"
-#include "apps/train/checkpoint.h"
-#include "apps/train/rank_group.h"
-#include "apps/train/run_state.h"
+#include "apps/train/launch/rank_group.h"
+#include "apps/train/state/checkpoint.h"
+#include "apps/train/state/run_state.h"
 #include "tests/catch.h"
 #include "tests/comm/shared_directory.h"
 #include "tests/engine/layouts.h"

@@ -1,7 +1,7 @@
 // What the ranks of a layout issue in two steps and an evaluation can come to its end under NCCL's rules.
 #include <cstdlib>
 
-#include "apps/train/run_check.h"
+#include "apps/train/start/run_check.h"
 #include "apps/verify/layouts.h"
 #include "parallel/comm/recording/recording.h"
 #include "tests/engine/layouts.h"

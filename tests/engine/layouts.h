@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "apps/engine/step_traffic.h"
-#include "apps/train/accelerator.h"
-#include "apps/train/placement.h"
+#include "apps/train/launch/accelerator.h"
+#include "apps/train/start/placement.h"
 #include "core/device/cpu/features.h"
 #include "parallel/comm/world/make_device.h"
 #include "tests/comm/world_fixture.h"

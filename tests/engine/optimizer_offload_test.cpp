@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "apps/train/checkpoint.h"
-#include "apps/train/rank_group.h"
-#include "apps/train/run_state.h"
+#include "apps/train/launch/rank_group.h"
+#include "apps/train/state/checkpoint.h"
+#include "apps/train/state/run_state.h"
 #include "parallel/comm/mpi/mpi_session.h"
 #include "tests/comm/shared_directory.h"
 #include "tests/comm/world_fixture.h"

@@ -2,7 +2,7 @@
 #include <cmath>
 #include <map>
 
-#include "apps/train/checkpoint.h"
+#include "apps/train/state/checkpoint.h"
 #include "core/ops/step.h"
 #include "parallel/comm/agreement.h"
 #include "tests/comm/fifo_comm.h"

@@ -42,9 +42,9 @@ self_test() {
   seed tests/sim/accelerator_sim.cpp '#include "apps/train/trainer.h"'
   seed core/device/kernel.h '#include NRL_SIMULATED_CUDA'
   seed parallel/comm/mpi/mpi_internal.h '#include <mpi.h>'
-  seed apps/model/block.h '#include "apps/model/spec.h"  // and apps/data/loader.h, block.h, <sysexits.h>, gone.hpp, block_*.cpp'
+  seed apps/model/block.h '#include "apps/model/spec/spec.h"  // and apps/data/loader.h, block.h, <sysexits.h>, gone.hpp, block_*.cpp'
   seed apps/model/block.cpp '#include "apps/model/block.h"' '#include "core/io/json.h"'
-  seed apps/model/spec.h '// see apps/train/trainer.cpp, not /cuda.cu'
+  seed apps/model/spec/spec.h '// see apps/train/trainer.cpp, not /cuda.cu'
   seed parallel/grid/grid.h
   seed apps/data/loader.h
   seed core/ops/linear/linear.cpp '#include "core/ops/linear.h"' '#include "core/ops/shared/check.h"' \
@@ -66,7 +66,7 @@ self_test() {
   seed parallel/comm/only_core.cpp '#include "precision/recipe.h"'
   seed memory/up.cpp '#include <core/base/error.h>' '#include <parallel/grid/grid.h>'
   seed apps/plan/up.cpp '#include "apps/nrl-train/commands.h"'
-  seed apps/engine/up.cpp '#include "apps/train/run.h"'
+  seed apps/engine/up.cpp '#include "apps/train/start/run.h"'
   seed core/trace/heavy.h '#include <mpi.h>'
   seed core/tensor/local.cpp '#include "tensor.h"'
   seed core/misc/new.cpp 'int x;'

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 #include "tests/model/fixture.h"

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "apps/model/config_problems.h"
-#include "apps/model/hf_config.h"
-#include "apps/model/parameters.h"
+#include "apps/model/families/config_problems.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/model/spec/parameters.h"
 #include "tests/catch.h"
 
 using namespace nrl;

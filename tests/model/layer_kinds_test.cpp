@@ -3,8 +3,8 @@
 #include <cmath>
 #include <random>
 
-#include "apps/model/interpreter.h"
-#include "apps/model/sublayers.h"
+#include "apps/model/layers/sublayers.h"
+#include "apps/model/program/interpreter.h"
 #include "core/ops/kernel_table.h"
 #include "tests/catch.h"
 #include "tests/model/poison.h"

@@ -1,8 +1,8 @@
 // The parts of all ranks of a layout: together they are the model.
 #include <map>
 
-#include "apps/model/hf_config.h"
-#include "apps/model/parameters.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/model/spec/parameters.h"
 #include "tests/catch.h"
 
 using namespace nrl;

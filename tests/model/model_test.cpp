@@ -7,8 +7,8 @@
 #include <set>
 #include <tuple>
 
-#include "apps/model/hf_config.h"
-#include "apps/model/normals.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/model/spec/normals.h"
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
 #include "tests/ops/reference/table.h"

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "apps/train/text_generator.h"
+#include "apps/train/loop/text_generator.h"
 #include "tests/catch.h"
 
 using namespace nrl;

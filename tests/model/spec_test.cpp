@@ -1,7 +1,7 @@
 #include <numeric>
 
-#include "apps/model/hf_config.h"
-#include "apps/model/parameters.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/model/spec/parameters.h"
 #include "core/base/error.h"
 #include "core/io/json.h"
 #include "tests/catch.h"

@@ -1,7 +1,7 @@
 // Generating text: the tokens chosen against the decoder of tests/reference, where generation stops, which
 // tokens it may choose, and how tokens become text.
 
-#include "apps/train/text_generator.h"
+#include "apps/train/loop/text_generator.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "apps/model/decoder.h"
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "tests/sim/ops.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "apps/engine/step_traffic.h"
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "apps/plan/run_plan.h"
 #include "tests/catch.h"
 

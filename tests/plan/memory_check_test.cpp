@@ -2,7 +2,7 @@
 
 #include <map>
 
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "apps/plan/host_memory.h"
 #include "tests/catch.h"
 

@@ -1,5 +1,5 @@
 // What is recomputed: configured rules, the bytes that they leave, and what policy.recompute: auto chooses.
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "apps/plan/run_plan.h"
 #include "tests/catch.h"
 

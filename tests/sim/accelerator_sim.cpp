@@ -3,7 +3,7 @@
 
 #include <cstdlib>
 
-#include "apps/train/accelerator.h"
+#include "apps/train/launch/accelerator.h"
 #include "tests/sim/ops.h"
 #include "tests/sim/sim.h"
 

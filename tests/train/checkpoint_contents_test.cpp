@@ -5,8 +5,8 @@
 #include <cstring>
 #include <regex>
 
-#include "apps/model/hf_config.h"
-#include "apps/train/checkpoint.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/train/state/checkpoint.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
 #include "tests/model/tiny_model.h"

@@ -3,8 +3,8 @@
 #include <set>
 #include <span>
 
-#include "apps/model/hf_config.h"
-#include "apps/train/checkpoint.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/train/state/checkpoint.h"
 #include "core/base/philox.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"

@@ -1,6 +1,6 @@
 // Which token ends a document, and runs in which documents are kept apart.
 
-#include "apps/train/document_rules.h"
+#include "apps/train/start/document_rules.h"
 
 #include "tests/catch.h"
 #include "tests/train/training_run.h"

@@ -1,7 +1,7 @@
 // The figures of a run: that those of metrics.jsonl agree with each other, with formulas written out here,
 // and with what is printed.
 
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "tests/catch.h"
 #include "tests/train/training_run.h"
 

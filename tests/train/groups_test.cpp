@@ -5,9 +5,9 @@
 
 #include "apps/engine/group_reducer.h"
 #include "apps/engine/optimizer.h"
-#include "apps/model/hf_config.h"
-#include "apps/train/checkpoint.h"
-#include "apps/train/rank_group.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/train/launch/rank_group.h"
+#include "apps/train/state/checkpoint.h"
 #include "core/device/cpu/features.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/step.h"

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "apps/plan/run_plan.h"
-#include "apps/train/model_source.h"
+#include "apps/train/state/model_source.h"
 #include "core/config/schema.h"
 #include "tests/catch.h"
 #include "tests/train/training_run.h"

@@ -3,9 +3,9 @@
 // finds sums and products that overflow.
 
 #include "apps/plan/run_plan.h"
-#include "apps/train/model_source.h"
-#include "apps/train/run_check.h"
-#include "apps/train/run_data.h"
+#include "apps/train/start/run_check.h"
+#include "apps/train/start/run_data.h"
+#include "apps/train/state/model_source.h"
 #include "tests/catch.h"
 #include "tests/config/key_needs.h"
 #include "tests/train/training_run.h"

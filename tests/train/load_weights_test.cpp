@@ -2,8 +2,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "apps/model/hf_config.h"
-#include "apps/train/checkpoint.h"
+#include "apps/model/families/hf_config.h"
+#include "apps/train/state/checkpoint.h"
 #include "core/config/load.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"

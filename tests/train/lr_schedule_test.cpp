@@ -1,4 +1,4 @@
-#include "apps/train/lr_schedule.h"
+#include "apps/train/loop/lr_schedule.h"
 
 #include <cmath>
 

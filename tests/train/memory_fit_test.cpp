@@ -1,12 +1,12 @@
 // Changes and smaller microbatches with which a run fits into memory.
 
-#include "apps/train/memory_fit.h"
+#include "apps/train/start/memory_fit.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "apps/train/model_source.h"
-#include "apps/train/run_check.h"
+#include "apps/train/start/run_check.h"
+#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "tests/catch.h"

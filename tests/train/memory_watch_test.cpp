@@ -1,6 +1,6 @@
 // The leak test of a run, on the memory of this process.
 
-#include "apps/train/memory_watch.h"
+#include "apps/train/loop/memory_watch.h"
 
 #include <chrono>
 #include <cstring>

@@ -4,8 +4,8 @@
 #include <cstring>
 #include <fstream>
 
-#include "apps/train/launch.h"
-#include "apps/train/run_setup.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/start/run_setup.h"
 #include "apps/train/trainer.h"
 #include "core/io/indexed_dataset.h"
 #include "tests/catch.h"

@@ -1,4 +1,4 @@
-#include "apps/train/run_data.h"
+#include "apps/train/start/run_data.h"
 
 #include "tests/catch.h"
 

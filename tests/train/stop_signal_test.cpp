@@ -1,4 +1,4 @@
-#include "apps/train/stop_signal.h"
+#include "apps/train/launch/stop_signal.h"
 
 #include <cerrno>
 #include <cstdio>

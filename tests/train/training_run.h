@@ -13,8 +13,9 @@
 #include <sys/wait.h>
 
 #include "apps/data/gpt_dataset.h"
-#include "apps/model/spec.h"
-#include "apps/train/launch.h"
+#include "apps/model/spec/spec.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/start/run_config.h"
 #include "apps/train/trainer.h"
 #include "core/base/philox.h"
 #include "core/io/indexed_dataset.h"

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "apps/model/hf_config.h"
+#include "apps/model/families/hf_config.h"
 #include "apps/verify/limits.h"
 #include "core/base/philox.h"
 #include "tests/catch.h"

@@ -1,0 +1,479 @@
+#include "apps/model/families/hf_config.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "apps/model/families/config_reader.h"
+#include "apps/model/families/hf_rope.h"
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/io/json.h"
+#include "core/ops/attention.h"
+#include "core/ops/linear.h"
+
+namespace nrl::model {
+namespace {
+
+constexpr std::pair<std::string_view, ops::Activation> activations[] = {
+    {"silu", ops::Activation::silu},           {"swish", ops::Activation::silu},
+    {"gelu", ops::Activation::gelu_erf},       {"gelu_new", ops::Activation::gelu_tanh},
+    {"gelu_fast", ops::Activation::gelu_tanh}, {"gelu_pytorch_tanh", ops::Activation::gelu_tanh}};
+
+// Scaling of the rotary frequencies. A missing factor is refused: with a default the frequencies would differ
+// from those that the model was trained with.
+void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& prefix) {
+  static constexpr std::pair<std::string_view, ops::RopeKind> kinds[] = {{"default", ops::RopeKind::standard},
+                                                                         {"linear", ops::RopeKind::linear},
+                                                                         {"dynamic", ops::RopeKind::dynamic},
+                                                                         {"llama3", ops::RopeKind::llama3},
+                                                                         {"yarn", ops::RopeKind::yarn}};
+  m.rope.kind = s.choice_or(kinds, "rope_type", ops::RopeKind::standard, "type");
+  if (m.rope.kind == ops::RopeKind::standard && s.given("factor") && !s.given("rope_type", "type"))
+    s.refuse("rope_type", "{}rope_type is missing: factor needs it", prefix);
+  m.rope.factor = s.number_or("factor", 1.0);
+  m.rope.low_freq_factor = s.number_or("low_freq_factor", 1.0);
+  m.rope.high_freq_factor = s.number_or("high_freq_factor", 4.0);
+  m.rope.beta_fast = s.positive_or("beta_fast", 32.0);
+  m.rope.beta_slow = s.positive_or("beta_slow", 1.0);
+  m.rope.attention_factor = s.given("attention_factor") ? s.positive_or("attention_factor", 1.0) : 0.0;
+  m.rope.truncate = s.flag_or("truncate", true);
+  // Dynamic scaling always starts from max_position_embeddings; transformers permits the key as well.
+  const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
+  if (m.rope.kind != ops::RopeKind::dynamic) m.rope.original_max_position = original;
+  const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
+  const std::string_view kind = llama3 ? "rope_type llama3" : "RoPE scaling";
+  if (m.rope.kind != ops::RopeKind::standard) s.required("factor", kind);
+  if (llama3) {
+    for (const char* key : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
+      s.required(key, kind);
+  }
+  if (m.rope.kind != ops::RopeKind::standard && s.valid({prefix + "factor"}) && m.rope.factor < 1)
+    s.refuse("factor", "{}factor must be at least 1, found {}", prefix, m.rope.factor);
+  // Both together replace the attention factor derived from `factor`; one alone has no effect.
+  const double mscale = s.number_or("mscale", 0), mscale_all_dim = s.number_or("mscale_all_dim", 0);
+  if (m.rope.kind == ops::RopeKind::yarn && m.rope.attention_factor == 0 && mscale > 0 &&
+      mscale_all_dim > 0) {
+    const double log_factor = 0.1 * std::log(std::max(m.rope.factor, 1.0));
+    m.rope.attention_factor = (mscale * log_factor + 1) / (mscale_all_dim * log_factor + 1);
+  }
+  if (llama3 && s.valid({prefix + "low_freq_factor", prefix + "high_freq_factor"}) &&
+      m.rope.high_freq_factor <= m.rope.low_freq_factor)
+    s.conflict("high_freq_factor", {prefix + "low_freq_factor"},
+               "{}high_freq_factor {} must be greater than low_freq_factor {}", prefix,
+               m.rope.high_freq_factor, m.rope.low_freq_factor);
+  const bool yarn = m.rope.kind == ops::RopeKind::yarn;
+  if (!llama3) s.note_unused({"low_freq_factor", "high_freq_factor"});
+  if (m.rope.kind == ops::RopeKind::standard || m.rope.kind == ops::RopeKind::linear)
+    s.note_unused({"original_max_position_embeddings"});
+  if (!yarn) s.note_unused({"beta_fast", "beta_slow", "attention_factor", "truncate"});
+  if (!yarn || mscale == 0 || mscale_all_dim == 0) s.note_unused({"mscale", "mscale_all_dim"});
+  if (m.rope.kind == ops::RopeKind::standard) s.note_unused({"factor"});
+}
+
+void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
+  // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
+  const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
+  const JsonValue* scaling = r.given(scaling_key);
+  m.rope.theta = r.number_or("rope_theta", m.family == Family::mixtral ? 1e6 : 10000.0);
+  double partial = r.number_or("partial_rotary_factor", 1.0);
+  m.rope.original_max_position = m.max_positions;
+  std::string theta_key = "rope_theta", partial_key = "partial_rotary_factor";
+  if (scaling && !scaling->is_object()) {
+    r.refuse(scaling_key, "{} must be an object, found {}", scaling_key, scaling->kind());
+  } else if (scaling) {
+    const std::string prefix = scaling_key + ".";
+    const ConfigReader s(*scaling, problems, prefix);
+    for (const JsonMember& member : scaling->members())
+      if (member.value.is_object())
+        s.refuse(member.key, "{}{}: RoPE parameters per layer type are not supported", prefix, member.key);
+    read_rope_scaling(s, m, prefix);
+    // At the top level transformers 5 prefers this key, and transformers 4 ignores it.
+    constexpr std::string_view original_key = "original_max_position_embeddings";
+    const bool uses_original = m.rope.kind == ops::RopeKind::llama3 || m.rope.kind == ops::RopeKind::yarn;
+    if (uses_original && s.valid({prefix + std::string(original_key)}) &&
+        r.size_or(original_key, m.rope.original_max_position) != m.rope.original_max_position)
+      r.refuse(original_key, "{} is {}, but {} in {}. Fix: set it only in {}", original_key,
+               r.find(original_key)->dump(), m.rope.original_max_position, scaling_key, scaling_key);
+    if (s.given("rope_theta")) theta_key = prefix + theta_key;
+    if (s.given("partial_rotary_factor")) partial_key = prefix + partial_key;
+    m.rope.theta = s.number_or("rope_theta", m.rope.theta);
+    partial = s.number_or("partial_rotary_factor", partial);
+  }
+  if (m.rope.theta <= 1 && problems.valid({theta_key}))
+    r.refuse(theta_key, "{} must be greater than 1, found {}", theta_key, m.rope.theta);
+  const double rotary = static_cast<double>(m.head_dim) * partial;
+  m.rope.rotary_dim = rotary < 1e9 ? static_cast<int64_t>(std::llround(rotary)) : 0;
+  if (m.rope.rotary_dim >= 2 && m.rope.rotary_dim % 2 == 0 && m.rope.rotary_dim <= m.head_dim) return;
+  std::vector<std::string> depends{partial_key, "hidden_size", "num_attention_heads"};
+  if (problems.valid({partial_key, "head_dim", "hidden_size", "num_attention_heads"}))
+    r.conflict(
+        r.given("head_dim") ? "head_dim" : "hidden_size", std::move(depends),
+        "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; expected an even number of "
+        "at most head_dim",
+        m.head_dim, partial, m.rope.rotary_dim);
+}
+
+void read_gpt2(const ConfigReader& r, ModelSpec& m) {
+  m.hidden = r.size("n_embd", "hidden_size");
+  m.layers = r.size("n_layer", "num_hidden_layers");
+  m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
+  m.max_positions = r.size_or("n_positions", 1024, "max_position_embeddings");
+  // Only in older files; transformers ignores it.
+  if (const JsonValue* n_ctx = r.find("n_ctx"))
+    if (n_ctx->is_number() && n_ctx->as_double() == static_cast<double>(m.max_positions))
+      r.note_read({"n_ctx"});
+  m.ffn = r.size_or("n_inner", 4 * m.hidden);
+  m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh);
+  m.norm = ops::NormKind::layer;
+  m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", 1e-5));
+  m.norm_bias = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = true;
+  m.gated = m.use_rope = false;
+  m.tied = r.flag_or("tie_word_embeddings", true);
+  m.residual_dropout = r.dropout_or("resid_pdrop", 0.1);
+  m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
+  m.attention_dropout = r.dropout_or("attn_pdrop", 0.1);
+  r.must_be_on("scale_attn_weights", "attention without scaling by 1/sqrt(head_dim)");
+  r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling attention by the layer index");
+  r.must_be_off("reorder_and_upcast_attn", "reordered and upcast attention");
+  r.must_be_off("add_cross_attention", "cross attention");
+}
+
+bool is_qwen2(const ModelSpec& m) {
+  return m.family == Family::qwen2 || m.family == Family::qwen2_moe;
+}
+bool is_qwen3(const ModelSpec& m) {
+  return m.family == Family::qwen3 || m.family == Family::qwen3_moe;
+}
+bool is_moe(const ModelSpec& m) {
+  return m.family == Family::mixtral || m.family == Family::qwen2_moe || m.family == Family::qwen3_moe;
+}
+
+// The sliding window. Mistral: in all layers. Qwen: with use_sliding_window, in layers >= max_window_layers.
+void read_window(const ConfigReader& r, ModelSpec& m) {
+  constexpr int64_t missing = 4096;  // default of transformers for a missing key; null means no window
+  const bool null = r.find("sliding_window") && !r.given("sliding_window");
+  if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
+  if (m.family == Family::mixtral && r.given("sliding_window")) m.window = r.size("sliding_window");
+  const bool qwen = is_qwen2(m) || is_qwen3(m);
+  // Both depend on use_sliding_window, which files of transformers have, often false.
+  if (qwen && r.find("use_sliding_window"))
+    r.note_read({"sliding_window", "max_window_layers"});
+  else if (qwen)
+    r.note_unused({"sliding_window", "max_window_layers"});
+  if (qwen && !null && r.flag_or("use_sliding_window", false) &&
+      r.size_or("max_window_layers", 28) < m.layers && r.valid({"max_window_layers", "num_hidden_layers"}))
+    r.conflict("max_window_layers", {"num_hidden_layers"},
+               "max_window_layers: a sliding window in only some layers is not supported");
+  const std::string_view kind = m.window > 0 ? "sliding_attention" : "full_attention";
+  const JsonValue* types = r.given("layer_types");
+  if (!types || !r.valid({"num_hidden_layers"})) return;
+  bool as_expected = types->is_array() && static_cast<int64_t>(types->items().size()) == m.layers;
+  if (as_expected)
+    for (const JsonValue& type : types->items()) as_expected &= type.is_string() && type.as_string() == kind;
+  if (!as_expected)
+    r.refuse("layer_types",
+             "layer_types must be {} for each of the {} layers; other or mixed layer types are not supported",
+             kind, m.layers);
+}
+
+// Which layers have an ordinary MLP (Qwen).
+void read_dense_layers(const ConfigReader& r, ModelSpec& m) {
+  m.moe.dense.assign(static_cast<size_t>(m.layers), 0);
+  if (m.family == Family::mixtral) return;
+  const int64_t step = r.size_or("decoder_sparse_step", 1);
+  for (int64_t i = 0; i < m.layers; ++i) m.moe.dense[static_cast<size_t>(i)] = (i + 1) % step != 0;
+  const JsonValue* only = r.given("mlp_only_layers");
+  if (!only) return;
+  bool valid = only->is_array();
+  if (valid)
+    for (const JsonValue& layer : only->items()) {
+      const double i = layer.is_number() ? layer.as_double() : -1;
+      // Layers that the model does not have are ignored, as in transformers.
+      if (i < 0 || i != std::floor(i)) {
+        valid = false;
+      } else if (i < static_cast<double>(m.layers)) {
+        m.moe.dense[static_cast<size_t>(i)] = 1;
+      }
+    }
+  if (!valid) r.refuse("mlp_only_layers", "mlp_only_layers must be a list of layer indices");
+}
+
+// Training of the router: keys of Megatron-LM, which transformers does not have.
+void read_router_training(const ConfigReader& r, MoeSpec& e) {
+  static constexpr std::pair<std::string_view, std::optional<AuxLoss>> kinds[] = {
+      {"aux_loss", AuxLoss::microbatch},
+      {"seq_aux_loss", AuxLoss::sequence},
+      {"global_aux_loss", AuxLoss::global},
+      {"none", std::nullopt}};
+  static constexpr std::pair<std::string_view, bool> policies[] = {{"probs", true}, {"position", false}};
+  const std::optional<AuxLoss> balance =
+      r.choice_or(kinds, "moe_router_load_balancing_type", std::optional(AuxLoss::microbatch));
+  e.aux_loss = static_cast<float>(r.number_or("moe_aux_loss_coeff", 0));
+  e.aux_tokens = balance.value_or(AuxLoss::microbatch);
+  if (!balance && e.aux_loss != 0)
+    r.conflict("moe_aux_loss_coeff", {"moe_router_load_balancing_type"},
+               "moe_aux_loss_coeff is {}, but moe_router_load_balancing_type is none", e.aux_loss);
+  e.z_loss = static_cast<float>(r.number_or("moe_z_loss_coeff", 0));
+  e.capacity_factor =
+      r.given("moe_expert_capacity_factor") ? r.positive_or("moe_expert_capacity_factor", 1) : 0;
+  e.pad_to_capacity = r.flag_or("moe_pad_expert_input_to_capacity", false);
+  e.drop_by_probability = r.choice_or(policies, "moe_token_drop_policy", true);
+  static constexpr std::pair<std::string_view, TokenDispatcher> dispatchers[] = {
+      {"alltoall", TokenDispatcher::alltoall}, {"allgather", TokenDispatcher::allgather}};
+  e.dispatcher = r.choice_or(dispatchers, "moe_token_dispatcher_type", TokenDispatcher::alltoall);
+  constexpr double usual_slack = 1.25;
+  e.row_slack = r.number_or("moe_row_slack", usual_slack);
+  if (e.pad_to_capacity && e.capacity_factor == 0)
+    r.refuse("moe_pad_expert_input_to_capacity",
+             "moe_pad_expert_input_to_capacity needs moe_expert_capacity_factor");
+  if (e.capacity_factor == 0 && !e.drop_by_probability)
+    r.refuse("moe_token_drop_policy",
+             "moe_token_drop_policy has no effect: no token is dropped without moe_expert_capacity_factor");
+}
+
+// Routers that transformers does not have in these families: keys of Megatron-LM.
+void read_router(const ConfigReader& r, MoeSpec& e) {
+  static constexpr std::pair<std::string_view, ops::RouterScore> scores[] = {
+      {"softmax", ops::RouterScore::softmax}, {"sigmoid", ops::RouterScore::sigmoid}};
+  e.rule.score = r.choice_or(scores, "moe_router_score_function", ops::RouterScore::softmax);
+  e.rule.scale = static_cast<float>(
+      r.given("moe_router_topk_scaling_factor") ? r.positive_or("moe_router_topk_scaling_factor", 1) : 1);
+  const bool groups = r.given("moe_router_num_groups"), chosen = r.given("moe_router_group_topk");
+  if (groups != chosen)
+    r.refuse(groups ? "moe_router_num_groups" : "moe_router_group_topk",
+             "moe_router_num_groups and moe_router_group_topk need each other: {} is missing",
+             groups ? "moe_router_group_topk" : "moe_router_num_groups");
+  if (groups) e.rule.groups = r.size_or("moe_router_num_groups", 1);
+  if (chosen) e.rule.group_top_k = r.size_or("moe_router_group_topk", 1);
+  e.expert_bias = r.flag_or("moe_router_enable_expert_bias", false);
+  if (e.expert_bias && e.rule.score == ops::RouterScore::softmax)
+    r.refuse(
+        "moe_router_enable_expert_bias",
+        "moe_router_enable_expert_bias needs moe_router_score_function: sigmoid: a bias would outweigh the "
+        "scores of a softmax over many experts");
+  constexpr double usual_rate = 1e-3;
+  const double bias_rate = r.number_or("moe_router_bias_update_rate", usual_rate);
+  if (e.expert_bias)
+    e.bias_rate = static_cast<float>(bias_rate);
+  else if (bias_rate != 0 && bias_rate != usual_rate)
+    r.refuse("moe_router_bias_update_rate",
+             "moe_router_bias_update_rate has no effect without moe_router_enable_expert_bias: true");
+}
+
+void read_experts(const ConfigReader& r, ModelSpec& m) {
+  MoeSpec& e = m.moe;
+  const bool mixtral = m.family == Family::mixtral;
+  // transformers 5 knows both names of Mixtral's experts.
+  const bool qwen2 = m.family == Family::qwen2_moe;
+  const std::string_view experts_key = mixtral ? "num_local_experts" : "num_experts";
+  e.experts = mixtral ? r.size_or("num_local_experts", 8, "num_experts")
+                      : r.size_or("num_experts", qwen2 ? 60 : 128, "num_local_experts");
+  e.rule.top_k = r.size_or("num_experts_per_tok", mixtral ? 2 : qwen2 ? 4 : 8);
+  e.rule.normalize = mixtral || r.flag_or("norm_topk_prob", false);
+  e.ffn = mixtral ? m.ffn : r.size_or("moe_intermediate_size", qwen2 ? 1408 : 768);
+  if (mixtral) {
+    if (r.number_or("router_jitter_noise", 0) != 0)
+      r.refuse("router_jitter_noise", "router_jitter_noise is not supported. Fix: 0");
+    r.must_be_off("norm_topk_prob", "Mixtral without normalized weights");
+  }
+  if (qwen2) {
+    e.shared_ffn = r.size_or("shared_expert_intermediate_size", 5632);
+    e.shared_gate = true;
+  }
+  m.gated = true;
+  if (r.valid({"num_hidden_layers", "decoder_sparse_step"})) read_dense_layers(r, m);
+  read_router(r, e);
+  const char* reason = ops::unsupported(e.rule, e.experts);
+  const bool grouped = e.rule.groups > 1 || e.rule.group_top_k > 1;
+  if (reason[0] != 0 && r.valid({experts_key, "num_experts_per_tok"}) && !grouped)
+    r.conflict("num_experts_per_tok", {std::string(experts_key)},
+               "num_experts_per_tok is {} of {} experts: {}", e.rule.top_k, e.experts, reason);
+  if (reason[0] != 0 && grouped &&
+      r.valid({experts_key, "num_experts_per_tok", "moe_router_num_groups", "moe_router_group_topk"}))
+    r.conflict("moe_router_num_groups",
+               {std::string(experts_key), "num_experts_per_tok", "moe_router_group_topk"},
+               "moe_router_num_groups is {} with moe_router_group_topk {}, {} experts and {} per token: {}",
+               e.rule.groups, e.rule.group_top_k, e.experts, e.rule.top_k, reason);
+  read_router_training(r, e);
+}
+
+void read_llama_like(const ConfigReader& r, ModelSpec& m) {
+  m.hidden = r.size("hidden_size");
+  m.layers = r.size("num_hidden_layers");
+  m.heads = r.size("num_attention_heads");
+  m.kv_heads = r.size_or("num_key_value_heads", m.heads);
+  m.ffn = r.size("intermediate_size");
+  const bool mistral = m.family == Family::mistral || m.family == Family::mixtral;
+  const int64_t longest = m.family == Family::llama ? 2048 : mistral ? 131072 : 32768;
+  m.max_positions = r.size_or("max_position_embeddings", longest);
+  m.head_dim = r.size_or("head_dim", m.family == Family::qwen3 ? 128 : 0);
+  m.activation = r.choice_or(activations, "hidden_act", m.activation);
+  m.norm_eps = static_cast<float>(m.family == Family::mixtral ? r.positive_or("rms_norm_eps", 1e-5)
+                                                              : r.positive_or("rms_norm_eps", 1e-6));
+  const bool attention_bias = r.flag_or("attention_bias", false);
+  m.qkv_bias = is_qwen2(m) || attention_bias;
+  m.o_bias = !is_qwen2(m) && attention_bias;
+  // transformers has no such biases in these families and would not read them.
+  if (m.family != Family::llama) r.must_be_off("mlp_bias", "an MLP bias in this model_type");
+  if (mistral) r.must_be_off("attention_bias", "an attention bias in this model_type");
+  m.mlp_bias = r.flag_or("mlp_bias", false);
+  m.qk_norm = is_qwen3(m);
+  m.tied = r.flag_or("tie_word_embeddings", false);
+  m.attention_dropout = r.dropout_or("attention_dropout", 0.0);
+  read_window(r, m);
+  if (is_moe(m)) {
+    read_experts(r, m);
+    return;
+  }
+  r.must_be_off("num_local_experts", "a mixture of experts");
+  r.must_be_off("num_experts", "a mixture of experts");
+}
+
+// Constraints between head counts and widths.
+void check_heads(const ConfigReader& r, ModelSpec& m) {
+  const bool gpt2 = m.family == Family::gpt2 && r.given("n_head");
+  const std::string hidden_key = gpt2 ? "n_embd" : "hidden_size",
+                    heads_key = gpt2 ? "n_head" : "num_attention_heads";
+  if (m.head_dim == 0) {
+    if (m.hidden % m.heads && r.valid({hidden_key, heads_key}))
+      r.conflict(heads_key, {hidden_key}, "{} {} is not divisible by {} {}{}", hidden_key, m.hidden,
+                 heads_key, m.heads, m.family == Family::gpt2 ? "" : "; set head_dim");
+    m.head_dim = std::max<int64_t>(1, m.hidden / m.heads);
+  }
+  if (m.heads % m.kv_heads && r.valid({heads_key, "num_key_value_heads"}))
+    r.conflict("num_key_value_heads", {heads_key},
+               "num_attention_heads {} is not a multiple of num_key_value_heads {}", m.heads, m.kv_heads);
+}
+
+}  // namespace
+
+ModelSpec parse_model_config(const std::string& text, const std::string& source) {
+  const JsonValue json = parse_json(text, source);
+  if (!json.is_object())
+    throw ModelConfigError(
+        std::vector{ModelProblem{"", fmt::format("expected a JSON object, found {}", json.kind()), {}}});
+  ConfigProblems problems;
+  const ConfigReader r(json, problems);
+  ModelSpec m;
+  // The model types of transformers, and the ones that hugging_face_config() writes for other routers.
+  static constexpr std::pair<std::string_view, Family> types[] = {families[0],
+                                                                  families[1],
+                                                                  families[2],
+                                                                  families[3],
+                                                                  families[4],
+                                                                  families[5],
+                                                                  families[6],
+                                                                  families[7],
+                                                                  {"nrl_mixtral", Family::mixtral},
+                                                                  {"nrl_qwen2_moe", Family::qwen2_moe},
+                                                                  {"nrl_qwen3_moe", Family::qwen3_moe}};
+  static_assert(std::size(types) == std::size(families) + 3);
+  const JsonValue* type = r.given("model_type");
+  const bool deepseek = type && type->is_string() && type->as_string().starts_with("deepseek");
+  if (deepseek)
+    r.refuse("model_type",
+             "model_type {} is not supported: its multi-head latent attention is not built (its router is)",
+             type->as_string());
+  else
+    m.family = r.choice_or(types, "model_type", Family::llama);
+  // The other keys depend on the family.
+  if (!r.given("model_type"))
+    problems.add(
+        "model_type", {},
+        "model_type is missing: every model needs it; expected gpt2, llama, mistral, qwen2, qwen3, mixtral, "
+        "qwen2_moe or qwen3_moe");
+  m.vocab_size = r.size("vocab_size");
+  if (problems.valid({"model_type"})) {
+    if (m.family == Family::gpt2) {
+      read_gpt2(r, m);
+    } else {
+      read_llama_like(r, m);
+    }
+    check_heads(r, m);
+    if (m.use_rope) read_rope(r, m, problems);
+    if (m.use_rope && problems.all().empty())
+      if (auto conflict = rope_conflict(json))
+        problems.add(std::move(conflict->key), std::move(conflict->depends), std::move(conflict->text));
+  }
+  r.must_be_off("quantization_config", "a quantized model");
+  // With this bound no sum of bytes can overflow.
+  if (problems.all().empty() && approximate_parameters(m) > 0x1p48) {
+    const ModelSize largest = unusual_sizes(m).front();
+    const std::string_view key =
+        json.find(largest.key) || largest.alias.empty() ? largest.key : largest.alias;
+    problems.add(std::string(key), {},
+                 fmt::format("the model is too large: {} parameters; {} is {}",
+                             human_count(approximate_parameters(m)), key, largest.value));
+  }
+  m.initializer_range = static_cast<float>(r.number_or("initializer_range", 0.02));
+  if (!std::isfinite(m.initializer_range))
+    r.refuse("initializer_range", "initializer_range is infinite in fp32");
+  if (!problems.all().empty()) throw ModelConfigError(std::move(problems.all()));
+  m.config_json = text;
+  m.unread_keys = unread_keys(json, problems);
+  return m;
+}
+
+// A router that transformers does not have in this family.
+static bool own_router(const ModelSpec& m) {
+  const ops::RouterRule& rule = m.moe.rule;
+  return rule.score != ops::RouterScore::softmax || rule.scale != 1 || rule.group_top_k < rule.groups ||
+         m.moe.expert_bias;
+}
+
+static void write_experts(JsonValue& json, const ModelSpec& m) {
+  if (m.moe.experts == 0) return;
+  const bool mixtral = m.family == Family::mixtral;
+  json.set(mixtral ? "num_local_experts" : "num_experts", m.moe.experts);
+  json.set("num_experts_per_tok", m.moe.rule.top_k);
+  if (own_router(m)) {
+    // transformers would load the weights and route otherwise.
+    json.set("model_type", fmt::format("nrl_{}", name_of(m.family)));
+    json.set("architectures", JsonValue::array({}));
+  }
+  if (mixtral) return;
+  json.set("norm_topk_prob", m.moe.rule.normalize);
+  json.set("moe_intermediate_size", m.moe.ffn);
+  if (m.moe.shared_ffn > 0) json.set("shared_expert_intermediate_size", m.moe.shared_ffn);
+}
+
+std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
+  static constexpr std::string_view classes[] = {
+      "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM",  "Qwen2ForCausalLM",
+      "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"};
+  JsonValue json = parse_json(m.config_json, "config.json");
+  const auto set_default = [&](const char* key, JsonValue value) {
+    if (const JsonValue* v = json.find(key); !v || v->is_null()) json.set(key, std::move(value));
+  };
+  json.set("architectures", JsonValue::array({classes[static_cast<int>(m.family)]}));
+  json.set("model_type", name_of(m.family));
+  json.set("vocab_size", m.vocab_size);
+  if (m.family == Family::gpt2) {
+    json.set("n_embd", m.hidden);
+    json.set("n_layer", m.layers);
+    json.set("n_head", m.heads);
+    json.set("n_positions", m.max_positions);
+    json.set("n_inner", m.ffn);
+    set_default("activation_function", "gelu_new");
+    set_default("layer_norm_epsilon", 1e-5);
+  } else {
+    json.set("hidden_size", m.hidden);
+    json.set("num_hidden_layers", m.layers);
+    json.set("num_attention_heads", m.heads);
+    json.set("num_key_value_heads", m.kv_heads);
+    json.set("head_dim", m.head_dim);
+    json.set("intermediate_size", m.ffn);
+    json.set("max_position_embeddings", m.max_positions);
+    set_default("hidden_act", "silu");
+    set_default("rms_norm_eps", m.family == Family::mixtral ? 1e-5 : 1e-6);
+    write_rope(json, m);
+    write_experts(json, m);
+  }
+  json.set("tie_word_embeddings", m.tied);
+  set_default("initializer_range", 0.02);
+  json.set("torch_dtype", dtype);
+  json.set("dtype", dtype);
+  return json.dump(2) + "\n";
+}
+
+}  // namespace nrl::model

@@ -1,0 +1,38 @@
+#pragma once
+// Attention of a block over the ranks that split every sequence.
+
+#include "apps/model/program/layer.h"
+#include "parallel/context/attention.h"
+
+namespace nrl::model {
+
+class ContextParallel {
+ public:
+  /// For block `layer`, whose queries, keys and values are of `dtype`; `context.share` must be set.
+  ContextParallel(const LayerContext& context, int layer, DType dtype);
+
+  const parallel::ContextAttention& attention() const { return attention_; }
+  /// The boundaries of a microbatch for this block.
+  std::span<const parallel::CallBounds> bounds(const MicroBatch& batch) const;
+  /// The groups that the exchange uses; others are null.
+  parallel::ContextGroups groups(const Run& r) const;
+
+ private:
+  parallel::ContextExchange exchange_;
+  size_t index_;  ///< of the exchange among the distinct ones
+  parallel::ContextAttention attention_;
+};
+
+/// Null without context parallelism.
+std::optional<ContextParallel> context_parallel(const LayerContext& context, int layer, DType dtype);
+
+/// Scratch bytes of the attention of all blocks with context parallelism, 0 without. `partials`:
+/// Exec::partials() of a CPU.
+size_t context_workspace(const LayerContext& context, DType dtype, DeviceType device, int partials);
+
+/// The group of some of the ranks of a block with this exchange.
+parallel::GroupId context_group(const parallel::ContextExchange& exchange, parallel::ContextRanks ranks);
+/// The groups that blocks with these exchanges communicate in, in context groups of `size` ranks.
+std::vector<parallel::GroupId> context_groups(std::span<const parallel::ContextExchange> exchanges, int size);
+
+}  // namespace nrl::model

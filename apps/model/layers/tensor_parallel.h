@@ -1,0 +1,94 @@
+#pragma once
+// The boundaries between the residual stream and the matrices that tensor-parallel ranks divide. Inside of
+// them every rank has all tokens of the microbatch and a part of every matrix. Outside, all ranks have the
+// same stream, or with sequence parallelism each has its part of the tokens:
+//
+//                   forward                                 backward
+//   ColumnInput     nothing, or all-gather                  all-reduce, or reduce-scatter
+//   RowOutput       all-reduce, or reduce-scatter           nothing, or all-gather
+//
+// A gathered input is kept for the gradient of the weights, so that both columns communicate the same bytes.
+// Its slot has the recompute rule "gather", with which the backward pass gathers it again. On a rank alone
+// both are empty: the outer and the inner slot are one.
+// FP8 GEMMs may read rows that their ranks have rounded before the gather (gathers_fp8()): then the operand
+// gathers codes (projection.h), and here the outer and the inner slot are one.
+// With `overlap` (gemm_overlap.h) communication overlaps the GEMMs. The gradient of a column input is summed
+// during wgrad, and an input that is gathered again arrives during dgrad.
+//
+// Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size.
+
+#include "apps/model/layers/gemm_overlap.h"
+
+namespace nrl::model {
+
+/// Adds a slot to the layer's table.
+using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
+
+/// The recompute rule of inputs that are gathered again in the backward pass.
+inline constexpr std::string_view gather_rule = "gather";
+
+/// The ranks that have parts of the tokens of a microbatch, of `tensor` x `context` ranks.
+parallel::GroupId microbatch_ranks(int tensor, int context);
+
+/// True if tensor-parallel ranks round their own rows of an operand of a layer's GEMM to FP8 and gather the
+/// codes: of x, where the weight is split by rows (ColumnInput), or of dy (RowOutput). Otherwise they gather
+/// the rows as they are, and an FP8 GEMM rounds all of them. The numbers are the same.
+bool gathers_fp8(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
+                 precision::Gemm gemm);
+
+/// The input of matrices split by rows of outputs (columns of the product).
+class ColumnInput {
+ public:
+  /// `in` (n, H) is the input, `d_in` (n, H) its gradient; the types are theirs. `codes`: gathers_fp8().
+  ColumnInput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot in, Slot d_in,
+              int64_t hidden, DType in_type, DType d_in_type, bool codes = false);
+  /// A forward step with sequence parallelism, unless codes are gathered; else nothing.
+  void gather(Run& r) const;
+  /// For the step after it, which reads x or a copy of it in another format: calls `gemm` for all `rows`.
+  void multiply(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const;
+  /// Before dgrad: with overlap, a step that starts to gather x again if it was not kept.
+  void gather_again(Run& r) const;
+  /// For a wgrad step that reads x: waits until it is complete.
+  void wait(const Run& r) const { wait_for(r, x); }
+  /// For the step that has written d_x and names d_in as well: starts to sum over the ranks. Without overlap
+  /// the sum is d_in when it returns.
+  void reduce(const Run& r) const;
+  /// After wgrad: with overlap, a step after which the sum is d_in.
+  void finish_reduce(Run& r) const;
+
+  Slot x;    ///< (N, H): what the matrices read; `in` where codes are gathered
+  Slot d_x;  ///< (N, H): this rank's part of the gradient
+
+ private:
+  bool gathers() const { return x.id != in_.id; }
+  bool overlaps() const { return overlap_.method != TpCommOverlap::none; }
+
+  CommOverlap overlap_;
+  Slot in_, d_in_;
+};
+
+/// The output of matrices split by their inputs.
+class RowOutput {
+ public:
+  /// `out` (n, H) is the output, `d_out` (n, H) its gradient; the types are theirs. `codes`: gathers_fp8().
+  RowOutput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot out, Slot d_out,
+            int64_t hidden, DType out_type, DType d_out_type, bool codes = false);
+  /// For a step that writes `partial` and `out`: calls `gemm` for all rows of `partial`; the sum over the
+  /// ranks becomes `out`.
+  void multiply(const Run& r, const GemmOfRows& gemm) const;
+  /// A dgrad step with sequence parallelism, unless codes are gathered; else nothing.
+  void gather(Run& r) const;
+  /// For the step after it, which reads d_full or a copy of it: calls `gemm` for all `rows`.
+  void multiply_gradient(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const;
+  /// The bias that this rank's part gets: one of the ranks adds it. Empty for parameter -1.
+  static Tensor bias(const Run& r, int parameter);
+
+  Slot partial;  ///< (N, H): this rank's part of the sum
+  Slot d_full;   ///< (N, H): the gradient of every token's output; `d_out` where codes are gathered
+
+ private:
+  CommOverlap overlap_;
+  Slot out_, d_out_;
+};
+
+}  // namespace nrl::model

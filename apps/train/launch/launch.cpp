@@ -1,0 +1,53 @@
+#include "apps/train/launch/launch.h"
+
+#include "core/base/log.h"
+#include "core/base/threads.h"
+
+namespace nrl::train {
+
+int run_in_world(const std::function<int(comm::World&)>& body) {
+  const auto world = comm::World::init();
+  log::init(world->rank(), world->size());
+  try {
+    const int code = body(*world);
+    world->finalize();
+    return code;
+  } catch (const AgreedExit& agreed) {
+    // All ranks reach this with the same code.
+    world->mark_failed();
+    world->finalize();
+    return static_cast<int>(agreed.code);
+  } catch (const std::exception& e) {
+    // The other ranks may be blocked in communication, so they must be aborted.
+    const Error error = error_from(e);
+    log::error_text(error.what());
+    if (world->size() > 1) world->abort(error.code());
+    world->mark_failed();
+    return static_cast<int>(error.code());
+  }
+}
+
+engine::StepResult collect_step(comm::World& world, engine::Engine& engine) {
+  try {
+    return engine.collect();
+  } catch (const engine::StepStuck& e) {
+    log::error_text(e.what());
+    world.abort(e.code());
+  }
+}
+
+comm::ErrorConsensus attempt_collectively(comm::World& world, const std::function<void()>& work) {
+  return comm::attempt_on_all(world.comm(), work);
+}
+
+void run_collectively(comm::World& world, const std::function<void()>& work) {
+  require_agreed(world, attempt_collectively(world, work));
+}
+
+void require_agreed(comm::World& world, const comm::ErrorConsensus& consensus) {
+  if (consensus.code == Exit::ok) return;
+  if (world.rank() == consensus.rank) log::error_text(consensus.message);
+  throw AgreedExit{consensus.code};
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,268 @@
+#include "apps/train/loop/run_report.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/train/report/communication.h"
+#include "apps/train/start/banner.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/device/cpu/memory.h"
+#include "core/io/atomic_file.h"
+#include "core/ops/peak.h"
+
+namespace nrl::train {
+namespace {
+
+constexpr const char *config_file = "config.yaml", *memory_file = "memory.json";
+/// Written as AtomicFiles, which a killed run leaves under their temporary names.
+constexpr const char* own_files[] = {config_file, memory_file, communication_file, metrics_file};
+
+PeakEstimate peak_estimate(Run& run) {
+  if (run.engine->exec().device) return PeakEstimate(run.peak);
+  const double factor = native_factor(run.engine->exec(), run.plan().recipe.activations());
+  return PeakEstimate(run.peak, [threads = run.engine->exec().threads, factor] {
+    return ops::measure_gemm_peak(threads, 0.02) * 1e9 * factor;
+  });
+}
+
+}  // namespace
+
+RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double start)
+    : run_(run),
+      terminal_(terminal),
+      phases_(phases),
+      metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
+      profile_(run),
+      peak_(peak_estimate(run)),
+      memory_(run.config.monitoring,
+              run.engine->exec().device ? run.plan().memory.bytes(memory::Tier::pinned) +
+                                              run.plan().memory.bytes(memory::Tier::host)
+                                        : run.plan().memory.bytes(memory::Tier::device),
+              run.engine->exec().device),
+      start_(start),
+      first_step_(run.position.step) {
+  if (first()) {
+    const std::string& log_dir = run.config.logger.log_dir;
+    remove_leftovers(log_dir, run.saver->locks()->of(log_dir), [](std::string_view name) {
+      return std::any_of(std::begin(own_files), std::end(own_files),
+                         [&](const char* file) { return has_nonce(name, std::string(file) + ".tmp-"); });
+    });
+    write_file_atomic(join_path(log_dir, config_file), dump_resolved(run.config_result));
+  }
+  terminal_.set_max_steps(run.max_steps());
+}
+
+void RunReport::banner() {
+  if (!first()) return;
+  terminal_.banner(describe_run(run_, peak_.flops()));
+  for (const std::string& w : run_.warnings) terminal_.warn(w);
+  // For a length in steps, the check of the configuration has already printed this warning.
+  if (run_.max_steps() != resolved_loop(run_.config).max_num_steps.value_or(0))
+    if (const std::string text = schedule_beyond_run(run_.config, run_.max_steps()); !text.empty())
+      terminal_.warn(text);
+}
+
+void RunReport::first_step() {
+  run_.world.collective_log().reset_totals();
+  phases_.begin("first step", "computing the first step");
+}
+
+int64_t RunReport::tokens_per_step() const {
+  return run_.plan().batch.global * run_.plan().sequence_length;
+}
+
+double RunReport::exposed_seconds() const {
+  double sum = 0;
+  for (const auto& total : run_.world.collective_log().totals()) sum += total.exposed_seconds;
+  return sum;
+}
+
+double RunReport::rank_flops(double tokens_per_s, double keys) const {
+  return tokens_per_s * training_flops_of_token(run_.plan().spec, keys) / run_.world.size();
+}
+
+std::optional<double> RunReport::mfu(double tokens_per_s, double keys) const {
+  if (peak_.flops() <= 0) return std::nullopt;
+  return rank_flops(tokens_per_s, keys) / peak_.flops();
+}
+
+// If a row cannot be written, the run continues without metrics.
+template <class Write>
+void RunReport::log_row(const Write& write) {
+  try {
+    write();
+  } catch (const Error& e) {
+    terminal_.warn(e.what());
+  }
+}
+
+void RunReport::step(const StepInFlight& step, const engine::StepResult& result) {
+  const int64_t tokens = tokens_per_step();
+  const memory::MemoryPlan& memory = run_.plan().memory;
+  const double now = Timers::steady_seconds(), seconds = now - std::exchange(last_result_, now);
+  phases_.end();
+  timers_.move(RunSection::compute, RunSection::comm, step.exposed);
+  StepFacts facts;
+  facts.step = step.step;
+  facts.max_steps = run_.max_steps();
+  facts.loss = -result.metrics[0] / static_cast<double>(step.loss_tokens);
+  facts.lr = step.lr;
+  facts.grad_norm = result.grad_norm;
+  if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)
+    facts.router = {.aux_loss = moe.has_aux_loss() ? std::optional(result.router[0]) : std::nullopt,
+                    .z_loss = result.router[1],
+                    .load = result.router[2],
+                    .rounds = result.expert_rounds};
+  facts.tokens = run_.position.tokens - (run_.position.step - step.step) * tokens;
+  facts.tokens_per_s = static_cast<double>(tokens) / seconds;
+  // Only rank 0 prints MFU. While it measures the peak, the other ranks wait in their next step.
+  if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
+  facts.mfu = mfu(facts.tokens_per_s, step.keys);
+  facts.fp8 = plan::fp8_text(run_.config, run_.plan());
+  if (first())
+    facts.mem_bytes =
+        run_.engine->exec().device ? memory.total_bytes() : static_cast<int64_t>(cpu::peak_resident_bytes());
+  facts.step_ms = seconds * 1e3;
+  facts.data_ms = step.times[RunSection::data] * 1e3;
+  facts.comm_ms = step.exposed * 1e3;
+  const StepProfile::KernelSeconds kernels =
+      profile_.end_step(step.step, seconds - step.times[RunSection::data] - step.exposed);
+  facts.gemm_ms = kernels.gemm * 1e3;
+  facts.attention_ms = kernels.attention * 1e3;
+  if (const memory::HostCopyStatistics& copies = result.copies; copies.bytes() > 0)
+    facts.offload = {
+        .bytes = copies.bytes(), .ms = copies.seconds() * 1e3, .exposed_ms = copies.exposed_seconds * 1e3};
+  facts.skipped = result.skipped;
+  if (result.loss_scale > 0) facts.loss_scale = result.used_loss_scale;
+  facts.world_size = run_.world.size();
+  // The first step of a process includes page faults and kernel generation.
+  if (step.step > first_step_ + 1) {
+    rates_.add(facts.tokens_per_s);
+    step_seconds_.add(seconds);
+    mean_keys_ += (step.keys - mean_keys_) / static_cast<double>(rates_.count());
+    facts.eta_s = step_seconds_.mean() * static_cast<double>(run_.max_steps() - step.step);
+  }
+  for (int i = 0; i < memory::category_count; ++i) {
+    const auto category = static_cast<memory::Category>(i);
+    facts.memory.emplace_back(memory::name_of(category), memory.bytes(category));
+  }
+  log_row([&] { metrics_.step(facts); });
+  terminal_.step(facts);
+  for (const std::string& warning : memory_.after_step(step.step - first_step_)) {
+    if (first())
+      terminal_.warn(warning);
+    else
+      log::warn("rank {}: {}", run_.world.rank(), warning);
+  }
+  if (step.step == first_step_ + 1 && first()) {
+    constexpr double slow = 5;  // a slow start explains itself
+    const double seconds = Timers::steady_seconds() - start_;
+    terminal_.event("start", step.step,
+                    fmt::format("first step finished {:.2f} s after start{}", seconds,
+                                seconds < slow ? "" : ": " + phases_.text()));
+  }
+}
+
+void RunReport::evaluation(double loss, double seconds) {
+  EvalFacts facts;
+  facts.step = run_.position.step;
+  facts.losses = {{"val_loss", loss}};
+  facts.seconds = seconds;
+  log_row([&] { metrics_.eval(facts); });
+  terminal_.eval(facts);
+  profile_.skip();
+}
+
+void RunReport::sample(const std::string& text) {
+  const int64_t step = run_.position.step;
+  log_row([&] { metrics_.append(JsonValue::object({{"step", step}, {"text", printable(text)}})); });
+  terminal_.event("text", step, clipped(text, 1000));
+  profile_.skip();
+}
+
+void RunReport::checkpoint(const std::string& path, double seconds) {
+  checkpoint_ = path;
+  terminal_.event("ckpt", run_.position.step, fmt::format("{}  {:.1f}s", path, seconds));
+}
+
+void RunReport::trace(const std::string& path) {
+  terminal_.event("trace", run_.position.step, path);
+}
+
+std::string RunReport::divergence_hint(int64_t first_updates) const {
+  const std::string loaded =
+      !run_.resumed_from.empty() ? run_.resumed_from : run_.config.policy.model_name.value_or("");
+  const std::string weights = loaded.empty() ? "the initial weights" : "the weights loaded from " + loaded;
+  const int64_t succeeded = run_.position.updates - first_updates;
+  if (succeeded == 0) return fmt::format("No step succeeded with {}: they are finite, but unusable", weights);
+  return fmt::format("{} step{} succeeded since {}, so these are not the cause", succeeded,
+                     succeeded == 1 ? "" : "s", weights);
+}
+
+std::vector<CommFacts> RunReport::communication() const {
+  std::vector<CommFacts> out;
+  for (const comm::LogTotal& t : run_.world.collective_log().totals())
+    if (t.ranks > 1)
+      out.push_back({.group = t.group,
+                     .operation = std::string(name_of(t.op)),
+                     .algorithm = std::string(t.algorithm),
+                     .ranks = t.ranks,
+                     .count = t.count,
+                     .bytes = t.bytes,
+                     .wire_bytes = t.wire(),
+                     .seconds = t.busy_seconds,
+                     .exposed_s = t.exposed_seconds});
+  std::stable_sort(out.begin(), out.end(),
+                   [](const CommFacts& a, const CommFacts& b) { return a.exposed_s > b.exposed_s; });
+  return out;
+}
+
+void RunReport::write_memory() {
+  const std::string own = fmt::format("{} {}", run_.plan().memory.total_bytes(), cpu::peak_resident_bytes());
+  JsonValue ranks = JsonValue::array({});
+  for (const std::string& text : run_.world.comm().gather_texts(own)) {
+    const size_t space = text.find(' ');
+    ranks.push_back(JsonValue::object({{"arena_bytes", std::stoll(text.substr(0, space))},
+                                       {"peak_resident_bytes", std::stoll(text.substr(space + 1))}}));
+  }
+  if (!first()) return;
+  log_row([&] {
+    write_file_atomic(join_path(run_.config.logger.log_dir, memory_file),
+                      JsonValue::object({{"ranks", ranks}}).dump() + "\n");
+  });
+}
+
+void RunReport::summary(std::string outcome, Exit code) {
+  const Position& at = run_.position;
+  RunSummary s;
+  s.outcome = std::move(outcome);
+  s.steps = at.step - first_step_;
+  s.max_steps = run_.max_steps();
+  s.tokens = s.steps * tokens_per_step();
+  s.wall_s = Timers::steady_seconds() - start_;
+  s.mean_tokens_per_s = rates_.mean();
+  s.median_tokens_per_s = rates_.median();
+  if (rates_.count() > 0) s.mfu = mfu(rates_.median(), mean_keys_);
+  if (at.best_val_loss != 0) {
+    s.best_val_loss = at.best_val_loss;
+    s.best_val_step = at.best_val_step;
+  }
+  s.times = timers_.times();
+  s.kernels = profile_.kernels();
+  s.kernel_base_s = profile_.timed_seconds();
+  s.kernel_steps = profile_.timed_steps();
+  s.comm = communication();
+  if (first() && !s.comm.empty())
+    log_row([&] {
+      write_file_atomic(join_path(run_.config.logger.log_dir, communication_file),
+                        to_json(Communication{s.steps, s.comm}).dump() + "\n");
+    });
+  write_memory();
+  s.checkpoint = checkpoint_;
+  if (!checkpoint_.empty() && code == Exit::ok)
+    s.next = {fmt::format("nrl-train generate {} --prompt \"...\"", checkpoint_)};
+  terminal_.summary(s);
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,84 @@
+#pragma once
+// Reports a training run: terminal output, metrics.jsonl and the final summary.
+
+#include <string>
+
+#include "apps/train/loop/memory_watch.h"
+#include "apps/train/loop/step_profile.h"
+#include "apps/train/report/metrics.h"
+#include "apps/train/report/start_phases.h"
+#include "apps/train/report/statistics.h"
+#include "apps/train/report/terminal.h"
+#include "apps/train/report/timers.h"
+#include "apps/train/start/run.h"
+
+namespace nrl::train {
+
+/// The host's data of a step whose results are still pending.
+struct StepInFlight {
+  int64_t step = 0;
+  double lr = 0;
+  SectionTimes times;
+  double exposed = 0;       ///< seconds of exposed communication
+  int64_t loss_tokens = 0;  ///< of all ranks
+  double keys = 0;          ///< mean number of keys that a token of this rank attends to
+};
+
+class RunReport {
+ public:
+  /// Opens metrics.jsonl and writes config.yaml (rank 0). `start`: Timers::steady_seconds() at the start of
+  /// the run. All references must outlive the report.
+  RunReport(Run& run, Terminal& terminal, StartPhases& phases, double start);
+
+  void banner();
+  /// Must be called before the first step of this process.
+  void first_step();
+  /// Must be called before a step that starts with none in flight: restarts the step clock.
+  void restart_step_clock() { last_result_ = Timers::steady_seconds(); }
+  void step(const StepInFlight& step, const engine::StepResult& result);
+  void evaluation(double loss, double seconds);
+  void checkpoint(const std::string& path, double seconds);
+  void sample(const std::string& text);
+  void trace(const std::string& path);
+  void note(const std::string& text) { terminal_.note(text); }
+  void warn(const std::string& text) { terminal_.warn(text); }
+  /// For the message of a divergence: whether the weights that this process started from may be the cause.
+  /// `first_updates`: updates at its start.
+  std::string divergence_hint(int64_t first_updates) const;
+  void summary(std::string outcome, Exit code);
+
+  Timers& timers() { return timers_; }
+  StepProfile& profile() { return profile_; }
+  /// What the groups of ranks communicated since the first step, the most exposed first.
+  std::vector<CommFacts> communication() const;
+  /// Seconds of exposed communication so far.
+  double exposed_seconds() const;
+  int64_t tokens_per_step() const;
+
+ private:
+  bool first() const { return run_.world.rank() == 0; }
+  /// Model FLOP/s of a rank. `keys`: mean number of keys that a token attends to.
+  double rank_flops(double tokens_per_s, double keys) const;
+  std::optional<double> mfu(double tokens_per_s, double keys) const;
+  /// Collective. Writes memory.json: the arena and the peak resident memory of every rank.
+  void write_memory();
+  template <class Write>
+  void log_row(const Write& write);
+
+  Run& run_;
+  Terminal& terminal_;
+  StartPhases& phases_;
+  MetricsLog metrics_;
+  StepProfile profile_;
+  Timers timers_;
+  PeakEstimate peak_;
+  MemoryWatch memory_;
+  Histogram rates_, step_seconds_;
+  double mean_keys_ = 0;  // over the steps in rates_
+  double start_;
+  double last_result_ = 0;  // time of the previous step's result, or of the last restart_step_clock()
+  int64_t first_step_;
+  std::string checkpoint_;  // the last one saved
+};
+
+}  // namespace nrl::train

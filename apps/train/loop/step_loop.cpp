@@ -1,0 +1,218 @@
+#include "apps/train/loop/step_loop.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "apps/train/launch/launch.h"
+#include "apps/train/launch/stop_signal.h"
+#include "apps/train/loop/evaluator.h"
+#include "core/base/log.h"
+#include "core/trace/device_timeline.h"
+
+namespace nrl::train {
+namespace {
+
+constexpr int failed_saves_to_end = 3;  // in a row
+
+}  // namespace
+
+StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
+    : run_(run),
+      report_(report),
+      samples_(samples),
+      first_step_(run.position.step),
+      first_updates_(run.position.updates) {
+  if (run.max_steps() > 0)
+    schedule_ = make_lr_schedule(run.config.policy, run.max_steps(), run.plan().batch.global);
+}
+
+Exit StepLoop::run() {
+  const Config& c = run_.config;
+  const LoopConfig& loop = resolved_loop(c);
+  Position& at = run_.position;
+  const int64_t max_steps = run_.max_steps();
+  report_.banner();
+  if (max_steps == 0) {
+    save();
+    return finish("done: saved the initial checkpoint", Exit::ok);
+  }
+  if (at.step >= max_steps)
+    return finish(fmt::format("nothing to do: the checkpoint is at step {} of {}", at.step, max_steps),
+                  Exit::ok);
+  if (loop.val_at_start && at.step == 0) evaluate();
+
+  data::LoaderOptions loading = make_loader_options(c, run_.plan().batch, run_.placement.grid_position());
+  loading.consumed_samples = at.consumed_samples;
+  loading.steps = max_steps - at.step;
+  data::BatchLoader loader(*run_.train.dataset, loading);
+  report_.first_step();
+  while (at.step < max_steps) {
+    report_.profile().begin_step(at.step + 1);
+    begin_step(loader, loading);
+    const auto due = [&](int64_t period) { return period > 0 && at.step % period == 0; };
+    const bool last = at.step == max_steps;
+    const bool traced = report_.profile().ends_with(at.step, last);
+    const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
+    const bool saves = last || due(c.checkpointing.save_period);
+    const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
+    // On a GPU results are collected one step late, unless the host needs the weights now.
+    const bool needs_weights = evaluates || saves || traced || samples;
+    if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
+    if (traced) report_.trace(report_.profile().write());
+    if (evaluates) evaluate();
+    if (samples && samples_) report_.sample(samples_->sample());
+    if (saves) save();
+  }
+  return finish(fmt::format("done: {} steps", at.step), Exit::ok);
+}
+
+// Reads the data of a step and enqueues all its work.
+void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
+  Position& at = run_.position;
+  if (in_flight_.empty()) report_.restart_step_clock();
+  Timers& timers = report_.timers();
+  const auto compute = timers.time(RunSection::compute);
+  const SectionTimes before = timers.times();
+  const double exposed_before = report_.exposed_seconds();
+  plan::BatchCounts counts;
+  {
+    const auto scope = timers.time(RunSection::data);
+    for (int64_t m = 0; m < loading.accumulation; ++m) {
+      const int64_t first = data::first_sample(loading, 0, m) - loading.consumed_samples;
+      const data::HostMicroBatch& batch = loader.next();
+      run_.engine->fill(m, batch, first);
+      counts = counts + plan::count(batch, run_.plan().spec.window);
+    }
+  }
+  StepInFlight step;
+  step.step = at.step + 1;
+  step.loss_tokens = loss_tokens_of_all(*run_.train.dataset, report_.tokens_per_step(), counts,
+                                        run_.placement.groups(), run_.plan().layout);
+  step.keys = counts.pairs / static_cast<double>(counts.tokens);
+  step.lr = learning_rate(schedule_, step.step);
+  run_.engine->step({.number = step.step,
+                     .learning_rate = step.lr,
+                     .loss_tokens = step.loss_tokens,
+                     .stop = stop::requested() != 0 || run_.saver->lost_lock()},
+                    objective_);
+  ++at.step;
+  at.consumed_samples += run_.plan().batch.global;
+  at.tokens += report_.tokens_per_step();
+  step.times = timers.times() - before;
+  step.exposed = report_.exposed_seconds() - exposed_before;
+  in_flight_.push_back(step);
+}
+
+// Collects the results of steps in flight until only `leave` are left. Returns an exit code if the
+// run ends here.
+std::optional<Exit> StepLoop::finish_steps(int leave) {
+  const LoopConfig& c = resolved_loop(run_.config);
+  Position& at = run_.position;
+  bool diverges = false, stops = false;
+  while (static_cast<int>(in_flight_.size()) > leave) {
+    engine::StepResult result;
+    {
+      const auto compute = report_.timers().time(RunSection::compute);
+      result = collect_step(run_.world, *run_.engine);
+      trace::collect_device();
+    }
+    run_.placement.groups().check();  // replayed graphs report no errors themselves
+    const StepInFlight step = in_flight_.front();
+    in_flight_.pop_front();
+    if (diverges) {  // the device skipped this step
+      --at.step;
+      at.consumed_samples -= run_.plan().batch.global;
+      at.tokens -= report_.tokens_per_step();
+      continue;
+    }
+    at.updates = result.updates;
+    at.skipped_in_a_row = result.skipped_in_a_row;
+    at.skipped += result.skipped ? 1 : 0;
+    at.loss_scale = result.loss_scale;
+    at.clean_steps = result.clean_steps;
+    report_.step(step, result);
+    diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
+               (result.skipped && !result.overflow && c.on_nonfinite == OnNonfinite::stop);
+    stops = stops || result.stop;
+    if (diverges || stops) leave = 0;
+  }
+  if (diverges) return diverged();
+  // A stop request after the last step changes nothing.
+  return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
+}
+
+// What may be too large for the numbers of float16, or for a loss scale that stays.
+std::string StepLoop::precision_advice() const {
+  std::string advice;
+  const auto scaling = resolved_loss_scaling(run_.config.policy);
+  if (scaling && !scaling->dynamic && scaling->scale != 1)
+    advice = fmt::format("set policy.loss_scaling: dynamic (now {:g}), ", scaling->scale);
+  if (run_.engine->plan().recipe.activations() == DType::f16)
+    advice += "set policy.precision: bfloat16 (float16 ends at 65504), ";
+  return advice;
+}
+
+Exit StepLoop::diverged() {
+  const Position& at = run_.position;
+  if (run_.world.rank() == 0)
+    log::error_text(fmt::format(
+        "non-finite gradients in {} consecutive steps (last: {}); the weights are from step {}. {}. "
+        "Fix: {}lower policy.optimizer.lr, or inspect the data of these steps with nrl-train data show",
+        at.skipped_in_a_row, at.step, at.step - at.skipped_in_a_row, report_.divergence_hint(first_updates_),
+        precision_advice()));
+  return finish("diverged", Exit::diverged);
+}
+
+// Collective. Ends the run if another one has taken over a directory that it writes to.
+void StepLoop::require_locks() {
+  run_.engine->finish_gathers();
+  run_.saver->require_locks();
+}
+
+std::optional<Exit> StepLoop::stopped() {
+  require_locks();
+  const int64_t step = run_.position.step;
+  const bool saves = run_.config.checkpointing.enabled;
+  report_.note(fmt::format("stop requested; finished step {}{}", step, saves ? ", saving" : ""));
+  save(true);
+  const char* saved = saves ? "checkpoint saved" : "no checkpoint: checkpointing.enabled is false";
+  return finish(fmt::format("stopped after {}/{} steps, {}; exit 75  (resume: run the same command)", step,
+                            run_.max_steps(), saved),
+                Exit::stopped);
+}
+
+void StepLoop::evaluate() {
+  const auto scope = report_.timers().time(RunSection::eval);
+  const double begin = Timers::steady_seconds();
+  const double loss = train::evaluate(run_);
+  report_.evaluation(loss, Timers::steady_seconds() - begin);
+}
+
+void StepLoop::save(bool stopping) {
+  if (!run_.config.checkpointing.enabled) return;
+  require_locks();
+  const auto scope = report_.timers().time(RunSection::checkpoint);
+  const double begin = Timers::steady_seconds();
+  try {
+    const std::string path = run_.saver->save(*run_.engine, run_.position);
+    report_.checkpoint(path, Timers::steady_seconds() - begin);
+    failed_saves_ = 0;
+  } catch (const Error& e) {
+    // The same error on all ranks. The run ends when it could not save at its end, or several times in a row.
+    const int64_t step = run_.position.step;
+    if (++failed_saves_ >= failed_saves_to_end || step == run_.max_steps() || stopping) throw;
+    if (run_.world.rank() == 0)
+      report_.warn(
+          fmt::format("checkpoint at step {} not saved: {}; training continues until {} in a row fail", step,
+                      e.what(), failed_saves_to_end));
+  }
+}
+
+Exit StepLoop::finish(std::string outcome, Exit code) {
+  run_.engine->finish_gathers();
+  report_.summary(std::move(outcome), code);
+  stop::set_final_exit_code(static_cast<int>(code));
+  return code;
+}
+
+}  // namespace nrl::train

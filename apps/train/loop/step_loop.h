@@ -1,0 +1,45 @@
+#pragma once
+// The loop over optimizer steps, with evaluations, text samples, checkpoints and stop requests between them.
+
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "apps/train/loop/lr_schedule.h"
+#include "apps/train/loop/run_report.h"
+#include "apps/train/loop/text_samples.h"
+#include "apps/train/start/run.h"
+
+namespace nrl::train {
+
+class StepLoop {
+ public:
+  /// `samples` may be null: no text samples on this rank. All arguments must outlive the loop.
+  StepLoop(Run& run, RunReport& report, TextSamples* samples);
+
+  /// Collective. Returns the exit code that all ranks leave with.
+  Exit run();
+
+ private:
+  void begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading);
+  std::optional<Exit> finish_steps(int leave);
+  Exit diverged();
+  std::string precision_advice() const;
+  std::optional<Exit> stopped();
+  void require_locks();
+  void evaluate();
+  /// `stopping`: the run ends afterwards.
+  void save(bool stopping = false);
+  Exit finish(std::string outcome, Exit code);
+
+  Run& run_;
+  RunReport& report_;
+  TextSamples* samples_;
+  engine::LanguageModeling objective_;
+  LrSchedule schedule_;
+  std::deque<StepInFlight> in_flight_;
+  int64_t first_step_, first_updates_;  // of this process
+  int failed_saves_ = 0;
+};
+
+}  // namespace nrl::train

@@ -1,0 +1,27 @@
+#pragma once
+// Initializes the state of a run: from a checkpoint, a model directory, or the seed.
+
+#include <functional>
+
+#include "apps/train/report/start_phases.h"
+#include "apps/train/start/run.h"
+#include "apps/train/state/resume.h"
+
+namespace nrl::train {
+
+/// Work of the start-up that does not use the state, such as selecting the kernels. On a GPU another thread
+/// makes the state at the same time; on a CPU this work comes first.
+using WorkBeside = std::function<void()>;
+
+/// Loads the weights of policy.model_name, else initializes them from pretrain.seed. Not collective.
+/// `verify`: this rank's share of checking the directory's checksums first.
+void load_initial_weights(
+    const Config& config, engine::Engine& engine, VerifyShare verify, int threads, StartPhases& phases,
+    const WorkBeside& beside = [] {});
+
+/// Collective. Chooses the checkpoint to resume from, loads it or the initial weights, and moves other
+/// checkpoints aside. Sets position, resumed_from and changes, and appends to warnings. `beside` must not
+/// communicate.
+void initialize(Run& run, StartPhases& phases, const WorkBeside& beside);
+
+}  // namespace nrl::train

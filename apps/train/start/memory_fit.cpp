@@ -1,0 +1,206 @@
+#include "apps/train/start/memory_fit.h"
+
+#include <algorithm>
+
+#include "apps/train/state/model_source.h"
+#include "core/base/text.h"
+
+namespace nrl::train {
+namespace {
+
+using Overrides = std::vector<std::string>;
+
+class Search {
+ public:
+  Search(const ConfigResult& result, int world, const std::function<bool(ConfigResult&)>& valid,
+         DeviceType device, int threads, double capacity, size_t memory)
+      : text_(dump_resolved(result)),
+        world_(world),
+        valid_(valid),
+        device_(device),
+        threads_(threads),
+        capacity_(capacity),
+        memory_(memory) {}
+
+  /// The bytes that the run needs with these changes; unset if it is refused or does not fit.
+  std::optional<double> fits(const Overrides& overrides) const {
+    ConfigResult changed = load_config_text(text_, "changed.yaml", overrides);
+    if (!changed.ok() || !valid_(changed)) return std::nullopt;
+    const double need =
+        needed_memory(changed.config, load_model_spec(changed), resolve_batch(changed.config, world_), world_,
+                      device_, threads_, capacity_, memory_);
+    return need <= capacity_ ? std::optional(need) : std::nullopt;
+  }
+
+ private:
+  std::string text_;
+  int world_;
+  const std::function<bool(ConfigResult&)>& valid_;
+  DeviceType device_;
+  int threads_;
+  double capacity_;
+  size_t memory_;
+};
+
+Overrides operator+(Overrides a, const Overrides& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+}  // namespace
+
+plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                                 int world, DeviceType device, int threads, size_t memory) {
+  plan::CategoryBytes most = {};
+  for (const int rank : plan::typical_ranks(config, world)) {
+    const plan::CategoryBytes need = plan::planned_memory(
+        config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank), device,
+                                     threads, false, memory));
+    if (plan::total(need) > plan::total(most)) most = need;
+  }
+  return most;
+}
+
+double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
+                     DeviceType device, int threads, double limit, size_t memory) {
+  const double least = plan::total(plan::minimum_memory(config, spec, batch, device));
+  if (least > limit) return least;
+  return plan::total(largest_need(config, spec, batch, world, device, threads, memory));
+}
+
+std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,
+                                            const std::function<bool(ConfigResult&)>& valid,
+                                            DeviceType device, int threads, double capacity, size_t memory,
+                                            size_t most) {
+  const Config& c = result.config;
+  const Search search(result, world, valid, device, threads, capacity, memory);
+  std::vector<FittingChange> found;
+  const auto try_change = [&](const Overrides& change) {
+    if (found.size() >= most) return true;
+    const auto bytes = search.fits(change);
+    if (bytes) found.push_back({change, *bytes});
+    return bytes.has_value();
+  };
+
+  const BatchPlan batch = resolve_batch(c, world);
+  const auto with_micro = [&](const BatchPlan& b) {
+    Overrides change{fmt::format("policy.train_micro_batch_size={}", b.micro)};
+    if (c.policy.gradient_accumulation_steps)
+      change.push_back(fmt::format("policy.gradient_accumulation_steps={}", b.accumulation));
+    return change;
+  };
+  Overrides least_micro;
+  bool smaller_fits = false;
+  for (auto b = smaller_microbatch(batch); b; b = smaller_microbatch(*b)) {
+    least_micro = with_micro(*b);
+    if (!smaller_fits) smaller_fits = try_change(least_micro);
+  }
+
+  Overrides most_recompute, most_sharding, bf16;
+  const std::vector<std::string> granularities = allowed_values("policy.recompute.granularity");
+  for (const char* value : {"selective", "full"}) {
+    if (std::find(granularities.begin(), granularities.end(), value) == granularities.end() ||
+        value == name_of(c.policy.recompute.granularity))
+      continue;
+    most_recompute = {fmt::format("policy.recompute.granularity={}", value)};
+    if (try_change(most_recompute)) break;
+  }
+  if (batch.data_parallel > 1) {
+    const std::string_view now = name_of(c.distributed.shard_strategy);
+    bool above = false, fits = false;
+    for (const std::string_view value : {"ddp", "optim", "optim_grads", "optim_grads_params"}) {
+      if (above) {
+        most_sharding = {fmt::format("distributed.shard_strategy={}", value)};
+        fits = fits || try_change(most_sharding);
+      }
+      above = above || value == now;
+    }
+  }
+  if (c.policy.offload_optimizer.value < 1) try_change({"policy.offload_optimizer=true"});
+  if (plan::recipe_for(c, device, load_model_spec(result).layers).weights() == DType::f32) {
+    bf16 = {"policy.precision=bfloat16"};
+    try_change(bf16);
+  }
+  for (const char* key : {"distributed.tensor_parallel_size", "distributed.pipeline_parallel_size"})
+    for (int size = 2; size <= world; size *= 2)
+      if (try_change({fmt::format("{}={}", key, size)})) break;
+
+  // A larger microbatch than one that fits alone, with one of the other changes.
+  for (auto b = std::optional(batch); b && search.fits(with_micro(*b)) == std::nullopt;
+       b = smaller_microbatch(*b)) {
+    if (b->micro == batch.micro) continue;
+    for (const Overrides& other : {most_recompute, most_sharding, bf16})
+      if (!other.empty()) try_change(with_micro(*b) + other);
+  }
+
+  // No change alone is enough, or few are: together, the most of each.
+  for (const Overrides& several :
+       {least_micro + most_recompute, least_micro + most_sharding,
+        least_micro + most_recompute + most_sharding, least_micro + most_recompute + most_sharding + bf16}) {
+    const bool needless = std::any_of(found.begin(), found.end(), [&](const FittingChange& f) {
+      return std::all_of(f.overrides.begin(), f.overrides.end(), [&](const std::string& o) {
+        const std::string key = o.substr(0, o.find('=') + 1);
+        return std::any_of(several.begin(), several.end(),
+                           [&](const std::string& s) { return s.starts_with(key); });
+      });
+    });
+    if (several.size() > 1 && !needless) try_change(several);
+  }
+  for (int64_t length = c.policy.max_total_sequence_length / 2; length >= 64; length /= 2)
+    if (try_change({fmt::format("policy.max_total_sequence_length={}", length)})) break;
+  return found;
+}
+
+std::vector<std::string> fitting_notes(std::span<const FittingChange> changes) {
+  std::vector<std::string> notes;
+  for (const FittingChange& change : changes) {
+    std::string text;
+    for (const std::string& o : change.overrides) {
+      const size_t equals = o.find('=');
+      text += fmt::format("{}{}: {}", text.empty() ? "" : ", ", o.substr(0, equals), o.substr(equals + 1));
+    }
+    notes.push_back(
+        fmt::format("fits: {} (a rank needs {})", text, human_bytes(static_cast<uint64_t>(change.bytes))));
+  }
+  return notes;
+}
+
+std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch) {
+  if (batch.micro <= batch.unit || batch.micro % batch.unit != 0) return std::nullopt;
+  const int64_t units = batch.micro / batch.unit;
+  int64_t factor = 2;
+  while (units % factor != 0) ++factor;
+  BatchPlan out = batch;
+  out.micro /= factor;
+  out.accumulation *= factor;
+  return out;
+}
+
+BatchPlan least_microbatch(BatchPlan batch) {
+  while (const auto smaller = smaller_microbatch(batch)) batch = *smaller;
+  return batch;
+}
+
+void set_microbatch(Config& config, const BatchPlan& batch) {
+  config.policy.train_micro_batch_size = batch.micro;
+  if (config.policy.gradient_accumulation_steps)
+    config.policy.gradient_accumulation_steps = batch.accumulation;
+}
+
+bool chooses_microbatch(const Config& config) {
+  return config.policy.train_micro_batch_size.is_auto() && !config.policy.gradient_accumulation_steps;
+}
+
+std::string microbatch_change(const BatchPlan& before, const BatchPlan& after, bool chosen) {
+  if (chosen)
+    return fmt::format(
+        "policy.train_micro_batch_size: auto takes {} sequences and accumulates {} microbatches, because {} "
+        "sequences do not fit",
+        after.micro, after.accumulation, before.micro);
+  return fmt::format(
+      "memory.on_oom: a microbatch of {} does not fit; the run takes {} sequences and accumulates {} "
+      "microbatches instead of {}: steps have the same samples and tokens",
+      before.micro, after.micro, after.accumulation, before.accumulation);
+}
+
+}  // namespace nrl::train

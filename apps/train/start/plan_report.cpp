@@ -1,0 +1,351 @@
+#include "apps/train/start/plan_report.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <tuple>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "apps/engine/step_traffic.h"
+#include "apps/plan/host_memory.h"
+#include "apps/plan/nodes.h"
+#include "apps/plan/pipeline.h"
+#include "apps/plan/run_plan.h"
+#include "apps/train/start/memory_fit.h"
+#include "apps/train/start/placement.h"
+#include "apps/train/start/plan_grid.h"
+#include "apps/train/start/program_size.h"
+#include "apps/train/start/run_data.h"
+#include "apps/train/state/model_source.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+
+namespace nrl::train {
+namespace {
+
+/// Ranks that need the same memory in every category.
+struct EqualRanks {
+  std::vector<int> ranks;
+  int threads = 1;                      ///< of a rank
+  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of these ranks
+};
+
+using Bytes = std::array<int64_t, memory::category_count>;
+
+Bytes bytes_of(const memory::MemoryPlan& memory) {
+  Bytes bytes;
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = memory.bytes(static_cast<memory::Category>(i));
+  return bytes;
+}
+
+/// What the memory of a rank depends on.
+struct Need {
+  int stage = 0, threads = 1;
+  /// Of the parameters, in their order. They differ where the vocabulary is not a multiple of the
+  /// tensor-parallel ranks, and buffers beside the parameters differ with them.
+  std::vector<int64_t> elements;
+  Bytes groups;  ///< of the parameter groups
+  auto operator<=>(const Need&) const = default;
+};
+
+Need need_of(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
+             const precision::Recipe& recipe, DeviceType device, int threads) {
+  memory::MemoryPlan memory;
+  model::ParameterList parameters =
+      model::make_parameters(spec, plan::model_layout(config, spec, position, device));
+  model::keep_in_fp8(recipe, parameters);
+  plan::make_param_groups(
+      parameters,
+      [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
+  memory.solve();
+  Need need{.stage = position.at.pp, .threads = threads, .elements = {}, .groups = bytes_of(memory)};
+  for (const model::Parameter& p : parameters.all) need.elements.push_back(p.numel());
+  return need;
+}
+
+/// The memory that auto may plan with, of a rank on the node with most ranks.
+size_t rank_memory(const Config& config, int world, const DeviceChoice& device) {
+  const std::vector<int> local = plan::local_sizes(config, world);
+  return memory_for_rank(config.kernels, device.type, device.memory,
+                         *std::max_element(local.begin(), local.end()));
+}
+
+// Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
+// that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
+// that the work does not grow with their number.
+std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
+  const Config& c = result.config;
+  const model::ModelSpec spec = load_model_spec(result);
+  const BatchPlan batch = resolve_batch(c, world);
+  const std::vector<int> local = plan::local_sizes(c, world);
+  const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
+  constexpr size_t most_shards = 64;
+  const bool shards = c.distributed.shard_strategy != ShardStrategy::ddp;
+  std::map<std::tuple<int, int, int>, std::vector<int>> by_part;  // of the model: tp, pp; ranks on the node
+  const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
+  for (int rank = 0; rank < world; ++rank) {
+    const parallel::GridPoint at = grid.coordinates(rank);
+    by_part[{at.tp, at.pp, local[static_cast<size_t>(rank)]}].push_back(rank);
+  }
+  std::map<Need, std::vector<int>> by_need;
+  for (const auto& [part, ranks] : by_part) {
+    const int threads = threads_for(c.kernels, std::get<2>(part));
+    std::vector<int>* equal = nullptr;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      if (i == 0 || (shards && i < most_shards)) {
+        const plan::GridPosition position = plan::grid_position(c, world, ranks[i]);
+        equal = &by_need[need_of(c, spec, position, recipe, device.type, threads)];
+      }
+      equal->push_back(ranks[i]);
+    }
+  }
+  std::map<Bytes, EqualRanks> by_bytes;
+  for (const auto& [need, ranks] : by_need) {
+    const int first = *std::min_element(ranks.begin(), ranks.end()), threads = need.threads;
+    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
+                                    threads, false, rank_memory(c, world, device));
+    EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
+    equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
+    if (equal.plan) continue;
+    equal.threads = threads;
+    equal.plan = std::move(plan);
+  }
+  std::vector<EqualRanks> out;
+  for (auto& [bytes, equal] : by_bytes) {
+    std::sort(equal.ranks.begin(), equal.ranks.end());
+    out.push_back(std::move(equal));
+  }
+  std::stable_sort(out.begin(), out.end(), [](const EqualRanks& a, const EqualRanks& b) {
+    const int64_t left = a.plan->memory.total_bytes(), right = b.plan->memory.total_bytes();
+    return left != right ? left > right : a.ranks < b.ranks;
+  });
+  return out;
+}
+
+/// Host memory of the sample order. If it is unknown because the data is not on this machine, `unknown` is
+/// set to the reason.
+data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t global_batch,
+                              std::string& unknown) {
+  if (config.data.train.data_path.empty()) {
+    unknown = "data.train.data_path is not set";
+    return {};
+  }
+  try {
+    TrainData train = plan_train_data(config, vocab_size, global_batch);
+    std::vector<data::DatasetOptions> datasets{train.options};
+    if (const auto validation = plan_validation_data(config, train, global_batch))
+      datasets.push_back(validation->options);
+    return data::plan_dataset_memory(datasets);
+  } catch (const Error& e) {
+    if (e.code() != Exit::no_input) throw;
+    unknown = e.what();
+    return {};
+  }
+}
+
+/// What is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for itself.
+void print_layers(const std::vector<EqualRanks>& ranks) {
+  std::map<std::string, std::vector<int>> by_text;
+  for (const EqualRanks& equal : ranks) {
+    std::vector<int>& same = by_text[plan::recompute_text(*equal.plan)];
+    same.insert(same.end(), equal.ranks.begin(), equal.ranks.end());
+  }
+  for (auto& [text, of] : by_text) {
+    std::sort(of.begin(), of.end());
+    log::info("layers   {}{}", by_text.size() == 1 ? "" : fmt::format("{}: ", rank_list(of)),
+              text.empty() ? "all activations are kept"
+                           : fmt::format("activations are kept, except recomputed ones: {}", text));
+  }
+}
+
+/// Prints both figures where the configured recomputation takes more memory than auto would.
+void print_recompute_advice(const Config& c, int world, const EqualRanks& ranks, const DeviceChoice& device) {
+  if (!plan::recompute_is_configured(c.policy) ||
+      c.policy.recompute.granularity == RecomputeGranularity::none)
+    return;
+  Config open = c;
+  open.policy = plan::with_open_recompute(c.policy);
+  const plan::RunPlan& plan = *ranks.plan;
+  const auto automatic =
+      plan::make_run_plan(open, plan.spec, plan.batch, plan::grid_position(c, world, ranks.ranks.front()),
+                          device.type, ranks.threads, false, rank_memory(c, world, device));
+  const auto bytes = [](const plan::RunPlan& p) {
+    return static_cast<uint64_t>(p.memory.bytes(memory::Category::activations));
+  };
+  if (bytes(*automatic) < bytes(plan))
+    log::info("         that takes {} of activations, more than the {} of policy.recompute.granularity: auto",
+              human_bytes(bytes(plan)), human_bytes(bytes(*automatic)));
+}
+
+/// Where activations are between the passes, if some are moved to the host.
+void print_offloaded(const plan::RunPlan& plan) {
+  if (const std::string text = plan::offload_text(plan); !text.empty())
+    log::info("offload  to {} between the passes: {}",
+              plan.device == DeviceType::cpu ? "a file" : "page-locked host memory", text);
+  else
+    return;
+  const auto blocks = plan.decoder->block_bytes();
+  for (size_t i = 0; i < blocks.size();) {
+    size_t end = i + 1;
+    const auto same = [&](const model::Decoder::BlockBytes& b) {
+      return b.kept == blocks[i].kept && b.recomputed == blocks[i].recomputed &&
+             b.offloaded == blocks[i].offloaded;
+    };
+    while (end < blocks.size() && same(blocks[end])) ++end;
+    const int first = blocks[i].block, last = blocks[end - 1].block;
+    const auto size = [](int64_t bytes) { return human_bytes(static_cast<uint64_t>(bytes)); };
+    log::info("  layer{} {}: {} kept, {} recomputed, {} offloaded per microbatch", first == last ? "" : "s",
+              first == last ? std::to_string(first) : fmt::format("{}-{}", first, last), size(blocks[i].kept),
+              size(blocks[i].recomputed), size(blocks[i].offloaded));
+    i = end;
+  }
+}
+
+// The process around the planned memory.
+void print_host(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic,
+                int threads, const data::DatasetMemory& order) {
+  const bool on_host = plan.device == DeviceType::cpu;
+  data::DocumentRules rules;
+  rules.reset_position_ids = config.data.reset_position_ids;
+  rules.reset_attention_mask = config.data.reset_attention_mask;
+  const std::vector<plan::HostPart> parts = plan::host_memory(config, plan,
+                                                              {.program = measure_program(config, threads),
+                                                               .threads = threads,
+                                                               .documents = &rules,
+                                                               .traffic = traffic});
+  const int64_t arena = on_host
+                            ? plan.memory.bytes(memory::Tier::device)
+                            : plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
+  log::info("process  host memory{}, in bytes", on_host ? "" : " without the GPU's driver and libraries");
+  const auto row = [](std::string_view name, int64_t bytes, std::string_view text) {
+    log::info("  {:<14} {:>14}   {:<9}  {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)),
+              text);
+  };
+  row("arena", arena, on_host ? "the buffers of the run" : "pinned buffers of the run");
+  if (order.order + order.files > 0) row("sample order", order.order + order.files, "and the file index");
+  for (const plan::HostPart& part : parts)
+    row(part.name, part.bytes,
+        part.formula + (part.passing ? " (at times; the largest such part counts)" : ""));
+  row("peak", arena + order.order + order.files + plan::sum_of(parts), "resident memory");
+}
+
+}  // namespace
+
+bool knows_memory(const Config& config, int world, const DeviceChoice& device) {
+  if (device.type == DeviceType::cuda) return device.memory > 0;
+  return plan::configured_nodes(config, world).size() <= 1;
+}
+
+bool assumes_this_machine(const Config& config, int world, const DeviceChoice& device) {
+  return world > 1 && device.type == DeviceType::cpu && config.device == DeviceKind::automatic &&
+         plan::configured_nodes(config, world).empty();
+}
+
+void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice,
+                const plan::DeviceModel* gpu, bool buffers) {
+  const Config& c = result.config;
+  const DeviceType device = choice.type;
+  const plan::DryDevice dry =
+      gpu ? plan::DryDevice(gpu->properties(), {})
+          : plan::DryDevice::usual(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
+  std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
+  engine::LanguageModeling objective;
+  const std::vector<plan::Traffic> traffic =
+      engine::step_traffic(ranks.front().plan, engine::training_options(c), objective, dry);
+  const plan::RunPlan& plan = *ranks.front().plan;
+  const BatchPlan& batch = plan.batch;
+  log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
+            grouped(plan.whole.total()), plan.spec.layers,
+            training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
+  if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
+    log::info("experts  {}", experts);
+  const std::string fp8 = plan::fp8_text(c, plan);
+  log::info("device   {}, {} per rank, weights and activations in {}{}",
+            device == DeviceType::cuda ? "cuda" : "cpu", counted(ranks.front().threads, "thread"),
+            name_of(plan.recipe.activations()), fp8.empty() ? "" : " + " + fp8);
+  if (assumes_this_machine(c, world, choice))
+    log::info("         all {} ranks on this machine (others: --device h100, or cluster.gpus_per_node)",
+              world);
+  print_grid(c, plan, traffic);
+  if (const std::string line = plan::pipeline_line(c, plan.spec.layers, batch.accumulation); !line.empty())
+    log::info("pipeline {}", line);
+  if (plan.layout.tensor > 1)
+    log::info("overlap  of tensor-parallel communication: {}{}", name_of(plan.layout.overlap.method),
+              c.distributed.tp_comm_overlap.is_auto() ? " (auto)" : "");
+  log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
+            batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
+  if (const bool chosen = chooses_microbatch(c);
+      !knows_memory(c, world, choice) && (chosen || c.memory.on_oom == OnOom::reduce_batch))
+    log::info(
+        "         a run takes a smaller microbatch if this does not fit into its memory, unknown here ({})",
+        chosen ? "policy.train_micro_batch_size: auto" : "memory.on_oom: reduce_batch");
+  size_t buckets = 0;
+  int64_t elements = 0, bound = 0;
+  for (const plan::ParamGroup& group : plan.groups) {
+    buckets += group.layout.buckets().size();
+    elements += group.layout.total();
+    bound = std::max(bound, group.bucket_elements);
+  }
+  const double mib = static_cast<double>(bound) * size_of(DType::f32) / (1 << 20);
+  log::info("buckets  {} of up to {:.6g} MiB{}, {} elements with padding", buckets, mib,
+            c.distributed.bucket_size_mb.is_auto() ? " (auto)" : "", grouped(elements));
+  print_layers(ranks);
+  print_recompute_advice(c, world, ranks.front(), choice);
+  print_offloaded(plan);
+  log::info("memory   in bytes, {}",
+            ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));
+  const auto row = [](std::string_view name, int64_t bytes) {
+    log::info("  {:<12} {:>16}   {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)));
+  };
+  std::string unknown;
+  const data::DatasetMemory order = plan_data(c, plan.spec.vocab_size, batch.global, unknown);
+  const int64_t order_bytes = order.order + order.files;
+  const bool on_host = device == DeviceType::cpu;
+  const int64_t counted_order = on_host ? order_bytes : 0;
+  for (int i = 0; i < memory::category_count; ++i) {
+    const auto category = static_cast<memory::Category>(i);
+    row(memory::name_of(category),
+        plan.memory.bytes(category) + (category == memory::Category::data ? counted_order : 0));
+  }
+  row("total", plan.memory.total_bytes() + counted_order);
+  if (choice.memory > 0) {
+    const double share = static_cast<double>(plan.memory.total_bytes()) / static_cast<double>(choice.memory);
+    log::info("  {} of the GPU's {}{}",
+              share < 10 ? fmt::format("{:.0f} %", share * 100) : fmt::format("{:.0f} times", share),
+              human_bytes(choice.memory), share > 1 ? ": does not fit" : "");
+  }
+  if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
+  if (const int64_t offloaded = plan.memory.bytes(memory::Tier::host); offloaded > 0)
+    log::info("  {:<12} {:>16}   {} {}", "offloaded", grouped(offloaded),
+              human_bytes(static_cast<uint64_t>(offloaded)),
+              on_host ? "in a file (memory.offload_dir)" : "in page-locked host memory");
+  constexpr size_t shown = 16;
+  for (size_t i = 1; i < std::min(ranks.size(), shown); ++i) {
+    const int64_t less = plan.memory.total_bytes() - ranks[i].plan->memory.total_bytes();
+    log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
+  }
+  if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
+  print_host(c, plan, traffic, ranks.front().threads, order);
+  if (unknown.empty())
+    log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
+              human_bytes(static_cast<uint64_t>(order.order)),
+              order.shared == 0 ? ""
+                                : fmt::format(" and {} in files, once per node",
+                                              human_bytes(static_cast<uint64_t>(order.shared))),
+              human_bytes(static_cast<uint64_t>(order.files)),
+              on_host ? "included in data" : "host memory, not included above",
+              human_bytes(static_cast<uint64_t>(order.peak + order.files)));
+  else
+    log::info("data     memory of the sample order unknown: {}", unknown);
+  if (!buffers) return;
+  for (const auto& buffer : plan.memory.buffers())
+    if (buffer.bytes > 0)
+      log::info("  {:<12} {:>14} at {:>14}  {}{}", memory::name_of(buffer.category), grouped(buffer.bytes),
+                grouped(buffer.offset), buffer.name,
+                buffer.tier == memory::Tier::pinned ? " (pinned host memory)"
+                : buffer.tier == memory::Tier::host ? " (offloaded)"
+                                                    : "");
+}
+
+}  // namespace nrl::train

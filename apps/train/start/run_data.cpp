@@ -1,0 +1,126 @@
+#include "apps/train/start/run_data.h"
+
+#include <algorithm>
+
+#include "apps/train/start/document_rules.h"
+#include "core/base/error.h"
+
+namespace nrl::train {
+namespace {
+
+// Options for `samples` samples of the training or validation part of the data; no sources if
+// that part is not configured.
+data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, data::Split part,
+                                     int64_t samples) {
+  const DatasetConfig& own = part == data::Split::validation && !config.data.validation.data_path.empty()
+                                 ? config.data.validation
+                                 : config.data.train;
+  const bool separate = &own == &config.data.validation;
+  data::DatasetOptions o;
+  for (size_t i = 0; i < own.data_path.size(); ++i)
+    o.sources.push_back({.prefix = own.data_path[i],
+                         .weight = own.weights ? std::optional((*own.weights)[i]) : std::nullopt});
+  if (config.data.split && !separate) {
+    o.split = *config.data.split;
+    o.part = part;
+  } else if (part == data::Split::validation && !separate) {
+    o.sources.clear();
+  }
+  o.sequence_length = config.policy.max_total_sequence_length;
+  o.samples = samples;
+  o.seed = static_cast<uint32_t>(data_seed(config));
+  o.vocab_size = vocab_size;
+  o.documents = document_rules(config);
+  o.orders = std::make_shared<data::OrderFiles>(data::OrderFiles::of_node());
+  return o;
+}
+
+}  // namespace
+
+TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+  data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
+  data::open_sources(options);
+  const LoopConfig& loop = resolved_loop(c);
+  TrainData out;
+  out.epoch_samples = data::samples_of_one_epoch(options);
+  out.max_steps = loop.max_num_steps.value_or(INT64_MAX);
+  if (loop.max_num_epochs) {
+    int64_t samples = 0;
+    if (__builtin_mul_overflow(out.epoch_samples, *loop.max_num_epochs, &samples))
+      fail(Exit::config, "{}: {} x {} samples are more than can be counted. Fix: lower it",
+           loop_key(c, "max_num_epochs"), *loop.max_num_epochs, out.epoch_samples);
+    const int64_t steps = samples / global_batch;
+    if (steps == 0)
+      fail(Exit::config,
+           "{}: {} x {} samples are less than one global batch of {} samples. Fix: lower "
+           "policy.train_global_batch_size, or add data",
+           loop_key(c, "max_num_epochs"), *loop.max_num_epochs, out.epoch_samples, global_batch);
+    out.max_steps = std::min(out.max_steps, steps);
+  }
+  out.samples = options.samples = std::max(out.max_steps, int64_t{1}) * global_batch;
+  out.options = std::move(options);
+  return out;
+}
+
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+  TrainData out = plan_train_data(c, vocab_size, global_batch);
+  out.dataset = data::open_token_dataset(out.options);
+  return out;
+}
+
+void extend_train_data(TrainData& train, int64_t samples) {
+  train.dataset.reset();
+  train.samples = train.options.samples = samples;
+  train.dataset = data::open_token_dataset(train.options);
+}
+
+std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,
+                                                   int64_t global_batch) {
+  const LoopConfig& loop = resolved_loop(c);
+  if (loop.val_period <= 0 && !loop.val_at_start && !loop.val_at_end) return std::nullopt;
+  ValidationData out;
+  out.options = dataset_options(c, train.options.vocab_size, data::Split::validation, 1);
+  NRL_CHECK(!out.options.sources.empty(), "the configuration was not checked");
+  for (auto& source : out.options.sources)
+    for (const auto& open : train.options.sources)
+      if (source.prefix == open.prefix) source.file = open.file;
+  data::open_sources(out.options);
+  out.epoch_samples = data::samples_of_one_epoch(out.options);
+  out.batches = loop.val_batches.value_or(std::max<int64_t>(out.epoch_samples / global_batch, 1));
+  out.options.samples = out.batches * global_batch;
+  return out;
+}
+
+data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& batch,
+                                        const plan::GridPosition& position) {
+  data::LoaderOptions loading;
+  loading.micro_batch = batch.micro;
+  loading.data_parallel_rank = position.at.dp;
+  loading.data_parallel_size = position.sizes.dp;
+  loading.accumulation = batch.accumulation;
+  loading.threads = static_cast<int>(config.data.num_workers);
+  loading.prefetch = static_cast<int>(config.data.prefetch_batches);
+  return loading;
+}
+
+std::vector<std::string> random_token_overrides() {
+  static constexpr std::string_view ours[] = {"data.train.weights",   "data.split",
+                                              "data.validation",      "pretrain.val_period",
+                                              "pretrain.val_batches", "pretrain.val_at_start",
+                                              "pretrain.val_at_end"};
+  std::vector<std::string> out = default_overrides(ours);
+  out.emplace_back("data.train.data_path=random-tokens");
+  return out;
+}
+
+int64_t loss_tokens_of_all(const data::TokenDataset& dataset, int64_t tokens_per_step,
+                           const plan::BatchCounts& mine, const parallel::Groups& ranks,
+                           const model::ModelLayout& layout) {
+  if (!dataset.documents().eod_mask_loss) return tokens_per_step;
+  // Context-parallel ranks have read the same samples.
+  auto sum = layout.context_rank == 0 ? static_cast<double>(mine.loss_tokens) : 0.0;
+  ranks.host(parallel::group::dp_cp).all_reduce(std::span(&sum, 1));
+  return std::max<int64_t>(static_cast<int64_t>(sum), 1);
+}
+
+}  // namespace nrl::train

@@ -1,0 +1,55 @@
+#include "apps/train/state/checkpoint_saver.h"
+
+#include <utility>
+
+#include "apps/train/launch/launch.h"
+#include "apps/train/launch/rank_group.h"
+#include "apps/train/state/run_state.h"
+#include "core/base/log.h"
+
+namespace nrl::train {
+
+CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record,
+                                 HfFiles hf)
+    : world_(world), config_(config) {
+  const Config& c = config.config;
+  options_.store = c.checkpointing.checkpoint_dir;
+  options_.optimizer = c.checkpointing.save_optimizer;
+  options_.resolved_config = dump_resolved(config);
+  options_.run = record_to_json(record);
+  options_.hf = std::move(hf);
+  if (world.rank() != 0) return;
+  std::vector<std::string> directories{c.logger.log_dir};
+  if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);
+  locks_ = std::make_unique<RunLocks>(std::move(directories));
+}
+
+void CheckpointSaver::require_locks() const {
+  run_collectively(world_, [&] {
+    if (locks_) locks_->require_held();
+  });
+}
+
+std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
+  std::unique_ptr<Staging> staging;
+  const comm::ErrorConsensus consensus = attempt_collectively(world_, [&] {
+    engine.finish_gathers();
+    staging = engine.staging();
+  });
+  if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
+  options_.plans = &plans_;
+  const std::string path =
+      save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));
+  const CheckpointingConfig& c = config_.config.checkpointing;
+  if (world_.rank() == 0 && c.keep_latest_k) {
+    valid_.insert(position.step);
+    try {
+      apply_retention(options_.store, static_cast<int>(*c.keep_latest_k), {}, &valid_);
+    } catch (const Error& e) {
+      log::warn("older checkpoints were not removed after saving {}: {}", path, e.what());
+    }
+  }
+  return path;
+}
+
+}  // namespace nrl::train

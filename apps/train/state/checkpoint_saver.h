@@ -1,0 +1,45 @@
+#pragma once
+// Saves the checkpoints of a run and locks the directories that it writes to.
+
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "apps/engine/engine.h"
+#include "apps/train/state/checkpoint.h"
+#include "apps/train/state/resume.h"
+#include "core/config/load.h"
+#include "core/io/run_lock.h"
+#include "core/io/slice_plan.h"
+#include "parallel/comm/world/world.h"
+
+namespace nrl::train {
+
+class CheckpointSaver {
+ public:
+  /// Rank 0 locks the run's directories for the lifetime of the saver; fails as RunLocks. `world` and
+  /// `config` must outlive the saver. `hf`: additional files of the model directory.
+  CheckpointSaver(comm::World& world, const ConfigResult& config, const RunRecord& record, HfFiles hf);
+
+  /// Null on ranks other than 0.
+  const RunLocks* locks() const { return locks_.get(); }
+  /// True once this rank knows that another run has taken one of the locks; rank 0 alone can know.
+  bool lost_lock() const { return locks_ && !locks_->lost().empty(); }
+  /// Collective. Fails on rank 0, and throws AgreedExit (73) on all ranks, if another run has taken a lock.
+  void require_locks() const;
+
+  /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the
+  /// same Error on all ranks.
+  std::string save(engine::Engine& engine, const Position& position);
+
+ private:
+  comm::World& world_;
+  const ConfigResult& config_;
+  SavePlans plans_;
+  std::set<int64_t> valid_;  ///< saved by this run, or seen to be valid
+  SaveOptions options_;
+  std::unique_ptr<RunLocks> locks_;
+};
+
+}  // namespace nrl::train
