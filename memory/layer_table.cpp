@@ -42,10 +42,22 @@ void LayerTable::add(const Step& step) {
     NRL_CHECK(forward_steps_ == static_cast<int>(steps_.size()), "forward step {} follows backward steps",
               step.name);
     ++forward_steps_;
-    if (rounds_) in_rounds_ |= step.writes;
+    if (rounds_ == Rounds::each) in_rounds_ |= step.writes;
   }
   written_ |= step.writes;
   steps_.push_back(step);
+  steps_.back().rounds = rounds_;
+}
+
+void LayerTable::begin_rounds(int most, Slot carried) {
+  const auto next = static_cast<int>(steps_.size());
+  ranges_.push_back({.begin = next, .end = next, .most = most, .carried = carried});
+  rounds_ = Rounds::each;
+}
+
+void LayerTable::end_rounds() {
+  ranges_.back().end = static_cast<int>(steps_.size());
+  rounds_ = Rounds::none;
 }
 
 SlotSet LayerTable::recomputable() const {

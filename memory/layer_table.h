@@ -65,6 +65,13 @@ struct TakeOver {
   Slot output, input;
 };
 
+/// A part of a layer whose steps are executed several times, for parts of their rows (LayerTable::rounds()).
+enum class Rounds : uint8_t {
+  none,
+  each,  ///< in every round
+  once,  ///< between steps of rounds, in round 0 only
+};
+
 struct Step {
   std::string_view name;
   Pass pass = Pass::forward;
@@ -74,6 +81,27 @@ struct Step {
   /// Backward steps: slots of the forward pass that the step can write as well, if they are recomputed and
   /// not yet made. That replaces the forward step that would recompute them.
   SlotSet remakes = 0;
+  Rounds rounds = Rounds::none;  ///< set by the table
+};
+
+/// Consecutive steps of a pass that are executed in at most `most` rounds.
+struct RoundsRange {
+  int begin = 0, end = 0;  ///< indices of steps
+  int most = 1;
+  Slot carried;  ///< gets its parts from all rounds; a step after them reads it
+};
+
+/// The slots through which layers pass the residual stream and its gradient. The input is the pair (x,
+/// residual), not yet added: the layer computes dropout(x) + residual itself, fused into its first norm, and
+/// passes its own output on in the same form.
+struct Ports {
+  Slot x, residual;  ///< ports: `out` and `sum` of the previous layer
+  Slot out, sum;     ///< own; without `sum`, `out` is the whole stream
+  Slot d_out;        ///< port: d_x of the next layer
+  Slot d_x;          ///< own; the gradient of the input stream
+  /// (1) f32: amax of d_out and of d_x. Port: set if the layer reads it, empty where the next layer is in
+  /// another chunk. Own: set if the previous layer reads it.
+  Slot d_out_amax, d_x_amax;
 };
 
 class LayerTable {
@@ -84,9 +112,12 @@ class LayerTable {
   /// slot that is neither a port nor written before, or writes a port.
   void add(const Step& step);
 
-  /// The forward steps from now on are executed in rounds, for parts of their rows; until end_rounds().
-  void begin_rounds() { rounds_ = true; }
-  void end_rounds() { rounds_ = false; }
+  /// The steps from now on are executed in rounds, for parts of their rows; until end_rounds().
+  void begin_rounds(int most, Slot carried);
+  void end_rounds();
+  /// Within rounds: the steps from now on are executed in round 0 only, or in every round again.
+  void set_once(bool once) { rounds_ = once ? Rounds::once : Rounds::each; }
+  const std::vector<RoundsRange>& rounds() const { return ranges_; }
   /// Recomputable slots that steps in rounds write: each has those of a part of the rows.
   SlotSet in_rounds() const { return in_rounds_ & recomputable(); }
 
@@ -117,7 +148,8 @@ class LayerTable {
   /// All slots with this rule.
   SlotSet named(std::string_view rule) const;
   int forward_steps_ = 0;
-  bool rounds_ = false;
+  Rounds rounds_ = Rounds::none;
+  std::vector<RoundsRange> ranges_;
   SlotSet ports_ = 0, written_ = 0, in_rounds_ = 0;
 };
 

@@ -13,6 +13,7 @@
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 #include "parallel/pipeline/equivalent.h"
+#include "parallel/program/lower.h"
 
 namespace nrl::model {
 
@@ -84,29 +85,19 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                    .recompute = options_.recompute,
                                                    .offload = options_.offload}),
                                    domain_rows(part_, options_.layout, n, residual, chunk, false));
-  memory::Liveness liveness;
-  stage_->record(&liveness);
-  const auto record = [&](memory::Mode mode, const pipeline::Schedule& schedule) {
-    const int program = stage_->add_program(mode, schedule.stashes);
-    const std::vector<MicroBatch> batches(schedule.actions.size());
-    execute(schedule, {*stage_, program, layout}, batches, {});
-    return program;
-  };
-  if (!options_.training.actions.empty()) {
-    const bool whole = options_.dry_run.actions.empty();
-    training_ = {options_.training, record(memory::training, whole ? options_.training : options_.dry_run)};
-  }
+  if (!options_.training.actions.empty())
+    training_ = stage_->add_program(memory::training, options_.training, layout);
   pipeline::ScheduleOptions forward{.kind = pipeline::ScheduleKind::forward_only,
                                     .stages = layout.stages,
                                     .chunks_per_stage = layout.chunks};
-  evaluation_.schedule = pipeline::make_schedule(forward, layout.stage);
-  evaluation_.id = record(memory::evaluation, evaluation_.schedule);
+  evaluation_ =
+      stage_->add_program(memory::evaluation, pipeline::make_schedule(forward, layout.stage), layout);
   if (layout.stages > 1 && options_.evaluated > 1) {
     forward.microbatches = options_.evaluated;
-    evaluations_.schedule = pipeline::make_schedule(forward, layout.stage);
-    evaluations_.id = record(memory::evaluation, pipeline::shortest_equivalent(forward, layout.stage));
+    evaluations_ =
+        stage_->add_program(memory::evaluation, pipeline::shortest_equivalent(forward, layout.stage), layout);
   }
-  slots_ = liveness.declare(plan);
+  stage_->declare(plan);
   buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
   buffers_.rope = plan.add("rope table", Category::data,
                            spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
@@ -166,7 +157,7 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
     ops::upload(exec, context_.rope_table, table.data());
   }
   bind_quantized(plan, arenas, exec);
-  stage_->bind(plan, slots_, arenas);
+  stage_->bind(plan, arenas);
 }
 
 void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan) {
@@ -317,33 +308,38 @@ void Decoder::for_each_block(F&& work) const {
   for (int c = 0; c < layout.chunks; ++c) {
     const BlockRange blocks = chunk_blocks(layout, part_.layers, layout.model_chunk(c));
     for (int b = blocks.begin; b < blocks.end; ++b)  // after the embedding or what is received
-      work(b, c, static_cast<size_t>(b - blocks.begin + 1));
+      work(b, stage_->first_layer(c) + b - blocks.begin + 1);
   }
 }
 
 std::vector<Decoder::BlockTable> Decoder::blocks() const {
   std::vector<BlockTable> out;
-  for_each_block([&](int block, int chunk, size_t layer) {
-    out.push_back({block, &stage_->layers(chunk)[layer]->table()});
-  });
+  for_each_block([&](int block, int layer) { out.push_back({block, &stage_->layer(layer).table()}); });
   return out;
 }
 
 std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
+  const program::Layers& layers = stage_->all_layers();
+  std::vector<memory::SlotSet> read(layers.layers.size()), offloaded(layers.layers.size());
+  if (training_ >= 0) {
+    const program::Program& program = stage_->program(training_);
+    for (const program::Step& s : program.steps)
+      if (s.kind == program::StepKind::compute && (s.backward || s.again))
+        read[static_cast<size_t>(s.layer)] |=
+            layers.of(s.layer).table->steps()[static_cast<size_t>(s.index)].reads;
+    offloaded = program::offloaded_slots(program, layers);
+  }
   std::vector<BlockBytes> out;
-  for_each_block([&](int block, int chunk, size_t layer) {
-    const Layer& l = *stage_->layers(chunk)[layer];
-    const memory::SlotSet recomputed = l.policy().recomputed(), offloaded = stage_->offloaded(chunk, layer);
-    memory::SlotSet read = l.table().reads_of(stage_->recomputation(chunk).steps(layer));
-    for (const memory::Step& step : l.table().steps())
-      if (step.pass != memory::Pass::forward) read |= step.reads;
+  for_each_block([&](int block, int layer) {
+    const Layer& l = stage_->layer(layer);
     BlockBytes bytes{.block = block};
-    for (memory::SlotSet set = read & l.table().offloadable(); set != 0; set &= set - 1) {
+    for (memory::SlotSet set = read[static_cast<size_t>(layer)] & l.table().offloadable(); set != 0;
+         set &= set - 1) {
       const memory::SlotSet bit = set & ~(set - 1);
       const int64_t own = bytes_of(l.table().slots()[static_cast<size_t>(memory::first_slot(set))]);
-      ((bit & recomputed) != 0  ? bytes.recomputed
-       : (bit & offloaded) != 0 ? bytes.offloaded
-                                : bytes.kept) += own;
+      ((bit & l.policy().recomputed()) != 0                 ? bytes.recomputed
+       : (bit & offloaded[static_cast<size_t>(layer)]) != 0 ? bytes.offloaded
+                                                            : bytes.kept) += own;
     }
     out.push_back(bytes);
   });
@@ -351,17 +347,19 @@ std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
 }
 
 Decoder::Visits Decoder::visits(memory::Mode mode) const {
-  const Program& program = mode == memory::evaluation ? evaluation_ : training_;
-  if (program.id < 0) return {};
-  return {stage_->recorded_visits(program.id), layer_visits(program.schedule, *stage_)};
+  const int program = mode == memory::evaluation ? evaluation_ : training_;
+  if (program < 0) return {};
+  return {stage_->visits(program, false), stage_->visits(program, true)};
 }
 
-void Decoder::run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks,
-                  bool first) {
-  const bool alone = options_.layout.stages == 1;
-  NRL_CHECK(alone || messages_, "the stages are not connected");
+std::string Decoder::program_text(const program::Notes& notes) const {
+  return program::text(stage_->program(training_), stage_->all_layers(), notes);
+}
+
+void Decoder::run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first) {
+  NRL_CHECK(options_.layout.stages == 1 || messages_, "the stages are not connected");
   align_scales();
-  execute(program.schedule, {*stage_, program.id, options_.layout, messages_, first}, batches, hooks);
+  stage_->execute(program, {.batches = batches, .hooks = &hooks, .messages = messages_, .first = first});
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
@@ -371,10 +369,7 @@ void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks)
 }
 
 int64_t Decoder::counted_rows() const {
-  int microbatches = 0;
-  for (const pipeline::Action& a : options_.training.actions)
-    microbatches = std::max(microbatches, a.microbatch + 1);
-  return microbatches * held_expert_layers(part_, options_.layout, part_.layers);
+  return pipeline::microbatches(options_.training) * held_expert_layers(part_, options_.layout, part_.layers);
 }
 
 void Decoder::add_expert_load() {
@@ -415,7 +410,7 @@ void Decoder::update_router_bias(const Tensor& scalars) {
 
 void Decoder::evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready,
                        bool first) {
-  if (evaluations_.id >= 0 && static_cast<int>(batches.size()) == options_.evaluated) {
+  if (evaluations_ >= 0 && static_cast<int>(batches.size()) == options_.evaluated) {
     run(evaluations_, batches, {.log_probs_ready = log_probs_ready}, first);
     return;
   }

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "apps/model/chunks.h"
-#include "apps/model/program/interpreter.h"
+#include "apps/model/program/stage.h"
 #include "core/ops/linear.h"
 #include "memory/plan.h"
 #include "precision/recipe.h"
@@ -32,11 +32,9 @@ struct DecoderOptions {
   size_t optimizer_workspace =
       0;                    ///< GPU workspace of the update; it shares memory with the layers' workspace
   ModelLayout layout = {};  ///< the rank's part of the model
-  /// Schedule of one optimizer step, of the layout's stage and chunks. Empty: no training.
+  /// Schedule of one optimizer step, of the layout's stage and chunks, with a period if it is long
+  /// (pipeline::shortest_equivalent). Empty: no training.
   pipeline::Schedule training = {};
-  /// A shorter schedule for the dry run of `training`, whose buffers must have the same lifetimes
-  /// (pipeline::shortest_equivalent). Empty: the dry run executes `training` itself.
-  pipeline::Schedule dry_run = {};
   /// With several stages: microbatches that evaluate() takes at once instead of one by one.
   int evaluated = 1;
 };
@@ -97,12 +95,14 @@ class Decoder {
   /// last stage has them.
   const Tensor& log_prob() const { return context_.log_prob; }
 
-  /// The visits of layers in one mode: `recorded` by the dry run, with ticks; `executed` by the schedule.
+  /// The visits of layers in one mode: `listed` by the program, with ticks; `executed`, its period included.
   struct Visits {
-    std::vector<LayerVisit> recorded, executed;
+    std::vector<LayerVisit> listed, executed;
   };
   /// memory::training or memory::evaluation; empty for a mode without a schedule.
   Visits visits(memory::Mode mode) const;
+  /// The program of training as text (program::text()).
+  std::string program_text(const program::Notes& notes) const;
   /// The table of every block of this rank.
   struct BlockTable {
     int block = 0;
@@ -142,23 +142,17 @@ class Decoder {
   LayerContext context_;
   int expert_rounds_ = 1;  // LayerContext::expert_rounds
   std::unique_ptr<Stage> stage_;
-  struct Program {
-    pipeline::Schedule schedule;
-    int id = -1;
-  };
-  /// Calls `work(block, chunk, index of its layer in the chunk)` for the blocks of this rank.
+  /// Calls `work(block, index of its layer on this rank)` for the blocks of this rank.
   template <class F>
   void for_each_block(F&& work) const;
-  void run(const Program& program, std::span<const MicroBatch> batches, const StepHooks& hooks,
-           bool first = true);
+  void run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first = true);
 
   /// Rows of LayerContext::expert_counts.
   int64_t counted_rows() const;
 
   pipeline::StageMessages* messages_ = nullptr;
-  Program training_;
-  Program evaluation_, evaluations_;     // of one microbatch, and of DecoderOptions::evaluated
-  std::vector<memory::BufferId> slots_;  // by id in the Liveness
+  // Programs of the stage; -1: none. Evaluations of one microbatch, and of DecoderOptions::evaluated.
+  int training_ = -1, evaluation_ = -1, evaluations_ = -1;
   struct {
     memory::BufferId log_prob, rope, workspace, router_counts, expert_counts, scales, weight_scales;
   } buffers_{};

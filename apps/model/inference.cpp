@@ -35,11 +35,9 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
                                    domain_rows(spec, {}, n, n, 0, true));
 
   memory::MemoryPlan plan;
-  memory::Liveness liveness;
-  stage_->record(&liveness);
-  stage_->begin(stage_->add_program(memory::generation, {1}));
-  stage_->forward(0, 0, batch_, {});
-  const std::vector<memory::BufferId> slots = liveness.declare(plan);
+  stage_->add_program(memory::generation,
+                      pipeline::make_schedule({.kind = pipeline::ScheduleKind::forward_only}, 0), {});
+  stage_->declare(plan);
   std::vector<memory::BufferId> caches;
   for (int64_t i = 0; i < 2 * spec.layers; ++i)
     caches.push_back(plan.add("cache", Category::data, max_tokens * spec.kv_width() * size_of(dtype)));
@@ -54,7 +52,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);
 
   const auto at = [&](memory::BufferId id) { return arenas_.at(plan, id); };
-  stage_->bind(plan, slots, arenas_);
+  stage_->bind(plan, arenas_);
   exec_.workspace = {static_cast<std::byte*>(at(scratch)), workspace};
   for (size_t i = 0; i < caches.size(); i += 2)
     cache_.layers.push_back({make_tensor(at(caches[i]), dtype, {max_tokens, spec.kv_width()}),
@@ -98,8 +96,7 @@ void Inference::append_chunk(std::span<const int32_t> tokens) {
   ops::upload(exec_, now.positions, positions.data());
   ops::upload(exec_, now.cu_seqlens, cu);
   ops::upload(exec_, cache_.cu_keys, cu_keys);
-  stage_->begin(0);
-  stage_->forward(0, 0, now, {});
+  stage_->execute(0, {.batches = {&now, 1}});
   cache_.length += n;
 }
 

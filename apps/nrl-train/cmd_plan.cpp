@@ -93,6 +93,14 @@ int run_plan(const PlanArgs& args) {
   const bool layouts = args.search > 0;
   if (layouts && args.buffers)
     fail(Exit::usage, "--buffers has no effect with --search, which plans many layouts. Fix: leave one out");
+  if (args.program) {
+    if (layouts || args.buffers)
+      fail(Exit::usage, "--program prints nothing else. Fix: leave out {}",
+           layouts ? "--search" : "--buffers");
+    if (*args.program >= args.world)
+      fail(Exit::usage, "--program {}: the ranks are 0 to {} (--world {})", *args.program, args.world - 1,
+           args.world);
+  }
   if (args.expert_load && !layouts)
     fail(Exit::usage,
          "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
@@ -125,7 +133,10 @@ int run_plan(const PlanArgs& args) {
             args.world));
       }
   const int code = report(result);  // a run that is too large is shown as well
-  train::print_plan(result, args.world, device, gpu, args.buffers);
+  if (args.program)
+    train::print_program(result, args.world, *args.program, device);
+  else
+    train::print_plan(result, args.world, device, gpu, args.buffers);
   return code;
 }
 

@@ -25,7 +25,8 @@ struct PlanArgs {
   int world = 1;                ///< ranks to plan for
   std::string device = "auto";  ///< auto: as configured; cpu, cuda, or the name of a GPU (plan::DeviceModel)
   bool buffers = false;         ///< list every buffer
-  int search = 0;               ///< number of layouts to show instead of the configured one
+  std::optional<int> program = {};         ///< print the program of this rank alone
+  int search = 0;                          ///< number of layouts to show instead of the configured one
   std::optional<double> expert_load = {};  ///< of the search
 };
 

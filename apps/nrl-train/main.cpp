@@ -138,6 +138,10 @@ int run(int argc, char** argv) {
   c->add_option("--device", plan.device,
                 "auto (as configured), cpu, cuda, or a GPU that need not be there: h200, h100, b200, a100");
   c->add_flag("--buffers", plan.buffers, "List every planned buffer");
+  c->add_option("--program", plan.program,
+                "Print the program of a rank, all that it does in an optimizer step, and nothing else")
+      ->type_name("RANK")
+      ->check(CLI::NonNegativeNumber);
   c->add_option("--search", plan.search,
                 "Show the N layouts of the ranks that are estimated to be the fastest")
       ->check(CLI::Range(1, 1000));

@@ -151,20 +151,22 @@ void add_lifetimes(std::span<const model::LayerVisit> visits, std::span<const La
 
 }  // namespace
 
+bool shards(std::span<const ParamGroup> groups) {
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const ParamGroup& g) { return g.weights_gathered || g.gradients_sharded; });
+}
+
 StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGroup> groups,
                                const TrafficOptions& options, memory::MemoryPlan& memory) {
   StepTraffic out;
-  const bool sharded = std::any_of(groups.begin(), groups.end(), [](const ParamGroup& g) {
-    return g.weights_gathered || g.gradients_sharded;
-  });
-  if (!sharded) return out;
+  if (!shards(groups)) return out;
   Lifetimes weights, gradients;
   for (const memory::Mode mode : {memory::training, memory::evaluation}) {
     const model::Decoder::Visits visits = decoder.visits(mode);
     TrafficOptions now = options;
     now.gradients = mode == memory::training;
     (mode == memory::training ? out.training : out.evaluation) = layer_traffic(visits.executed, groups, now);
-    add_lifetimes(visits.recorded, layer_traffic(visits.recorded, groups, now), weights, gradients);
+    add_lifetimes(visits.listed, layer_traffic(visits.listed, groups, now), weights, gradients);
   }
   const auto declare = [&](ParamGroup& g, int group, const char* what, memory::Category category,
                            const Lifetimes& lives, DType dtype) {
@@ -189,6 +191,24 @@ StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGro
       g.bucket_gradients = declare(g, group, "gradients", memory::Category::gradients, gradients, g.gradient);
   }
   return out;
+}
+
+std::string program_text(const model::Decoder& decoder, std::span<const ParamGroup> groups,
+                         const TrafficOptions& options) {
+  program::Notes notes;
+  if (shards(groups))
+    for (const LayerTraffic& t : layer_traffic(decoder.visits(memory::training).listed, groups, options)) {
+      const auto list = [&](const char* what, const auto& buckets) {
+        std::string out;
+        for (const BucketRef& b : buckets)
+          out += fmt::format("{} {}, bucket {}\n", what, groups[static_cast<size_t>(b.group)].name, b.bucket);
+        return out;
+      };
+      notes.before.push_back(list("gather", t.gather) + list("prefetch", t.prefetch) +
+                             list("open gradients", t.open));
+      notes.after.push_back(list("reduce", t.reduce) + list("release", t.release) + list("settle", t.settle));
+    }
+  return decoder.program_text(notes);
 }
 
 }  // namespace nrl::plan

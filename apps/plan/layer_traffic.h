@@ -4,6 +4,7 @@
 // buffers from this list, and the engine executes it.
 
 #include <span>
+#include <string>
 #include <vector>
 
 #include "apps/model/decoder.h"
@@ -57,6 +58,9 @@ struct TrafficOptions {
 std::vector<LayerTraffic> layer_traffic(std::span<const model::LayerVisit> visits,
                                         std::span<const ParamGroup> groups, const TrafficOptions& options);
 
+/// Whether weights or gradients of a group are sharded, so that layers communicate.
+bool shards(std::span<const ParamGroup> groups);
+
 /// The traffic of a rank's schedules; empty without sharded parameters and gradients.
 struct StepTraffic {
   std::vector<LayerTraffic> training, evaluation;
@@ -66,5 +70,9 @@ struct StepTraffic {
 /// with their lifetimes: ParamGroup::gathered and ParamGroup::bucket_gradients.
 StepTraffic plan_layer_traffic(const model::Decoder& decoder, std::span<ParamGroup> groups,
                                const TrafficOptions& options, memory::MemoryPlan& memory);
+
+/// The program of a decoder's training as text, with what is communicated around its visits.
+std::string program_text(const model::Decoder& decoder, std::span<const ParamGroup> groups,
+                         const TrafficOptions& options);
 
 }  // namespace nrl::plan

@@ -166,6 +166,11 @@ void add_staging(RunPlan& p) {
 
 namespace {
 
+TrafficOptions traffic_options(const Config& config) {
+  return {.prefetch = config.distributed.overlap_param_gather,
+          .overlap_reduce = config.distributed.overlap_grad_reduce};
+}
+
 using Rules = std::vector<model::RecomputeRule>;
 
 void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) {
@@ -247,9 +252,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                                       p.spec.attention_dropout > 0});
   const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
   // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
-  const bool sharded = std::any_of(p.groups.begin(), p.groups.end(), [](const ParamGroup& g) {
-    return g.weights_gathered || g.gradients_sharded;
-  });
+  const bool sharded = shards(p.groups);
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length / p.layout.context,
       .max_sequence = p.sequence_length,
@@ -265,14 +268,10 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .device = device,
       .optimizer_workspace = ops::sum_of_squares_workspace(largest),
       .layout = p.layout,
-      .training = pipeline::make_schedule(schedule, p.layout.stage),
-      .dry_run = pipeline::shortest_equivalent(schedule, p.layout.stage),
+      .training = pipeline::shortest_equivalent(schedule, p.layout.stage),
       .evaluated = p.layout.stages > 1 && !sharded ? schedule.microbatches : 1};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
-  p.traffic = plan_layer_traffic(*p.decoder, p.groups,
-                                 {.prefetch = config.distributed.overlap_param_gather,
-                                  .overlap_reduce = config.distributed.overlap_grad_reduce},
-                                 p.memory);
+  p.traffic = plan_layer_traffic(*p.decoder, p.groups, traffic_options(config), p.memory);
   p.memory.solve();
   return plan;
 }
@@ -412,6 +411,10 @@ std::string memory_line(const memory::MemoryPlan& plan) {
   if (const int64_t offloaded = plan.bytes(memory::Tier::host); offloaded > 0)
     text += fmt::format(", offloaded {}", human_bytes(static_cast<uint64_t>(offloaded)));
   return text;
+}
+
+std::string program_text(const Config& config, const RunPlan& plan) {
+  return program_text(*plan.decoder, plan.groups, traffic_options(config));
 }
 
 }  // namespace nrl::plan

@@ -95,4 +95,8 @@ std::string fp8_text(const Config& config, const RunPlan& plan);
 /// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB, offloaded 1.2 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);
 
+/// All that the rank does in an optimizer step, one line each (program::text()), with the gathers and
+/// reductions of sharded weights and gradients.
+std::string program_text(const Config& config, const RunPlan& plan);
+
 }  // namespace nrl::plan

@@ -123,21 +123,87 @@ bool covers(const Schedule& shorter, const Schedule& longer) {
   return std::includes(have.begin(), have.end(), need.begin(), need.end());
 }
 
+namespace {
+
+/// Whether b is a, `later` microbatches later; their stashes follow from the microbatches.
+bool repeats(const Action& a, const Action& b, int later) {
+  const bool ends = a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step;
+  return a.kind == b.kind && a.chunk == b.chunk && a.last == b.last &&
+         a.microbatch + (ends ? 0 : later) == b.microbatch;
+}
+
+/// The period with which `list`, the same schedule with `fewer` microbatches less, gives `whole`; empty if
+/// there is none that the list goes through at least three times.
+Period period_of(const std::vector<Action>& list, const std::vector<Action>& whole, int fewer) {
+  size_t same = 0, same_end = 0;
+  while (same < list.size() && repeats(list[same], whole[same], 0)) ++same;
+  while (same_end < list.size() &&
+         repeats(list[list.size() - 1 - same_end], whole[whole.size() - 1 - same_end], fewer))
+    ++same_end;
+  for (int step = 1; step <= fewer; ++step) {
+    const size_t more = whole.size() - list.size();
+    if (fewer % step != 0 || more * static_cast<size_t>(step) % static_cast<size_t>(fewer) != 0) continue;
+    const size_t length = more * static_cast<size_t>(step) / static_cast<size_t>(fewer);
+    if (list.size() < 3 * length) return {};
+    // The end of the period: the lists are the same up to there, and the same from there on.
+    const size_t first = std::max(2 * length, list.size() - same_end);
+    for (size_t end = std::min(same, list.size() - length); end >= first; --end) {
+      size_t i = end - length;  // the list repeats from one period before
+      while (i < end + length && repeats(list[i - length], list[i], step)) ++i;
+      if (i < end + length) continue;
+      i = end;
+      while (i < end + more && repeats(list[end - length + (i - end) % length], whole[i],
+                                       step * static_cast<int>(1 + (i - end) / length)))
+        ++i;
+      if (i == end + more)
+        return {.begin = end - length, .end = end, .times = fewer / step, .microbatches = step};
+    }
+  }
+  return {};
+}
+
+}  // namespace
+
 Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   const Schedule whole = make_schedule(options, stage);
   Points points;
   const Meetings need = meetings(whole, points);
+  const int all = options.microbatches;
   // A way meets those of the next and the previous group of microbatches, and no others.
-  const int most = std::min(options.microbatches, 8 * options.stages + 8);
-  for (options.microbatches = std::min(options.microbatches, 2); options.microbatches < most;
-       ++options.microbatches) {
+  const int most = std::min(all, 8 * options.stages + 8);
+  for (options.microbatches = std::min(all, 2); options.microbatches < most; ++options.microbatches) {
     if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
     Schedule shorter = make_schedule(options, stage);
     if (shorter.stashes != whole.stashes) continue;
+    shorter.period = period_of(shorter.actions, whole.actions, all - options.microbatches);
+    if (shorter.period.times == 0) continue;
     const Meetings have = meetings(shorter, points);
     if (std::includes(have.begin(), have.end(), need.begin(), need.end())) return shorter;
   }
   return whole;
+}
+
+Schedule unrolled(const Schedule& schedule) {
+  Schedule out{.actions = {}, .stashes = schedule.stashes};
+  const Period& period = schedule.period;
+  const auto take = [&](size_t begin, size_t end, int repetition) {
+    for (size_t i = begin; i < end; ++i) {
+      Action& a = out.actions.emplace_back(schedule.actions[i]);
+      if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
+      a.microbatch += repetition * period.microbatches;
+      a.stash = a.microbatch % schedule.stashes[static_cast<size_t>(a.chunk)];
+    }
+  };
+  take(0, period.end, 0);
+  for (int r = 1; r <= period.times; ++r) take(period.begin, period.end, r);
+  take(period.end, schedule.actions.size(), period.times);
+  return out;
+}
+
+int microbatches(const Schedule& schedule) {
+  int most = -1;
+  for (const Action& a : schedule.actions) most = std::max(most, a.microbatch);
+  return most + 1 + schedule.period.times * schedule.period.microbatches;
 }
 
 }  // namespace nrl::pipeline

@@ -1,5 +1,5 @@
 #pragma once
-// Shorter schedules for dry runs.
+// Schedules of many microbatches as short lists with a period.
 
 #include "parallel/pipeline/schedule.h"
 
@@ -13,8 +13,17 @@ namespace nrl::pipeline {
 /// for it: gathered weights and gradients that are being reduced.
 bool covers(const Schedule& shorter, const Schedule& longer);
 
-/// The schedule of the fewest microbatches, at least two if `options` has so many, that covers the one of
-/// `options`. It hardly grows with the number of microbatches.
+/// The schedule of `options` as a short list with a period that gives all its actions (unrolled()): a
+/// schedule of fewer microbatches, at least two if `options` has so many, which covers the whole one. The
+/// list hardly grows with the number of microbatches. It goes through the period once before it and once
+/// after it as well, so that what depends on neighboring passes repeats too. Where no shorter list does, the
+/// whole schedule without a period.
 Schedule shortest_equivalent(ScheduleOptions options, int stage);
+
+/// The schedule with every action of its period in full.
+Schedule unrolled(const Schedule& schedule);
+
+/// The number of microbatches of a schedule with its period in full.
+int microbatches(const Schedule& schedule);
 
 }  // namespace nrl::pipeline

@@ -11,7 +11,7 @@ namespace {
 
 using Kind = ActionKind;
 
-/// Issues the messages of one stage as the interpreter does.
+/// Issues the messages of one stage as a program does.
 class Issuer {
  public:
   Issuer(comm::LaunchModel& model, int stages, int stage) : model_(model), stages_(stages), stage_(stage) {}

@@ -1,7 +1,7 @@
 #pragma once
 // A schedule is data: the actions of one rank in an optimizer step, in order. A generator creates the list,
-// one interpreter executes it (apps/model/program/interpreter.h), and the simulator (simulate.h) runs the
-// lists of all stages against each other without a model.
+// which is lowered to a program (parallel/program/lower.h), and the simulator (simulate.h) runs the lists of
+// all stages against each other without a model.
 //
 // The model is split into P * V chunks of layers in model order. Stage p of P has V of them; its chunk c is
 // chunk c * P + p of the model, so activations go from stage p to stage (p + 1) % P and gradients the other
@@ -55,9 +55,16 @@ struct Action {
   bool operator==(const Action&) const = default;
 };
 
+/// The entries [begin, end) of a list are executed `times` more times, each time for the next `microbatches`.
+struct Period {
+  size_t begin = 0, end = 0;
+  int times = 0, microbatches = 0;
+};
+
 struct Schedule {
   std::vector<Action> actions;
   std::vector<int> stashes;  ///< per local chunk: microbatches whose activations are held at once
+  Period period = {};        ///< of actions (shortest_equivalent())
 };
 
 /// single: one stage; each microbatch's backward follows its forward at once. forward_only: evaluation.

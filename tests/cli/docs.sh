@@ -97,6 +97,14 @@ RUN
     cd "$work"
     compare docs/parallel.md
     ;;
+  transcript_program)
+    awk '/^    5 times, / { on = 1 } on && /^[^ ]/ { exit } on { print substr($0, 5) }' "$source_dir/docs/architecture.md" >shown.txt
+    [[ -s shown.txt ]] || fail "docs/architecture.md shows no program"
+    command=$(sed -nE '/^    nrl-train plan .* --program/ { N; s/\\\n//; s/^ +nrl-train //p }' "$source_dir/docs/architecture.md")
+    # shellcheck disable=SC2086  # its arguments
+    (cd "$source_dir" && "$nrl_train" $command) >out.txt
+    compare docs/architecture.md
+    ;;
   transcript_verify)
     mapfile -t commands < <(sed -nE 's/^    mpirun -n 4 nrl-train (verify tests.*)/\1/p' "$source_dir/docs/verify.md")
     shown=0

@@ -4,7 +4,7 @@
 #include <random>
 
 #include "apps/model/layers/sublayers.h"
-#include "apps/model/program/interpreter.h"
+#include "apps/model/program/stage.h"
 #include "core/ops/kernel_table.h"
 #include "tests/catch.h"
 #include "tests/model/poison.h"
@@ -142,16 +142,13 @@ class AdaptedModel {
     stage_ = std::make_unique<Stage>(
         std::move(chunks),
         std::array<int64_t, row_domains>{test::TinyModel::tokens, test::TinyModel::tokens, 10});
-    memory::Liveness liveness;
-    stage_->record(&liveness);
-    stage_->add_program(memory::training, schedule.stashes);
-    execute(schedule, {*stage_, 0, {}}, std::vector<MicroBatch>(microbatches), {});
-    const auto ids = liveness.declare(plan_);
+    stage_->add_program(memory::training, schedule, {});
+    stage_->declare(plan_);
     const auto log_prob = plan_.add("log-probabilities", memory::Category::data, 4 * test::TinyModel::tokens);
     plan_.solve();
     arenas_ = memory::Arenas(plan_);
     context_.log_prob = make_tensor(arenas_.at(plan_, log_prob), DType::f32, {test::TinyModel::tokens});
-    stage_->bind(plan_, ids, arenas_);
+    stage_->bind(plan_, arenas_);
     rope_ = ops::rope_table(tiny_.spec_.rope, 12, 12);
     context_.rope_table = make_tensor(rope_.data(), DType::f32, {12, tiny_.spec_.rope.rotary_dim});
   }
@@ -163,8 +160,10 @@ class AdaptedModel {
     stage_->watch_ticks([&](int tick) { poison.enter(tick); });
     for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
     loss_ = 0;
-    execute(schedule, {*stage_, 0, {}}, tiny_.batches(microbatches),
-            {.log_probs_ready = [this](int) { loss_ += tiny_.weighted(context_.log_prob); }});
+    const std::vector<MicroBatch> batches = tiny_.batches(microbatches);
+    const StepHooks hooks{.log_probs_ready = [this](int) { loss_ += tiny_.weighted(context_.log_prob); }};
+    stage_->execute(0, stage_->lowered(memory::training, schedule, {}),
+                    {.batches = batches, .hooks = &hooks});
     return gradients_;
   }
   double loss() const { return loss_; }
@@ -174,7 +173,8 @@ class AdaptedModel {
     context_.groups = &groups;
     exec_.needed = &kernels;
     exec_.calls = &calls;
-    execute(schedule_, {*stage_, 0, {}}, tiny_.batches(microbatches), {});
+    const std::vector<MicroBatch> batches = tiny_.batches(microbatches);
+    stage_->execute(0, {.batches = batches});
     context_.groups = nullptr;
     exec_.needed = nullptr;
     exec_.calls = nullptr;
@@ -295,19 +295,17 @@ TEST_CASE("a step that touches a slot which it does not name is stopped", "[mode
   chunks[0].push_back(std::make_unique<Forgetful>(context));
   Stage stage(std::move(chunks), {1, 1});
   memory::MemoryPlan plan;
-  memory::Liveness liveness;
   std::array<int32_t, 1> id{};
   MicroBatch batch;
   batch.ids = make_tensor(id.data(), DType::i32, {1});
-  stage.record(&liveness);
-  stage.begin(stage.add_program(memory::training, {1}));
-  stage.forward(0, 0, batch, {});
-  const auto ids = liveness.declare(plan);
+  stage.add_program(memory::evaluation,
+                    pipeline::make_schedule({.kind = pipeline::ScheduleKind::forward_only}, 0), {});
+  stage.declare(plan);
   plan.solve();
   const memory::Arenas arenas(plan);
-  stage.bind(plan, ids, arenas);
-  stage.begin(0);
-  REQUIRE_THROWS_WITH(stage.forward(0, 0, batch, {}), ContainsSubstring("accesses the slot made"));
+  stage.bind(plan, arenas);
+  REQUIRE_THROWS_WITH(stage.execute(0, {.batches = {&batch, 1}}),
+                      ContainsSubstring("accesses the slot made"));
 }
 
 TEST_CASE("a weight part that runs later than planned is noticed", "[model][memory]") {

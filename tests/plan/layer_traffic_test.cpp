@@ -7,6 +7,7 @@
 #include "apps/engine/step_traffic.h"
 #include "apps/model/families/hf_config.h"
 #include "apps/plan/run_plan.h"
+#include "parallel/pipeline/equivalent.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -188,8 +189,8 @@ TEST_CASE("buffers that live at once in the whole schedule share no memory", "[p
                                 .rank = rank,
                                 .samples = 2 * microbatches});
         model::DecoderOptions options = p->decoder->options();
-        REQUIRE(options.training.actions.size() >= options.dry_run.actions.size());
-        options.dry_run = {};
+        options.training = pipeline::unrolled(options.training);
+        REQUIRE(options.training.actions.size() >= p->decoder->options().training.actions.size());
         memory::MemoryPlan whole;
         const model::Decoder decoder(p->spec, p->parameters, options, whole);
         std::vector<ParamGroup> groups = p->groups;

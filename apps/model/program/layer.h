@@ -1,12 +1,10 @@
 #pragma once
 // A layer is written once, as steps: forward() and backward() read top to bottom, and every step names the
 // slots it reads and writes. A slot is a stash entry: an activation, saved statistic or gradient of the
-// layer. The same code runs in four ways (Run):
-//
-//   describe   fills the layer's LayerTable; nothing is computed
-//   record     dry run of a schedule: the uses of every buffer are recorded for the memory plan
-//   compute    executes the forward pass, or the backward pass with dgrad and wgrad steps together or apart
-//   recompute  during a backward pass: executes the forward steps that produce the slots a step reads
+// layer. The same code runs in two ways (Run): without computing it fills the layer's LayerTable, from which
+// programs are made (parallel/program); and it executes the steps of a visit that a program has: of the
+// forward pass, of the backward pass with dgrad and wgrad together or apart, or those that a backward pass
+// runs again. A dry run executes them on a device that computes nothing.
 //
 // Accessing a slot that the step did not name is an error, so that table and code cannot diverge.
 
@@ -31,6 +29,7 @@
 
 namespace nrl::model {
 
+using memory::Ports;
 using memory::Slot;
 
 /// A parameter in device memory: the weight that layers read and the f32 gradient they accumulate into.
@@ -115,8 +114,7 @@ struct LayerContext {
 enum class DropoutSite : uint8_t { attention, mlp, probabilities };
 
 class Layer;
-class Stage;
-struct Frame;
+class Executor;
 
 /// A set of slots that a step reads.
 struct Reads {
@@ -223,14 +221,14 @@ class Run {
   /// The part of the rows, from 0, that a step within rounds() has, and whether it is the last one.
   int round() const { return round_.index; }
   bool last_round() const { return round_.last; }
-  /// Whether steps are executed, not described or recorded.
-  bool executes() const;
+  /// Whether steps are executed, not described.
+  bool executes() const { return !table_; }
 
   /// The slot as a tensor (rows, width). Only valid inside a step that names it. Empty for an unset slot, and
   /// for the port `residual` of the first layer after the embedding.
   Tensor operator[](Slot slot) const;
   /// The slot, if this step must write it (remade_over()); else empty.
-  Tensor remade(Slot slot) const { return (accessible_ & slot.bit()) != 0 ? (*this)[slot] : Tensor{}; }
+  Tensor remade(Slot slot) const;
 
   const LayerContext& context() const { return *context_; }
   const ModelSpec& spec() const { return *context_->spec; }
@@ -276,7 +274,7 @@ class Run {
 
  private:
   friend class Layer;
-  friend class Stage;
+  friend class Executor;
 
   /// Null when nothing is communicated.
   comm::Communicator* tensor_ranks() const;
@@ -286,23 +284,19 @@ class Run {
              F& work) {
     if (!enter(pass, modes, name, reads, writes)) return;
     work();
-    accessible_ = 0;
+    inside_ = false;
   }
   /// True when the step must be executed now.
   bool enter(memory::Pass pass, memory::Modes modes, std::string_view name, Reads reads,
              const Writes& writes);
-  /// The policy of the layer in the current round.
-  const memory::LayerPolicy& policy() const;
-
   memory::LayerTable* table_ = nullptr;  ///< set: describe
   const LayerContext* context_ = nullptr;
-  Stage* stage_ = nullptr;
+  Executor* executor_ = nullptr;
   Layer* layer_ = nullptr;
-  Frame* frame_ = nullptr;
   const MicroBatch* batch_ = nullptr;
+  int microbatch_ = 0;  ///< of the program
   InFlight* in_flight_ = nullptr;
-  int chunk_ = 0;
-  int index_ = 0;   ///< of the layer in its chunk
+  int index_ = 0;   ///< of the layer on this rank
   int cursor_ = 0;  ///< index of the next step in the table
   memory::Modes mode_ = 0;
   bool dgrad_ = false, wgrad_ = false;  ///< backward passes: the kinds of steps to execute
@@ -313,27 +307,11 @@ class Run {
     bool recomputes = false;  ///< forward steps recompute what backward steps of this round read
     bool again = false;       ///< it keeps nothing, and adds to the gradients of the round before
     bool last = true;
-    memory::SlotSet carried = 0;
   };
   Round round_;
-  bool skips_ = false;            ///< steps of once() in another round
-  uint64_t recompute_steps_ = 0;  ///< recompute: the forward steps to execute, as bits
-  /// Slots that this pass reads from the buffers into which they are recomputed or fetched.
-  memory::SlotSet restored_ = 0;
-  memory::SlotSet accessible_ = 0;  ///< slots that the current step has named
-};
-
-/// The slots through which layers pass the residual stream and its gradient. The input is the pair (x,
-/// residual), not yet added: the layer computes dropout(x) + residual itself, fused into its first norm, and
-/// passes its own output on in the same form.
-struct Ports {
-  Slot x, residual;  ///< ports: `out` and `sum` of the previous layer
-  Slot out, sum;     ///< own; without `sum`, `out` is the whole stream
-  Slot d_out;        ///< port: d_x of the next layer
-  Slot d_x;          ///< own; the gradient of the input stream
-  /// (1) f32: amax of d_out and of d_x. Port: set if the layer reads it, empty where the next layer is in
-  /// another chunk. Own: set if the previous layer reads it.
-  Slot d_out_amax, d_x_amax;
+  int rounds_ = 1;         ///< number of rounds so far
+  int listed_round_ = -1;  ///< the round of the program that is executed (program::Step::round)
+  bool inside_ = false;    ///< a step, whose slots may be accessed
 };
 
 /// The parameters that one pass of a layer uses, as indices into ParameterList::all.

@@ -19,6 +19,7 @@
 #include "apps/train/start/run_data.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/base/text.h"
 
 namespace nrl::train {
@@ -346,6 +347,14 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
                 buffer.tier == memory::Tier::pinned ? " (pinned host memory)"
                 : buffer.tier == memory::Tier::host ? " (offloaded)"
                                                     : "");
+}
+
+void print_program(const ConfigResult& result, int world, int rank, const DeviceChoice& device) {
+  const Config& c = result.config;
+  const plan::GridPosition position = plan::grid_position(c, world, rank);
+  const auto plan = plan::make_run_plan(c, load_model_spec(result), resolve_batch(c, world), position,
+                                        device.type, 1, false, rank_memory(c, world, device));
+  output::write(output::Stream::out, plan::program_text(c, *plan));
 }
 
 }  // namespace nrl::train

@@ -1,0 +1,266 @@
+#include "apps/model/program/executor.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+#include "core/ops/transfer.h"
+
+namespace nrl::model {
+
+using program::Step;
+using program::StepKind;
+using program::Use;
+
+Executor::Executor(ProgramLayers& all, ProgramMemory& memory, const program::Program& list,
+                   const Execution& on)
+    : all_(all), memory_(memory), list_(list), on_(on), places_(list, all.list) {}
+
+void Executor::run() {
+  if (all_.watch) all_.watch->begin_program(list_.mode);
+  int repetitions = list_.period.times;
+  while (next_ < list_.steps.size()) {
+    if (next_ == list_.period.end && repetitions > 0) {
+      --repetitions;
+      next_ = list_.period.begin;
+      shift_ += list_.period.microbatches;
+    }
+    step();
+  }
+  NRL_CHECK(started_.empty(), "the program does not wait for all that it starts");
+}
+
+const Step& Executor::pass() {
+  const Step& s = next();
+  places_.enter(list_, s, shift_);
+  if (all_.at_tick) all_.at_tick(memory_.first_tick + static_cast<int>(next_));
+  ++next_;
+  return s;
+}
+
+void Executor::step() {
+  if (next().kind == StepKind::visit) return visit();
+  const Step& s = pass();
+  switch (s.kind) {
+    case StepKind::copy:
+      return copy(s);
+    case StepKind::send:
+    case StepKind::receive:
+    case StepKind::offload:
+    case StepKind::fetch:
+      return start(s);
+    case StepKind::wait:
+      return wait(s);
+    case StepKind::report:
+      if (on_.hooks && on_.hooks->log_probs_ready) on_.hooks->log_probs_ready(microbatch(s));
+      return;
+    case StepKind::reduce:
+      if (on_.hooks && on_.hooks->finish_reduce) on_.hooks->finish_reduce();
+      return;
+    case StepKind::update: {
+      const trace::Range range("optimizer_step");
+      if (on_.hooks && on_.hooks->update) on_.hooks->update();
+      return;
+    }
+    default:
+      NRL_CHECK(false, "{} has no step {} there", layer(s.layer).name(), s.index);
+  }
+}
+
+void Executor::visit() {
+  const Step& s = pass();
+  if (!pass_) pass_.emplace(s.backward || s.again ? "backward_pass" : "forward_pass");
+  Run r;
+  r.executor_ = this;
+  r.index_ = s.layer;
+  r.layer_ = &layer(s.layer);
+  r.context_ = &r.layer_->context();
+  r.batch_ = &on_.batches[static_cast<size_t>(microbatch(s))];
+  r.microbatch_ = microbatch(s);
+  r.in_flight_ = &in_flight_;
+  r.mode_ = s.again ? memory::recompute : list_.mode;
+  r.dgrad_ = s.dgrad;
+  r.wgrad_ = s.wgrad;
+  r.first_ = on_.first && microbatch(s) == 0;
+  r.last_ = s.last;
+  {
+    const trace::Range range(all_.trace_names[static_cast<size_t>(s.layer)]);
+    if (all_.watch) all_.watch->begin_layer();
+    if (s.backward) {
+      r.cursor_ = r.layer_->table().forward_steps();
+      r.layer_->backward(r);
+    } else {
+      std::optional<trace::Range> again;
+      if (s.again) again.emplace("recompute");
+      r.layer_->forward(r);
+    }
+    NRL_CHECK(in_flight_.empty(), "{} does not wait for all communication", r.layer_->name());
+    if (all_.watch) all_.watch->end_layer();
+  }
+  if (s.ends) pass_.reset();
+}
+
+void Executor::visit_nested(const Run& outer) {
+  pass();
+  const trace::Range range("recompute");
+  Run r = outer;
+  r.mode_ = memory::recompute;
+  r.dgrad_ = r.wgrad_ = false;
+  r.cursor_ = 0;
+  r.layer_->forward(r);
+}
+
+void Executor::skip_nested() {
+  do ++next_;
+  while (next_ < list_.steps.size() && next().visits() && next().kind != StepKind::visit && next().again);
+}
+
+bool Executor::enter(Run& r, int index) {
+  for (;;) {
+    if (next_ == list_.steps.size()) return false;
+    const Step& s = next();
+    if (!s.visits() || s.round != r.listed_round_) return false;
+    if (s.kind == StepKind::carry) {
+      pass();
+      continue;
+    }
+    if (s.kind == StepKind::compute) {
+      if (s.again != r.recomputes() || s.index != index) return false;
+      break;
+    }
+    if (!s.nested || r.recomputes()) return false;
+    if (s.one_round && r.rounds_ > 1)
+      skip_nested();
+    else
+      visit_nested(r);
+  }
+  pass();
+  if (all_.at_step) all_.at_step(r.layer_->table(), static_cast<size_t>(index));
+  return true;
+}
+
+bool Executor::names(const Run& r, Slot slot) const {
+  const program::SlotId id = all_.list.slot(r.index_, slot);
+  if (id < 0) return true;  // a port without a neighbor, which is empty
+  const Step& s = list_.steps[next_ - 1];
+  const auto all = std::span(list_.uses).subspan(s.uses, size_t{s.reads} + s.writes);
+  return std::any_of(all.begin(), all.end(), [&](const Use& u) { return u.slot() == id; });
+}
+
+const memory::SlotSpec& Executor::spec_of(program::SlotId slot) const {
+  const program::SlotInfo& info = all_.list.slots[static_cast<size_t>(slot)];
+  return all_.list.of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)];
+}
+
+Tensor Executor::tensor_of(program::SlotId slot, int microbatch) const {
+  return memory_.device[places_.at(slot, microbatch)];
+}
+
+Tensor Executor::tensor(const Run& r, Slot slot) const {
+  const program::SlotId id = all_.list.slot(r.index_, slot);
+  if (id < 0) return {};
+  return with_rows(tensor_of(id, r.microbatch_), r.layer_->table().slots()[static_cast<size_t>(slot.id)],
+                   *r.batch_);
+}
+
+Tensor Executor::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const {
+  const int64_t tokens = batch.ids.dim(0);
+  const int64_t own = tokens * all_.rows[sequence_rows] / all_.rows[token_rows];
+  if (slot.rows == token_rows) t.shape[0] = tokens;
+  if (slot.rows == sequence_rows) t.shape[0] = own;
+  if (slot.rows < sent_rows || slot.rows > dispatched_rows_by_128) return t;
+  const LayerContext& context = layer(0).context();
+  t.shape[0] = expert_rows(*context.spec, context.layout, own, list_.mode == memory::generation)
+                   .of(static_cast<RowDomain>(slot.rows));
+  return t;
+}
+
+std::span<int32_t> Executor::host_values(const Run& r) const {
+  const int stashes = list_.stashes[static_cast<size_t>(all_.list.of(r.index_).chunk)];
+  return memory_.values[static_cast<size_t>(r.index_)][static_cast<size_t>(r.microbatch_ % stashes)];
+}
+
+Executor::ListedRounds Executor::rounds(const Run& r) const {
+  ListedRounds out;
+  size_t i = next_;
+  const auto own = [&](const Step& s) {
+    if (!s.visits() || (s.kind == StepKind::visit && !s.nested)) return false;
+    return !r.recomputes() || s.again;
+  };
+  while (i < list_.steps.size() && list_.steps[i].kind == StepKind::carry) ++i;
+  for (; i < list_.steps.size() && own(list_.steps[i]) && list_.steps[i].round >= 0; ++i)
+    if (const auto round = static_cast<size_t>(list_.steps[i].round); round >= out.begin.size())
+      out.begin.resize(round + 1, i);
+  out.end = i;
+  return out;
+}
+
+void Executor::enter_round(Run& r, const ListedRounds& rounds, int index, bool forward) {
+  while (next_ < rounds.end && next().kind == StepKind::carry) pass();
+  r.listed_round_ = 0;
+  if (rounds.begin.empty()) return;
+  const int last = static_cast<int>(rounds.begin.size()) - 1;
+  r.listed_round_ = forward ? std::max(0, last - index) : std::min(index, last);
+  next_ = rounds.begin[static_cast<size_t>(r.listed_round_)];
+}
+
+void Executor::end_rounds(Run& r, const ListedRounds& rounds) {
+  next_ = rounds.end;
+  r.listed_round_ = -1;
+}
+
+void Executor::copy(const Step& s) {
+  const Tensor x = tensor_of(list_.reads(s)[0].slot(), microbatch(s)),
+               y = tensor_of(list_.writes(s)[0].slot(), microbatch(s));
+  if (x.data != y.data) ops::copy(exec(), x, y);
+}
+
+void Executor::start(const Step& s) {
+  const bool out = s.kind == StepKind::send || s.kind == StepKind::offload;
+  const auto uses = out ? list_.reads(s) : list_.writes(s);
+  const int m = microbatch(s);
+  Started now{.kind = s.kind, .backward = s.backward, .slot = uses[0].slot(), .microbatch = m};
+  if (s.kind == StepKind::send || s.kind == StepKind::receive) {
+    const Tensor t =
+        with_rows(tensor_of(now.slot, m), spec_of(now.slot), on_.batches[static_cast<size_t>(m)]);
+    const comm::StreamRef stream{exec().stream};
+    using pipeline::ActionKind;
+    if (out)
+      now.message = on_.messages->send(s.backward ? ActionKind::send_backward : ActionKind::send_forward,
+                                       comm::ConstView(t.data, t.numel(), t.dtype), stream);
+    else
+      now.message =
+          on_.messages->receive(s.backward ? ActionKind::receive_backward : ActionKind::receive_forward,
+                                comm::View(t.data, t.numel(), t.dtype), stream);
+  } else if (!exec().needed) {
+    std::vector<memory::HostCopy> copies;
+    for (const Use& u : uses) {
+      void* const device = tensor_of(u.slot(), m).data;
+      void* const host = memory_.host[places_.index(u.slot(), m)];
+      copies.push_back({.to = out ? host : device,
+                        .from = out ? device : host,
+                        .bytes = static_cast<size_t>(all_.list.slots[static_cast<size_t>(u.slot())].bytes)});
+    }
+    const trace::Range range(out ? "offload" : "fetch");
+    now.copies =
+        all_.copies.start(copies, out ? device::CopyKind::device_to_host : device::CopyKind::host_to_device);
+  }
+  started_.push_back(std::move(now));
+}
+
+void Executor::wait(const Step& s) {
+  const program::SlotId slot = s.reads > 0 ? list_.reads(s)[0].slot() : list_.writes(s)[0].slot();
+  const auto found = std::find_if(started_.begin(), started_.end(), [&](const Started& t) {
+    return t.kind == s.of && t.slot == slot && t.microbatch == microbatch(s);
+  });
+  NRL_CHECK(found != started_.end(), "the program waits for what it has not started");
+  Started done = std::move(*found);
+  started_.erase(found);
+  if (done.kind == StepKind::send || done.kind == StepKind::receive) {
+    const trace::Range range(done.kind == StepKind::send ? "finish_send" : "receive");
+    done.message.wait();
+  } else if (done.copies >= 0) {
+    all_.copies.finish(done.copies);
+  }
+}
+
+}  // namespace nrl::model

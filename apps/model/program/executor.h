@@ -1,0 +1,134 @@
+#pragma once
+// Executes a program, one step after the other. A visit runs the text of its layer, forward() or backward(),
+// once: each step of the text is executed if it is the next one of the list (Run::enter).
+
+#include <array>
+#include <functional>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "apps/model/program/layer.h"
+#include "core/trace/trace.h"
+#include "memory/host_copies.h"
+#include "parallel/pipeline/messages.h"
+#include "parallel/program/program.h"
+
+namespace nrl::model {
+
+/// Observes the visits of layers in the order of Stage::visits().
+class LayerWatch {
+ public:
+  virtual ~LayerWatch() = default;
+  /// Before the first visit of a program.
+  virtual void begin_program(memory::Mode mode) = 0;
+  virtual void begin_layer() = 0;
+  virtual void end_layer() = 0;
+};
+
+/// The parts of a step outside the layers. Empty hooks are skipped.
+struct StepHooks {
+  /// Called on the model's last stage when LayerContext::log_prob holds the log-probabilities of
+  /// `microbatch`; the next microbatch overwrites them.
+  std::function<void(int microbatch)> log_probs_ready = {};
+  /// Waits until the gradients are reduced over the data-parallel ranks.
+  std::function<void()> finish_reduce = {};
+  /// Clips the gradients, updates the weights and gathers them on all ranks.
+  std::function<void()> update = {};
+};
+
+/// The input of a program that is executed, and what it calls.
+struct Execution {
+  std::span<const MicroBatch> batches;  ///< by microbatch
+  const StepHooks* hooks = nullptr;     ///< null: none
+  /// Of the stage; null on a stage alone.
+  pipeline::StageMessages* messages = nullptr;
+  /// False: executions of other microbatches with the same weights came before, without an update.
+  bool first = true;
+};
+
+/// The layers of a rank as programs name them, and what observes their steps.
+struct ProgramLayers {
+  program::Layers list;
+  std::vector<Layer*> layers;            ///< by index in `list`
+  std::vector<const char*> trace_names;  ///< the same
+  std::array<int64_t, row_domains> rows{};
+  memory::HostCopies copies;
+  LayerWatch* watch = nullptr;  ///< null: none
+  std::function<void(const memory::LayerTable&, size_t)> at_step;
+  std::function<void(int)> at_tick;
+};
+
+/// The memory of a program.
+struct ProgramMemory {
+  int first_tick = 0;                                     ///< the tick of step i is first_tick + i
+  std::vector<Tensor> device;                             ///< by Places' index of the buffer
+  std::vector<std::byte*> host;                           ///< by Places::index()
+  std::vector<std::vector<std::vector<int32_t>>> values;  ///< by layer and stash: Run::host_values()
+};
+
+class Executor {
+ public:
+  Executor(ProgramLayers& all, ProgramMemory& memory, const program::Program& list, const Execution& on);
+  void run();
+
+  /// For a step of the text of the run's layer. Executes the visits that are nested in this one and come
+  /// first. True: the step is the next one, and must be executed now; false: not in this visit.
+  bool enter(Run& r, int index);
+  /// Whether the program's step that was entered last names the slot.
+  bool names(const Run& r, Slot slot) const;
+  Tensor tensor(const Run& r, Slot slot) const;
+  std::span<int32_t> host_values(const Run& r) const;
+
+  /// The rounds that the list has from here on, in the visit of a run.
+  struct ListedRounds {
+    std::vector<size_t> begin = {};  ///< by round of the list; `end`: it has no steps
+    size_t end = 0;
+  };
+  ListedRounds rounds(const Run& r) const;
+  /// Goes to a round: `index` as in Run::round(). `forward`: the list has the last round first.
+  void enter_round(Run& r, const ListedRounds& rounds, int index, bool forward);
+  void end_rounds(Run& r, const ListedRounds& rounds);
+
+ private:
+  /// A message or copies that were started.
+  struct Started {
+    program::StepKind kind;
+    bool backward = false;
+    program::SlotId slot = 0;
+    int microbatch = 0;
+    comm::Handle message = {};
+    memory::HostCopies::Ticket copies = -1;
+  };
+
+  const program::Step& next() const { return list_.steps[next_]; }
+  int microbatch(const program::Step& s) const { return s.microbatch + shift_; }
+  /// Goes past the next step, whose slots are then up to date.
+  const program::Step& pass();
+  void step();
+  void visit();
+  void visit_nested(const Run& outer);
+  void skip_nested();
+  void start(const program::Step& s);
+  void wait(const program::Step& s);
+  void copy(const program::Step& s);
+  Tensor tensor_of(program::SlotId slot, int microbatch) const;
+  Tensor with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const;
+  const memory::SlotSpec& spec_of(program::SlotId slot) const;
+
+  ops::Exec& exec() const { return *layer(0).context().exec; }
+  Layer& layer(int index) const { return *all_.layers[static_cast<size_t>(index)]; }
+
+  ProgramLayers& all_;
+  ProgramMemory& memory_;
+  const program::Program& list_;
+  const Execution& on_;
+  program::Places places_;
+  InFlight in_flight_;  // of the layer that is visited
+  size_t next_ = 0;     // index of the next step
+  int shift_ = 0;       // of microbatches, in repetitions of the period
+  std::vector<Started> started_;
+  std::optional<trace::Range> pass_;
+};
+
+}  // namespace nrl::model

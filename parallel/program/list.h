@@ -1,0 +1,67 @@
+#pragma once
+// Lists the steps of a layer's table; for the passes of this directory.
+
+#include <algorithm>
+#include <optional>
+
+#include "parallel/program/program.h"
+
+namespace nrl::program {
+
+/// A slot is written by a step of a layer, and its contents begin there or go on.
+struct Writing {
+  memory::SlotSet begins = 0, goes_on = 0;
+  memory::SlotSet second = 0;  ///< the contents are in the second buffer
+};
+
+/// Adds a step that accesses these slots of its layer.
+inline void add(Program& program, const Layers& layers, const Step& step, memory::SlotSet reads,
+                const Writing& writes) {
+  std::vector<Use> read, written;
+  const Layer& layer = layers.of(step.layer);
+  const auto list = [&](std::vector<Use>& to, memory::SlotSet set) {
+    for (; set != 0; set &= set - 1) {
+      const auto s = static_cast<size_t>(memory::first_slot(set));
+      if (layer.slots[s] >= 0) to.emplace_back(layer.slots[s], ((writes.second >> s) & 1) != 0);
+    }
+  };
+  list(read, reads | writes.goes_on);
+  list(written, writes.begins | writes.goes_on);
+  program.add(step, read, written);
+}
+
+/// The number of rounds that a list has: contents that live from one round to the next do so from the second
+/// to the third as well.
+inline int listed_rounds(const memory::RoundsRange& r) {
+  return std::min(r.most, 3);
+}
+
+/// Calls step(index, round, carried) for the steps [begin, end) of a table in the order in which they are
+/// executed, and carry(slot, round) where rounds begin to fill a slot. `round`: place in the list, -1 outside
+/// of rounds. `single`: the steps are part of a round already, and run once.
+template <class StepF, class Carry>
+void for_each_step(const memory::LayerTable& table, bool backward, bool single, StepF&& step, Carry&& carry) {
+  const int begin = backward ? table.forward_steps() : 0;
+  const int end = backward ? static_cast<int>(table.steps().size()) : table.forward_steps();
+  for (int i = begin; i < end;) {
+    const auto range = std::find_if(table.rounds().begin(), table.rounds().end(),
+                                    [&](const memory::RoundsRange& r) { return r.begin == i && r.end > i; });
+    if (single || range == table.rounds().end()) {
+      step(i++, -1, memory::SlotSet{0});
+      continue;
+    }
+    const int n = listed_rounds(*range);
+    const memory::SlotSet carried = n > 1 ? range->carried.bit() : 0;
+    if (carried != 0) carry(range->carried);
+    for (int round = 0; round < n; ++round)
+      for (int k = range->begin; k < range->end; ++k) {
+        // The forward pass ends with round 0, with which the backward pass begins.
+        const bool zero = round == (backward ? 0 : n - 1);
+        if (zero || table.steps()[static_cast<size_t>(k)].rounds != memory::Rounds::once)
+          step(k, round, carried);
+      }
+    i = range->end;
+  }
+}
+
+}  // namespace nrl::program

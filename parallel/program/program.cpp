@@ -1,0 +1,185 @@
+#include "parallel/program/program.h"
+
+#include <algorithm>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "core/base/error.h"
+
+namespace nrl::program {
+
+using memory::Slot;
+
+std::string Layers::name(SlotId slot) const {
+  const SlotInfo& info = slots[static_cast<size_t>(slot)];
+  return fmt::format("{} {}", of(info.layer).name,
+                     of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)].name);
+}
+
+void Layers::link() {
+  begins_ = {0};
+  for (size_t l = 0; l < layers.size(); ++l) {
+    Layer& layer = layers[l];
+    if (l > 0 && layer.chunk != layers[l - 1].chunk) begins_.push_back(static_cast<int>(l));
+    const auto share = [&](Slot port, const Layer& other, Slot slot) {
+      if (port && slot) layer.slots[static_cast<size_t>(port.id)] = other.slots[static_cast<size_t>(slot.id)];
+    };
+    const memory::Ports& own = layer.ports;
+    if (l > 0 && layers[l - 1].chunk == layer.chunk) {
+      share(own.x, layers[l - 1], layers[l - 1].ports.out);
+      share(own.residual, layers[l - 1], layers[l - 1].ports.sum);
+    }
+    if (l + 1 < layers.size() && layers[l + 1].chunk == layer.chunk) {
+      share(own.d_out, layers[l + 1], layers[l + 1].ports.d_x);
+      share(own.d_out_amax, layers[l + 1], layers[l + 1].ports.d_x_amax);
+    }
+  }
+  begins_.push_back(static_cast<int>(layers.size()));
+}
+
+void Program::add(Step step, std::span<const Use> reads, std::span<const Use> writes) {
+  step.uses = static_cast<uint32_t>(uses.size());
+  step.reads = static_cast<uint16_t>(reads.size());
+  step.writes = static_cast<uint16_t>(writes.size());
+  uses.insert(uses.end(), reads.begin(), reads.end());
+  uses.insert(uses.end(), writes.begin(), writes.end());
+  steps.push_back(step);
+}
+
+Step wait_for(Step step) {
+  step.of = std::exchange(step.kind, StepKind::wait);
+  return step;
+}
+
+Places::Places(const Program& program, const Layers& layers) {
+  size_t next = 0;
+  for (SlotId s = 0; s < static_cast<SlotId>(layers.slots.size()); ++s) {
+    const int stashes = program.stashes[static_cast<size_t>(layers.chunk_of(s))];
+    entries_.push_back({next, stashes});
+    next += static_cast<size_t>(stashes);
+  }
+  second_.assign(next, 0);
+}
+
+void Places::enter(const Program& program, const Step& step, int shift) {
+  for (const Use& use : program.writes(step)) {
+    uint8_t& second = second_[index(use.slot(), step.microbatch + shift)];
+    if (use.second())
+      second = 1;
+    else if (!step.again && !step.backward)
+      second = 0;
+  }
+}
+
+namespace {
+
+std::string_view name_of(StepKind kind) {
+  switch (kind) {
+    case StepKind::visit:
+      return "visit";
+    case StepKind::compute:
+      return "compute";
+    case StepKind::carry:
+      return "carry";
+    case StepKind::copy:
+      return "copy";
+    case StepKind::send:
+      return "send";
+    case StepKind::receive:
+      return "receive";
+    case StepKind::offload:
+      return "offload";
+    case StepKind::fetch:
+      return "fetch";
+    case StepKind::wait:
+      return "wait";
+    case StepKind::report:
+      return "report";
+    case StepKind::reduce:
+      return "reduce";
+    case StepKind::update:
+      break;
+  }
+  return "update";
+}
+
+std::string line(const Program& program, const Layers& layers, const Step& s) {
+  const auto list = [&](std::span<const Use> uses) {
+    std::string out;
+    for (const Use& u : uses) out += fmt::format(" [{}]", layers.name(u.slot()));
+    return out;
+  };
+  const Layer& layer = layers.of(s.layer);
+  if (s.kind == StepKind::visit) {
+    const char* const pass = !s.backward          ? s.again ? "forward again" : "forward"
+                             : s.dgrad && s.wgrad ? "backward"
+                             : s.dgrad            ? "backward, dgrad"
+                                                  : "backward, wgrad";
+    return fmt::format("{}microbatch {}, {}: {}", s.nested ? "    " : "", s.microbatch, layer.name, pass);
+  }
+  std::string out = s.visits() ? "  " : "";
+  if (s.again && s.nested) out += "    ";
+  if (s.kind == StepKind::compute) {
+    const memory::Step& step = layer.table->steps()[static_cast<size_t>(s.index)];
+    out += step.name;
+    if (step.pass != memory::Pass::forward) out += step.pass == memory::Pass::data ? " dgrad" : " wgrad";
+  } else if (s.kind == StepKind::wait)
+    out += fmt::format("wait for {}", name_of(s.of));
+  else
+    out += name_of(s.kind);
+  if (!s.visits() && s.kind < StepKind::reduce) out += fmt::format(", microbatch {}", s.microbatch);
+  if (s.round > 0) out += fmt::format(" (round {})", s.round);
+  const auto reads = program.reads(s), writes = program.writes(s);
+  if (!reads.empty() || !writes.empty()) out += ":" + list(reads);
+  if (!writes.empty()) out += " ->" + list(writes);
+  return out;
+}
+
+}  // namespace
+
+std::string text(const Program& program, const Layers& layers, const Notes& notes) {
+  std::string out;
+  const Period& period = program.period;
+  size_t visits = 0;
+  bool open = false;  // a visit, whose notes are still to come
+  const auto end_visit = [&] {
+    if (open && visits <= notes.after.size()) out += notes.after[visits - 1];
+    open = false;
+  };
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    const Step& s = program.steps[i];
+    const bool begins = s.kind == StepKind::visit && !s.nested;
+    if (begins || !s.visits()) end_visit();
+    if (period.times > 0 && i == period.begin)
+      out += fmt::format(
+          "{} times, {} each:\n", period.times + 1,
+          period.microbatches == 1 ? "a microbatch" : fmt::format("{} microbatches", period.microbatches));
+    if (period.times > 0 && i == period.end) out += "end\n";
+    if (begins) {
+      if (visits < notes.before.size()) out += notes.before[visits];
+      ++visits;
+      open = true;
+    }
+    out += line(program, layers, s) + "\n";
+  }
+  end_visit();
+  return out;
+}
+
+Program unrolled(const Program& program) {
+  Program out{.mode = program.mode, .stashes = program.stashes};
+  const Period& period = program.period;
+  const auto take = [&](size_t begin, size_t end, int repetition) {
+    for (size_t i = begin; i < end; ++i) {
+      Step s = program.steps[i];
+      if (s.kind < StepKind::reduce) s.microbatch += repetition * period.microbatches;
+      out.add(s, program.reads(program.steps[i]), program.writes(program.steps[i]));
+    }
+  };
+  take(0, period.end, 0);
+  for (int r = 1; r <= period.times; ++r) take(period.begin, period.end, r);
+  take(period.end, program.steps.size(), period.times);
+  return out;
+}
+
+}  // namespace nrl::program

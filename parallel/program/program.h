@@ -1,0 +1,193 @@
+#pragma once
+// A program is the list of everything that a rank does in an optimizer step or an evaluation, in order: the
+// steps of its layers, copies, messages, and what follows the passes. lower() makes it from a schedule and
+// the tables of the layers, add_recompute() and add_offload() extend it, one loop executes it
+// (apps/model/program/stage.h), and questions about a step are folds over it: live_ranges.h gives the memory.
+// It knows no model.
+//
+// A slot has two buffers per stash: one for what the forward pass writes, one for the contents that a
+// backward pass recomputes or fetches. Which of them a step means follows from the steps before it (Places).
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "memory/layer_table.h"
+#include "memory/plan.h"
+#include "parallel/pipeline/schedule.h"
+
+namespace nrl::program {
+
+/// Index of a slot of this rank.
+using SlotId = int;
+
+/// A slot that a step accesses. Encoded so that lists of them are small.
+struct Use {
+  uint32_t code = 0;
+  Use(SlotId slot, bool second) : code((static_cast<uint32_t>(slot) << 1) | (second ? 1U : 0U)) {}
+  SlotId slot() const { return static_cast<SlotId>(code >> 1); }
+  /// Writes: the contents begin in the second buffer.
+  bool second() const { return (code & 1U) != 0; }
+};
+
+/// A layer of this rank: what the program must know of it.
+struct Layer {
+  std::string name;
+  const memory::LayerTable* table = nullptr;
+  const memory::LayerPolicy* policy = nullptr;  ///< of the first round (LayerTable::rounds())
+  const memory::LayerPolicy* later = nullptr;   ///< of later rounds, which keep nothing
+  memory::Ports ports = {};
+  int chunk = 0;
+  std::vector<SlotId> slots = {};  ///< by slot of the table; -1: a port without a neighbor
+};
+
+struct SlotInfo {
+  int layer = 0;
+  memory::Slot slot;  ///< of the layer
+  int64_t bytes = 0;  ///< of a microbatch of full size
+};
+
+/// The layers of a rank and their slots. Ports share the slots of their neighbors.
+struct Layers {
+  /// `bytes`: of a slot of a table. Of each layer everything but `slots` must be set, in the order of the
+  /// forward pass.
+  template <class Bytes>
+  Layers(std::vector<Layer> all, Bytes&& bytes) : layers(std::move(all)) {
+    for (size_t l = 0; l < layers.size(); ++l) {
+      const auto& of_table = layers[l].table->slots();
+      for (size_t s = 0; s < of_table.size(); ++s) {
+        layers[l].slots.push_back(of_table[s].port ? -1 : static_cast<SlotId>(slots.size()));
+        if (!of_table[s].port)
+          slots.push_back({static_cast<int>(l), {static_cast<int8_t>(s)}, bytes(of_table[s])});
+      }
+    }
+    link();
+  }
+  Layers() = default;
+
+  /// Index of the first layer of a chunk, and of the one after its last.
+  int begin(int chunk) const { return begins_[static_cast<size_t>(chunk)]; }
+  int end(int chunk) const { return begins_[static_cast<size_t>(chunk) + 1]; }
+  int chunks() const { return static_cast<int>(begins_.size()) - 1; }
+  const Layer& of(int layer) const { return layers[static_cast<size_t>(layer)]; }
+  int chunk_of(SlotId slot) const { return of(slots[static_cast<size_t>(slot)].layer).chunk; }
+  /// -1: the layer has no such slot.
+  SlotId slot(int layer, memory::Slot slot) const {
+    return slot ? of(layer).slots[static_cast<size_t>(slot.id)] : -1;
+  }
+  /// "block 0 norm1".
+  std::string name(SlotId slot) const;
+
+  std::vector<Layer> layers;
+  std::vector<SlotInfo> slots;
+
+ private:
+  void link();
+  std::vector<int> begins_;
+};
+
+enum class StepKind : uint8_t {
+  visit,    ///< begins a pass of a layer over a microbatch; its compute steps follow
+  compute,  ///< a step of the layer's table
+  carry,    ///< rounds begin to fill the slot
+  copy,     ///< the stream or its gradient goes to a chunk of this rank
+  send,     ///< starts to send the stream or its gradient to another rank
+  receive,  ///< starts to receive it
+  offload,  ///< starts to copy slots to the host
+  fetch,    ///< starts to copy them back
+  wait,     ///< for a send, receive, offload or fetch with the same slots
+  report,   ///< the log-probabilities of a microbatch are complete
+  reduce,   ///< gradients are summed over the data-parallel ranks
+  update,   ///< clip, update and gather the weights
+};
+
+struct Step {
+  StepKind kind = StepKind::compute;
+  StepKind of = StepKind::compute;  ///< wait: the kind of step that it completes
+  bool backward = false;            ///< of the visit, as the next three; messages and copies: of the gradient
+  bool dgrad = false, wgrad = false;
+  bool again = false;                 ///< forward steps run again, for a backward pass
+  bool nested = false;                ///< visit, again: within the visit of the layer itself
+  bool starts = false, ends = false;  ///< visit: the first or last one of the chunk's pass
+  bool last = false;                  ///< completes weight gradients (pipeline::Action::last)
+  /// Visit, nested: only where the rounds before it were a single one, because later ones have its results.
+  bool one_round = false;
+  int8_t round = -1;  ///< of the list, from 0 (RoundsRange); -1: in no rounds
+  int16_t chunk = 0;
+  int layer = 0;      ///< in Layers
+  int16_t index = 0;  ///< compute: of the step in the layer's table
+  int microbatch = 0;
+  // Accessed slots: set by Program::add().
+  uint32_t uses = 0;
+  uint16_t reads = 0, writes = 0;
+
+  bool visits() const {
+    return kind == StepKind::visit || kind == StepKind::compute || kind == StepKind::carry;
+  }
+};
+
+/// The repeated part of a list of steps.
+using pipeline::Period;
+
+struct Program {
+  memory::Mode mode = memory::training;
+  std::vector<int> stashes = {};  ///< by chunk; microbatch m uses stash m % stashes
+  std::vector<Step> steps = {};
+  std::vector<Use> uses = {};  ///< of the steps
+  Period period = {};
+
+  /// Adds the step with these accesses. A slot that is written and not read begins new contents.
+  void add(Step step, std::span<const Use> reads, std::span<const Use> writes);
+  std::span<const Use> reads(const Step& s) const { return {uses.data() + s.uses, s.reads}; }
+  std::span<const Use> writes(const Step& s) const { return {uses.data() + s.uses + s.reads, s.writes}; }
+  /// Adds a step of another program of the same layers.
+  void take(const Program& from, const Step& step) { add(step, from.reads(step), from.writes(step)); }
+};
+
+/// The step that waits for `step`.
+Step wait_for(Step step);
+
+/// The buffers that slots have their contents in, as a program goes on.
+class Places {
+ public:
+  Places(const Program& program, const Layers& layers);
+  /// Index of the (slot, stash) of a microbatch: its buffers are 2 * index and 2 * index + 1.
+  size_t index(SlotId slot, int microbatch) const {
+    const Entry& e = entries_[static_cast<size_t>(slot)];
+    return e.first + static_cast<size_t>(microbatch % e.stashes);
+  }
+  /// The buffer with the contents.
+  size_t at(SlotId slot, int microbatch) const {
+    const size_t i = index(slot, microbatch);
+    return 2 * i + second_[i];
+  }
+  size_t buffers() const { return 2 * second_.size(); }
+  /// To be called before the step's slots are looked up. `shift`: added to its microbatch.
+  void enter(const Program& program, const Step& step, int shift = 0);
+
+ private:
+  struct Entry {
+    size_t first = 0;
+    int stashes = 1;
+  };
+  std::vector<Entry> entries_;
+  std::vector<uint8_t> second_;
+};
+
+/// Lines that are added to the text around the visits of layers, those that are nested not counted: by index
+/// of the visit.
+struct Notes {
+  std::vector<std::string> before = {}, after = {};
+};
+
+/// One line per step, indented below its visit, without numbers that depend on other steps: the texts of two
+/// layouts can be compared by a program like diff.
+std::string text(const Program& program, const Layers& layers, const Notes& notes = {});
+
+/// The program with every step of its period in full.
+Program unrolled(const Program& program);
+
+}  // namespace nrl::program

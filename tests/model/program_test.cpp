@@ -1,0 +1,230 @@
+// Programs: the period of a list, and what happens when a list is wrong.
+#include <algorithm>
+#include <map>
+#include <random>
+#include <tuple>
+
+#include "apps/model/chunks.h"
+#include "apps/model/program/stage.h"
+#include "parallel/pipeline/equivalent.h"
+#include "tests/catch.h"
+#include "tests/model/poison.h"
+#include "tests/model/tiny_model.h"
+
+using namespace nrl;
+using namespace nrl::model;
+using pipeline::ScheduleKind;
+using program::Program;
+using program::Step;
+using program::StepKind;
+using program::Use;
+using test::TinyModel;
+
+namespace {
+
+const std::string config = R"({"model_type":"llama","vocab_size":67,"hidden_size":16,"intermediate_size":24,
+                               "num_hidden_layers":6,"num_attention_heads":2,"num_key_value_heads":1,
+                               "max_position_embeddings":64,"tie_word_embeddings":false})";
+
+/// The layers of a stage of the model.
+std::unique_ptr<Stage> make_stage(TinyModel& m, LayerContext& context, const ModelLayout& layout,
+                                  const RecomputePolicy& recompute, const OffloadPolicy& offload) {
+  context.exec = &m.exec_;
+  context.spec = &m.spec_;
+  context.layout = layout;
+  return std::make_unique<Stage>(decoder_chunks(context, m.parameters_,
+                                                {.recipe = precision::float32,
+                                                 .head_chunk_tokens = 10,
+                                                 .layout = layout,
+                                                 .recompute = recompute,
+                                                 .offload = offload}),
+                                 std::array<int64_t, row_domains>{TinyModel::tokens, TinyModel::tokens, 10});
+}
+
+bool same(const Program& a, const Program& b) {
+  const auto equal = [&](const Step& x, const Step& y) {
+    const auto codes = [](std::span<const Use> uses) {
+      std::vector<uint32_t> out;
+      for (const Use& u : uses) out.push_back(u.code);
+      return out;
+    };
+    return std::tuple(x.kind, x.of, x.backward, x.dgrad, x.wgrad, x.again, x.nested, x.last, x.round, x.chunk,
+                      x.layer, x.index, x.microbatch) ==
+               std::tuple(y.kind, y.of, y.backward, y.dgrad, y.wgrad, y.again, y.nested, y.last, y.round,
+                          y.chunk, y.layer, y.index, y.microbatch) &&
+           codes(a.reads(x)) == codes(b.reads(y)) && codes(a.writes(x)) == codes(b.writes(y));
+  };
+  return a.stashes == b.stashes &&
+         std::equal(a.steps.begin(), a.steps.end(), b.steps.begin(), b.steps.end(), equal);
+}
+
+RecomputePolicy some_recomputed(unsigned seed) {
+  return [seed](int block, const memory::LayerTable& t) {
+    std::mt19937 random(seed + static_cast<unsigned>(block));
+    return t.recomputable() & random();
+  };
+}
+OffloadPolicy some_offloaded(unsigned seed) {
+  return [seed](int block, const memory::LayerTable& t) {
+    std::mt19937 random(seed + 100 * static_cast<unsigned>(block));
+    return t.offloadable() & random();
+  };
+}
+
+/// The losses and gradients of a program of two microbatches in memory planned for it and poisoned outside of
+/// planned lives.
+std::vector<std::vector<float>> results_of(TinyModel& m, Stage& stage, LayerContext& context,
+                                           const Program& program) {
+  constexpr int microbatches = 2;
+  stage.add_program(program);
+  memory::MemoryPlan plan;
+  stage.declare(plan);
+  const auto log_prob = plan.add("log-probabilities", memory::Category::data, 4 * TinyModel::tokens);
+  plan.solve();
+  const memory::Arenas arenas(plan);
+  context.log_prob = make_tensor(arenas.at(plan, log_prob), DType::f32, {TinyModel::tokens});
+  std::vector<float> rope = ops::rope_table(m.spec_.rope, 12, 12);
+  context.rope_table = make_tensor(rope.data(), DType::f32, {12, m.spec_.rope.rotary_dim});
+  std::vector<std::vector<float>> out;
+  for (size_t i = 0; i < m.parameters_.all.size(); ++i) out.emplace_back(m.weights_[i].size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    const std::vector<int64_t>& shape = m.parameters_.all[i].shape;
+    const auto view = [&](float* data) {
+      return shape.size() == 1 ? make_tensor(data, DType::f32, {shape[0]})
+                               : make_tensor(data, DType::f32, {shape[0], shape[1]});
+    };
+    context.parameters.push_back({view(m.weights_[i].data()), view(out[i].data())});
+  }
+  stage.bind(plan, arenas);
+  test::Poison poison(plan, arenas);
+  stage.watch_ticks([&](int tick) { poison.enter(tick); });
+  std::vector<float> losses;
+  const std::vector<MicroBatch> batches = m.batches(microbatches);
+  const StepHooks hooks{
+      .log_probs_ready = [&](int) { losses.push_back(static_cast<float>(m.weighted(context.log_prob))); }};
+  stage.execute(0, {.batches = batches, .hooks = &hooks});
+  out.push_back(losses);
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("a program with a period has the steps of the whole one", "[model][program]") {
+  TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1, test::TinyOptions{});
+  int folded = 0, moving = 0;
+  for (const auto& [kind, stages, chunks] : {std::tuple(ScheduleKind::single, 1, 1),
+                                             {ScheduleKind::single, 1, 2},
+                                             {ScheduleKind::one_f_one_b, 2, 1},
+                                             {ScheduleKind::one_f_one_b, 3, 1},
+                                             {ScheduleKind::zb_h1, 3, 1},
+                                             {ScheduleKind::interleaved, 2, 2}})
+    for (const bool overlap : {false, true})
+      for (int stage = 0; stage < stages; ++stage)
+        for (unsigned seed = 0; seed < 4; ++seed) {
+          const pipeline::ScheduleOptions options{.kind = kind,
+                                                  .stages = stages,
+                                                  .chunks_per_stage = chunks,
+                                                  .microbatches = 36,
+                                                  .overlap_messages = overlap && stages > 1};
+          CAPTURE(static_cast<int>(kind), stages, chunks, overlap, stage, seed);
+          ModelLayout layout;
+          layout.stages = stages;
+          layout.stage = stage;
+          layout.chunks = chunks;
+          LayerContext context;
+          const auto s = make_stage(m, context, layout, seed > 0 ? some_recomputed(seed) : RecomputePolicy{},
+                                    seed % 2 == 1 ? some_offloaded(seed) : OffloadPolicy{});
+          const pipeline::Schedule schedule = pipeline::shortest_equivalent(options, stage);
+          const Program list = s->lowered(memory::training, schedule, layout);
+          folded += list.period.times > 0;
+          moving += std::any_of(list.steps.begin(), list.steps.end(),
+                                [](const Step& x) { return x.kind == StepKind::fetch; });
+          const Program whole = s->lowered(memory::training, pipeline::make_schedule(options, stage), layout);
+          CHECK(same(program::unrolled(list), whole));
+        }
+  CHECK(folded > 60);
+  CHECK(moving > 20);
+}
+
+TEST_CASE("microbatches of a period have the losses and gradients of the whole list",
+          "[model][program][memory]") {
+  constexpr int microbatches = 19;
+  const pipeline::ScheduleOptions options{.microbatches = microbatches};
+  std::map<int, double> losses[2];
+  std::vector<std::vector<float>> gradients[2];
+  for (const bool folded : {false, true}) {
+    const pipeline::Schedule schedule =
+        folded ? pipeline::shortest_equivalent(options, 0) : pipeline::make_schedule(options, 0);
+    REQUIRE((schedule.period.times > 0) == folded);
+    test::TinyOptions tiny;
+    tiny.schedule = schedule;
+    tiny.recompute = some_recomputed(3);
+    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1, tiny);
+    m.decoder_.train(m.batches(microbatches),
+                     {.log_probs_ready = [&](int i) { losses[folded][i] = m.loss_of_last(); }});
+    gradients[folded] = m.gradients_;
+  }
+  REQUIRE(losses[0].size() == microbatches);
+  CHECK(losses[0] == losses[1]);
+  CHECK(gradients[0] == gradients[1]);
+}
+
+// Every single entry of a step of a short program, removed: the plan or the run must fail, or the poisoned
+// memory show.
+TEST_CASE("a slot that a step of the program does not name is noticed", "[model][program][memory]") {
+  TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1, test::TinyOptions{});
+  std::map<bool, std::pair<int, int>> found;  // by writes: detected, all
+  const pipeline::Schedule schedule = pipeline::make_schedule({.microbatches = 2}, 0);
+  LayerContext context;
+  const auto stage = make_stage(m, context, {}, some_recomputed(1), {});
+  const Program whole = stage->lowered(memory::training, schedule, {});
+  const auto without = [&](size_t step, size_t entry) {
+    Program p{.mode = whole.mode, .stashes = whole.stashes};
+    for (size_t i = 0; i < whole.steps.size(); ++i) {
+      const auto reads = whole.reads(whole.steps[i]), writes = whole.writes(whole.steps[i]);
+      std::vector<Use> read(reads.begin(), reads.end()), written(writes.begin(), writes.end());
+      if (i == step && entry < read.size())
+        read.erase(read.begin() + static_cast<long>(entry));
+      else if (i == step)
+        written.erase(written.begin() + static_cast<long>(entry - reads.size()));
+      p.add(whole.steps[i], read, written);
+    }
+    return p;
+  };
+  const auto attempt = [&](const Program& p) {
+    LayerContext own;
+    const auto s = make_stage(m, own, {}, some_recomputed(1), {});
+    return results_of(m, *s, own, p);
+  };
+  const auto want = attempt(whole);
+  for (size_t i = 0; i < whole.steps.size(); i += 3)
+    for (size_t e = 0; e < size_t{whole.steps[i].reads} + whole.steps[i].writes; ++e) {
+      const Step& step = whole.steps[i];
+      // A slot that is read and written is still named by the other entry; its contents then begin anew,
+      // which shows unless the step writes all of it, as one that runs again does.
+      const auto reads = whole.reads(step), writes = whole.writes(step);
+      const auto in = [](std::span<const Use> list, program::SlotId slot) {
+        return std::any_of(list.begin(), list.end(), [&](const Use& u) { return u.slot() == slot; });
+      };
+      if (e < reads.size() ? step.again && in(writes, reads[e].slot())
+                           : in(reads, writes[e - reads.size()].slot()))
+        continue;
+      // Without a slot that a backward step writes for recomputation, the contents of the forward pass are
+      // kept.
+      if (e >= reads.size() && !step.again && writes[e - reads.size()].second()) continue;
+      bool seen = false;
+      try {
+        seen = attempt(without(i, e)) != want;
+      } catch (const Error&) {
+        seen = true;
+      }
+      auto& [detected, all] = found[e >= reads.size()];
+      detected += seen;
+      ++all;
+      INFO("step " << step.index << (step.backward ? " backward" : "") << " of "
+                   << stage->all_layers().of(step.layer).name << ", entry " << e);
+      CHECK(seen);
+    }
+  CHECK(found[false].second > 50);
+  CHECK(found[true].second > 50);
+}
