@@ -21,11 +21,21 @@ NRL_ENUM(TpCommOverlap, (none, bulk, pipelined, ring), ("none", "bulk", "pipelin
          (, {"pipeline", "pipelined"}, {"ring_exchange", "ring"}))
 NRL_ENUM(CpCommType, (p2p, all_gather, a2a, a2a_p2p), ("p2p", "all_gather", "a2a", "a2a+p2p"),
          (, {"allgather", "all_gather"}))
-/// Schedules of a pipeline stage, which parallel/pipeline/schedule.h describes. The program chooses `single`
-/// and `forward_only`; the others are configured.
+/// Schedules of a pipeline stage, which parallel/pipeline/schedule.cpp generates. The program chooses
+/// `single` and `forward_only`; the others are configured.
 NRL_ENUM(ScheduleKind, (single, forward_only, one_f_one_b, interleaved, zb_h1),
          ("single", "forward_only", "1f1b", "interleaved", "zb_h1"),
          (, {"interleaved_1f1b", "interleaved"}, {"zb-h1", "zb_h1"}))
+/// A schedule that can be configured, and what it does, for help texts.
+struct ScheduleText {
+  ScheduleKind kind;
+  std::string_view text;
+};
+inline constexpr ScheduleText configured_schedules[] = {
+    {ScheduleKind::one_f_one_b, ""},
+    {ScheduleKind::interleaved,
+     "1F1B over several chunks per stage, with a smaller bubble and more messages"},
+    {ScheduleKind::zb_h1, "1F1B with deferred weight gradients, which fill a part of the bubble"}};
 NRL_ENUM(Precision, (automatic, float32, bfloat16, float16, fastest),
          ("auto", "float32", "bfloat16", "float16", "fastest"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))

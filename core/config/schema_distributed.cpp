@@ -10,6 +10,19 @@ const Need pipeline_parallel{is_not("distributed.pipeline_parallel_size", "1", "
 const Need context_parallel{is_not("distributed.context_parallel_size", "1", "above 1")};
 const Need shards{is_not("distributed.shard_strategy", "ddp", "other than ddp")};
 
+std::vector<std::string_view> schedule_names() {
+  std::vector<std::string_view> names;
+  for (const ScheduleText& s : configured_schedules) names.push_back(name_of(s.kind));
+  return names;
+}
+std::string schedule_texts() {
+  std::string out;
+  for (const ScheduleText& s : configured_schedules)
+    out +=
+        fmt::format("{}{}{}{}", out.empty() ? "" : "; ", name_of(s.kind), s.text.empty() ? "" : ", ", s.text);
+  return out;
+}
+
 }  // namespace
 
 void add_distributed_keys(Table& t) {
@@ -73,12 +86,10 @@ void add_distributed_keys(Table& t) {
       .only_with(pipeline_parallel)
       .idle("1");
   NRL_KEY(t, distributed.pipeline_schedule)
-      .one_of({"1f1b", "interleaved", "zb_h1"})
-      .help(
-          "Order of the passes of a pipeline stage: 1f1b; interleaved, 1F1B over several chunks per stage, "
-          "with "
-          "a smaller bubble and more messages; zb_h1, 1F1B with deferred weight gradients, which fill a part "
-          "of the bubble. auto: interleaved with virtual_pipeline_size above 1, else 1f1b.")
+      .one_of(schedule_names())
+      .help(fmt::format("Order of the passes of a pipeline stage: {}. auto: interleaved with "
+                        "virtual_pipeline_size above 1, else 1f1b.",
+                        schedule_texts()))
       .only_with(pipeline_parallel);
   NRL_KEY(t, distributed.num_layers_in_first_pipeline_stage)
       .at_least(0)

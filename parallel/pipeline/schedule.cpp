@@ -12,6 +12,7 @@ namespace {
 using Kind = ActionKind;
 using Computation = std::vector<Action>;
 
+/// One stage; the backward pass of each microbatch follows its forward pass at once.
 Computation single(const ScheduleOptions& o, int) {
   Computation out;
   for (int m = 0; m < o.microbatches; ++m) {
@@ -51,13 +52,15 @@ std::vector<std::pair<int, int>> grouped(const ScheduleOptions& o) {
   return out;
 }
 
+/// Evaluation.
 Computation forward_only(const ScheduleOptions& o, int) {
   Computation out;
   for (const auto& [c, m] : grouped(o)) out.push_back({.kind = Kind::forward, .chunk = c, .microbatch = m});
   return out;
 }
 
-/// Warm-up of forward passes, then one forward and one backward pass in turn.
+/// 1F1B: warm-up of forward passes, then one forward and one backward pass in turn. Bubble (P-1)(f+b),
+/// min(N, P-p) stashes.
 Computation one_f_one_b(const ScheduleOptions& o, int stage) {
   const int warm_up = std::min(o.stages - 1 - stage, o.microbatches);
   Computation out;
@@ -70,7 +73,8 @@ Computation one_f_one_b(const ScheduleOptions& o, int stage) {
   return out;
 }
 
-/// Megatron-LM's interleaved 1F1B, for any N: groups may have more than P microbatches.
+/// Megatron-LM's interleaved 1F1B over V > 1 chunks per stage, for any N: groups may have more than P
+/// microbatches. Bubble (P-1)(f+b)/V, more stashes than 1F1B.
 Computation interleaved(const ScheduleOptions& o, int stage) {
   const auto order = grouped(o);
   const int total = static_cast<int>(order.size());
@@ -91,7 +95,8 @@ Computation interleaved(const ScheduleOptions& o, int stage) {
 }
 
 /// ZB-H1 (Qi et al., Zero Bubble Pipeline Parallelism): 1F1B whose stage p runs wgrad p microbatches late.
-/// Every stage then has up to P microbatches in flight, and the deferred wgrads fill the cool-down.
+/// Every stage then has up to P microbatches in flight, and the deferred wgrads fill the cool-down. Bubble
+/// (P-1)(f+d-w), min(N, P) stashes.
 Computation zb_h1(const ScheduleOptions& o, int stage) {
   Computation out;
   for (const Action& a : one_f_one_b(o, stage)) {

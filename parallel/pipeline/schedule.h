@@ -67,10 +67,7 @@ struct Schedule {
   Period period = {};        ///< of actions (shortest_equivalent())
 };
 
-/// single: one stage; each microbatch's backward follows its forward at once. forward_only: evaluation.
-/// one_f_one_b: 1F1B; bubble (P-1)(f+b), min(N, P-p) stashes. interleaved: 1F1B over V > 1 chunks per stage;
-/// bubble (P-1)(f+b)/V, more stashes. zb_h1: zero-bubble H1, 1F1B with deferred weight gradients; bubble
-/// (P-1)(f+d-w), min(N, P) stashes.
+/// Each kind is described at its generator in schedule.cpp.
 using nrl::ScheduleKind;
 
 struct ScheduleOptions {

@@ -13,9 +13,12 @@
 
 namespace nrl::pipeline {
 
-inline const ScheduleKind all_kinds[] = {ScheduleKind::single, ScheduleKind::forward_only,
-                                         ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
-                                         ScheduleKind::zb_h1};
+inline const std::vector<ScheduleKind> all_kinds = [] {
+  std::vector<ScheduleKind> out;
+  for (size_t i = 0; i < std::size(EnumNames<ScheduleKind>::names); ++i)
+    out.push_back(static_cast<ScheduleKind>(i));
+  return out;
+}();
 
 inline bool supported(const ScheduleOptions& o) {
   switch (o.kind) {
