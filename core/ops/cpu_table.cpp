@@ -1,3 +1,4 @@
+#include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 
 namespace nrl::ops {

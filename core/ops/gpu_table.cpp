@@ -1,5 +1,6 @@
 // The GPU's table, compiled once for CUDA and once for the simulated device (NRL_GPU).
 
+#include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 
 #define NRL_JOIN(a, b) a##b

@@ -1,5 +1,6 @@
 #include "tests/ops/reference/table.h"
 
+#include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 
 namespace nrl::ops {
