@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
+#include <memory>
 #include <sstream>
 #include <string_view>
 #include <tuple>
@@ -11,6 +12,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
+
+#include "apps/bench/bench.h"
+#include "apps/bench/compare.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/report/timers.h"
@@ -38,8 +43,6 @@ double process_start() {
   const double started = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
   return train::wall_seconds() - (since_boot - started);
 }
-
-}  // namespace
 
 int run_bench(const bench::Args& args) {
   const auto one_of = [&](std::initializer_list<std::string_view> names) {
@@ -79,6 +82,51 @@ int run_bench(const bench::Args& args) {
          "LOG_DIR/metrics.jsonl");
   const double start = process_start();
   return train::run_in_world([&](comm::World& world) { return bench::step(world, args, start); });
+}
+
+}  // namespace
+
+void add_bench(CommandLine& line) {
+  const auto args = std::make_shared<bench::Args>();
+  CLI::App* c = line.add(
+      "bench", "Benchmark this machine relative to its limits",
+      "  nrl-train bench gemm\n"
+      "  nrl-train bench step configs/quickstart.yaml --steps 50\n"
+      "  mpirun -n 4 nrl-train bench comm\n"
+      "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2\n"
+      "  nrl-train bench compare configs/suites/claims.yaml --only recompute");
+  c->add_option("benchmark", args->benchmark,
+                "ops: memory-bound kernels; gemm: matmuls; attention;\n"
+                "step: training steps of CONFIG on random tokens; comm: communication, in the groups of\n"
+                "CONFIG, or inside and across nodes;\n"
+                "compare SUITE [CONFIG]: variants of CONFIG, by default that of the suite, beside what is\n"
+                "promised of them, as the YAML file SUITE says")
+      ->required()
+      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm", "compare"}));
+  add_config(c, args->config, args->overrides,
+             "YAML file, for step, comm and compare, with key=value after it", false,
+             [args] { return args->benchmark == "compare" ? &args->suite : nullptr; });
+  c->add_option("--device", args->device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option(
+       "--precision", args->precision,
+       "Of ops, gemm and attention: auto (default: bfloat16 on a GPU, else float32), float32, bfloat16 or\n"
+       "float16")
+      ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
+  c->add_option("--json", args->json, "Write the results to this file");
+  c->add_option("--only", args->only,
+                "Only cases whose name contains this text (ops, gemm, attention, compare)");
+  c->add_option("--steps", args->steps, "Steps to time (step and compare; default 20)")
+      ->check(CLI::Range(1, 100000));
+  c->add_option("--tokens", args->tokens,
+                "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")
+      ->check(CLI::Range(1, 1 << 20));
+  c->add_option(
+      "--predict", args->predict,
+      "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
+  c->add_flag("--quick", args->quick,
+              "Tiny sizes, executed once, whatever --steps says: a functional test without useful timings");
+  line.on(c, [args] { return run_bench(*args); });
 }
 
 }  // namespace nrl::app

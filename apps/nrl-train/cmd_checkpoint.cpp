@@ -1,5 +1,11 @@
 // nrl-train checkpoint verify: checks all checksums and counters of a checkpoint, or of all in a directory.
 
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
 #include "apps/nrl-train/commands.h"
 #include "apps/train/state/resume.h"
 #include "core/base/error.h"
@@ -8,6 +14,11 @@
 #include "core/io/checkpoint_store.h"
 
 namespace nrl::app {
+namespace {
+
+struct CheckpointArgs {
+  std::string directory;
+};
 
 int run_checkpoint_verify(const CheckpointArgs& args) {
   if (!is_directory(args.directory)) fail(Exit::no_input, "there is no directory '{}'", args.directory);
@@ -30,6 +41,23 @@ int run_checkpoint_verify(const CheckpointArgs& args) {
     all = all && entry.valid();
   }
   return all ? 0 : static_cast<int>(Exit::data);
+}
+
+}  // namespace
+
+void add_checkpoint(CommandLine& line) {
+  const auto args = std::make_shared<CheckpointArgs>();
+  CLI::App* ck = line.add("checkpoint", "Inspect checkpoints",
+                          "  nrl-train checkpoint verify results/quickstart/checkpoints");
+  ck->require_subcommand(1);
+  CLI::App* c =
+      line.add("verify", "Verify all checksums of a checkpoint, or of all checkpoints in a directory",
+               "  nrl-train checkpoint verify results/quickstart/checkpoints\n"
+               "  nrl-train checkpoint verify results/quickstart/checkpoints/step-500",
+               ck);
+  c->add_option("directory", args->directory, "Checkpoint (step-N), or a directory of checkpoints")
+      ->required();
+  line.on(c, [args] { return run_checkpoint_verify(*args); });
 }
 
 }  // namespace nrl::app

@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <iostream>
+#include <memory>
+#include <string>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/data/loader.h"
 #include "apps/nrl-train/commands.h"
@@ -11,6 +15,14 @@
 #include "core/base/text.h"
 
 namespace nrl::app {
+namespace {
+
+struct DataShowArgs {
+  ConfigArgs config;
+  std::string steps = "1:2";    ///< first:end, counted from 1, end exclusive
+  std::string split = "train";  ///< train or validation
+  bool json = false;
+};
 
 int run_data_show(const DataShowArgs& args) {
   const auto steps = parse_step_range(args.steps);
@@ -60,6 +72,27 @@ int run_data_show(const DataShowArgs& args) {
     }
   }
   return std::cout.flush() ? 0 : static_cast<int>(Exit::io);
+}
+
+}  // namespace
+
+void add_data(CommandLine& line) {
+  const auto args = std::make_shared<DataShowArgs>();
+  CLI::App* data =
+      line.add("data", "Inspect training data", "  nrl-train data show configs/quickstart.yaml --steps 1:3");
+  data->require_subcommand(1);
+  CLI::App* c = line.add("show", "Print the samples of training steps",
+                         "  nrl-train data show configs/quickstart.yaml --steps 1:3\n"
+                         "  nrl-train data show configs/quickstart.yaml --steps 500:501 --json\n"
+                         "  nrl-train data show configs/quickstart.yaml --split validation --steps 1:2",
+                         data);
+  add_config(c, args->config);
+  c->add_option("--steps", args->steps, "FIRST:END, counted from 1, END exclusive")->required();
+  c->add_option("--split", args->split,
+                "train, or validation: the samples of an evaluation, one step per global batch")
+      ->check(CLI::IsMember({"train", "validation"}));
+  c->add_flag("--json", args->json, "One JSON object per sample: step, sample, tokens");
+  line.on(c, [args] { return run_data_show(*args); });
 }
 
 }  // namespace nrl::app

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <spdlog/fmt/ranges.h>
 
 #include "apps/nrl-train/commands.h"
@@ -77,8 +78,6 @@ void print_devices() {
                                    : "on the CPU; device: cuda is not available: " + cuda.problem);
 }
 
-}  // namespace
-
 int run_doctor() {
   const int threads = cpu::available_cores();
   log::info("nrl-train {}", NRL_VERSION);
@@ -96,6 +95,14 @@ int run_doctor() {
   log::info("launcher     {}", comm::launched_with_peers() ? "mpirun or srun with several processes"
                                                            : "none: a single process without MPI");
   return 0;
+}
+
+}  // namespace
+
+void add_doctor(CommandLine& line) {
+  CLI::App* c =
+      line.add("doctor", "Show the capabilities of this build and this machine", "  nrl-train doctor");
+  line.on(c, run_doctor);
 }
 
 }  // namespace nrl::app

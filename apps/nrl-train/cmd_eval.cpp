@@ -1,7 +1,15 @@
 // nrl-train eval: loss, perplexity and bits per byte of a trained model on token files.
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/data/manifest.h"
 #include "apps/nrl-train/commands.h"
@@ -16,6 +24,17 @@
 
 namespace nrl::app {
 namespace {
+
+struct EvalArgs {
+  std::string directory;
+  std::vector<std::string> data;  ///< prefixes of token files
+  int64_t sequence_length = 0;    ///< 0: as in training
+  int64_t micro_batch = 4;
+  int64_t max_tokens = 0;  ///< of each dataset; 0: all
+  std::string device = "auto";
+  int threads = 0;
+  bool json = false;
+};
 
 // Bytes of text of the first `tokens` tokens; unset if the data does not name its tokenizer.
 std::optional<int64_t> text_bytes(const IndexedDataset& data, int64_t tokens) {
@@ -93,10 +112,36 @@ int evaluate(comm::World& world, const EvalArgs& args) {
   return 0;
 }
 
-}  // namespace
-
 int run_eval(const EvalArgs& args) {
   return train::run_in_world([&](comm::World& world) { return evaluate(world, args); });
+}
+
+}  // namespace
+
+void add_eval(CommandLine& line) {
+  const auto args = std::make_shared<EvalArgs>();
+  CLI::App* c = line.add(
+      "eval", "Loss, perplexity and bits per byte of a model on token files",
+      "  nrl-train eval results/quickstart/checkpoints --data data/book\n"
+      "  mpirun -n 4 nrl-train eval ~/models/Llama-3.2-1B --data data/book data/web --max-tokens 100000");
+  c->add_option(
+       "directory", args->directory,
+       "Checkpoint (step-N), a directory of checkpoints (the newest one) or a Hugging Face directory")
+      ->required();
+  c->add_option("--data", args->data, "Prefixes of token files made by nrl-train prepare")->required();
+  c->add_option("--sequence-length", args->sequence_length,
+                "Tokens per window (default: as in training, else the model's maximum up to 1024)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  c->add_option("--micro-batch", args->micro_batch, "Windows per forward pass")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 16));
+  c->add_option("--max-tokens", args->max_tokens, "Evaluate only the first tokens (default: all)")
+      ->check(CLI::Range(int64_t{2}, int64_t{1} << 50));
+  c->add_option("--device", args->device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option("--threads", args->threads, "CPU threads per rank (default: the rank's share of the cores)")
+      ->check(CLI::Range(1, 1024));
+  c->add_flag("--json", args->json, "One JSON object per dataset");
+  line.on(c, [args] { return run_eval(*args); });
 }
 
 }  // namespace nrl::app

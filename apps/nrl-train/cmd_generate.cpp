@@ -1,8 +1,14 @@
 // nrl-train generate: continues a text with a trained model.
 
+#include <cstdint>
 #include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <unistd.h>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/data/tokenizer.h"
 #include "apps/model/spec/parameters.h"
@@ -19,6 +25,20 @@
 #include "core/ops/transfer.h"
 
 namespace nrl::app {
+namespace {
+
+struct GenerateArgs {
+  std::string directory;
+  std::string prompt;
+  std::string tokenizer;  ///< empty: that of the directory
+  int64_t max_tokens = 100;
+  double temperature = 0.8;
+  int64_t top_k = 0;
+  double top_p = 1.0;
+  uint64_t seed = 0;
+  int threads = 0;
+  std::string device = "auto";
+};
 
 int run_generate(const GenerateArgs& args) {
   std::string note;
@@ -66,6 +86,37 @@ int run_generate(const GenerateArgs& args) {
       {.temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed}, print);
   std::fputc('\n', stdout);
   return 0;
+}
+
+}  // namespace
+
+void add_generate(CommandLine& line) {
+  const auto args = std::make_shared<GenerateArgs>();
+  CLI::App* c = line.add(
+      "generate", "Continue a text with a trained model",
+      "  nrl-train generate results/quickstart/checkpoints --prompt \"Once upon a time\"\n"
+      "  nrl-train generate results/quickstart/checkpoints/step-500 --prompt \"Once\" --temperature 0\n"
+      "  nrl-train generate ~/models/Llama-3.2-1B --prompt \"The sky is\" --top-p 0.9 --seed 7");
+  c->add_option(
+       "directory", args->directory,
+       "Checkpoint (step-N), a directory of checkpoints (the newest one) or a Hugging Face directory")
+      ->required();
+  c->add_option("--prompt", args->prompt, "Text to continue")->required();
+  c->add_option("--tokenizer", args->tokenizer,
+                "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
+  c->add_option("--max-tokens", args->max_tokens, "Tokens to generate (default: 100)")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
+  c->add_option("--temperature", args->temperature, "Sampling temperature (default: 0.8); 0: greedy")
+      ->check(finite_range(0, 100));
+  c->add_option("--top-k", args->top_k, "Sample from the K most likely tokens (default 0: all)")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 24));
+  c->add_option("--top-p", args->top_p, "Sample from the most likely tokens with this total probability")
+      ->check(finite_range(0, 1));
+  c->add_option("--seed", args->seed, "Seed of the sampling");
+  c->add_option("--device", args->device, "auto (default), cpu or cuda")
+      ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option("--threads", args->threads, "CPU threads (default: all cores)")->check(CLI::Range(0, 1024));
+  line.on(c, [args] { return run_generate(*args); });
 }
 
 }  // namespace nrl::app

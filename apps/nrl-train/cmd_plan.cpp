@@ -2,8 +2,14 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 #include <unistd.h>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/check/check.h"
 #include "apps/nrl-train/commands.h"
@@ -18,9 +24,20 @@
 #include "core/base/clock.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
+#include "parallel/comm/world/world.h"
 
 namespace nrl::app {
 namespace {
+
+struct PlanArgs {
+  ConfigArgs config;
+  int world = 1;                ///< ranks to plan for
+  std::string device = "auto";  ///< auto: as configured; cpu, cuda, or the name of a GPU (plan::DeviceModel)
+  bool buffers = false;         ///< list every buffer
+  std::optional<int> program = {};         ///< print the program of this rank alone
+  int search = 0;                          ///< number of layouts to show instead of the configured one
+  std::optional<double> expert_load = {};  ///< of the search
+};
 
 int report(const ConfigResult& result) {
   std::fputs(render(result.diagnostics).c_str(), stderr);
@@ -80,8 +97,6 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   return 0;
 }
 
-}  // namespace
-
 int run_plan(const PlanArgs& args) {
   if (comm::launched_with_peers())
     fail(Exit::usage, "plan is one process. Fix: start it without a launcher, for N ranks with --world N");
@@ -138,6 +153,33 @@ int run_plan(const PlanArgs& args) {
   else
     train::print_plan(result, args.world, device, gpu, args.buffers);
   return code;
+}
+
+}  // namespace
+
+void add_plan(CommandLine& line) {
+  const auto args = std::make_shared<PlanArgs>();
+  CLI::App* c = line.add("plan", "Print batch arithmetic, grid and memory of a run without running it",
+                         "  nrl-train plan configs/gpt2-124m.yaml --world 8\n"
+                         "  nrl-train plan configs/gpt2-124m.yaml --device h100 --buffers\n"
+                         "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --search 5");
+  add_config(c, args->config);
+  c->add_option("--world", args->world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
+  c->add_option("--device", args->device,
+                "auto (as configured), cpu, cuda, or a GPU that need not be there: h200, h100, b200, a100");
+  c->add_flag("--buffers", args->buffers, "List every planned buffer");
+  c->add_option("--program", args->program,
+                "Print the program of a rank, all that it does in an optimizer step, and nothing else")
+      ->type_name("RANK")
+      ->check(CLI::NonNegativeNumber);
+  c->add_option("--search", args->search,
+                "Show the N layouts of the ranks that are estimated to be the fastest")
+      ->check(CLI::Range(1, 1000));
+  c->add_option("--expert-load", args->expert_load,
+                "--search: rows that the experts of the busiest rank get, over those of a balanced router "
+                "(default 1)")
+      ->check(CLI::Range(1.0, 1e6));
+  line.on(c, [args] { return run_plan(*args); });
 }
 
 }  // namespace nrl::app

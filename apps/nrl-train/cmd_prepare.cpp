@@ -1,9 +1,15 @@
 // nrl-train prepare: tokenizes text into token files.
 
+#include <cstdint>
 #include <cstdio>
+#include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include <unistd.h>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/data/prepare_report.h"
 #include "apps/nrl-train/commands.h"
@@ -15,6 +21,18 @@
 namespace nrl::app {
 namespace {
 
+struct PrepareArgs {
+  std::vector<std::string> input;
+  std::string tokenizer = "bytes";
+  std::string output;
+  std::string jsonl_key = "text";
+  std::string invalid_utf8 = "error";  ///< error, replace or skip
+  std::string on_bad_line = "error";   ///< error or skip
+  bool append_eod = true;
+  std::optional<uint64_t> shuffle_documents;  ///< seed
+  int workers = 0;                            ///< 0: all cores
+};
+
 void warn_of(const data::Incidents& incidents, std::string_view message) {
   if (incidents.count == 0) return;
   std::string text = fmt::format("{} {}:", grouped(incidents.count), message);
@@ -23,8 +41,6 @@ void warn_of(const data::Incidents& incidents, std::string_view message) {
   if (more > 0) text += fmt::format("\n  and {} more", grouped(more));
   log::warn_text(text);
 }
-
-}  // namespace
 
 int run_prepare_command(const PrepareArgs& args) {
   data::PrepareOptions options;
@@ -85,6 +101,37 @@ int run_prepare_command(const PrepareArgs& args) {
     log::info("the text was encoded by the sentencepiece library, which is slower: {}", s.slow_reason);
   log::info("wrote {0}.bin and {0}.idx; train on it with data.train.data_path: {0}", args.output);
   return 0;
+}
+
+}  // namespace
+
+void add_prepare(CommandLine& line) {
+  const auto args = std::make_shared<PrepareArgs>();
+  CLI::App* c =
+      line.add("prepare", "Tokenize text into token files (PREFIX.bin and PREFIX.idx)",
+               "  nrl-train prepare --input book.txt --tokenizer bytes --output data/book\n"
+               "  nrl-train prepare --input docs/ --tokenizer train-sentencepiece:8192 --output data/docs\n"
+               "  nrl-train prepare --input web.jsonl --tokenizer hf:gpt2/tokenizer.json --output data/web");
+  c->add_option("--input", args->input,
+                "Text files, JSON lines (.jsonl, .json), either compressed (.gz, .zst), or directories")
+      ->required();
+  c->add_option("--tokenizer", args->tokenizer,
+                "bytes | sentencepiece:MODEL | train-sentencepiece:SIZE | hf:tokenizer.json");
+  c->add_option("--output", args->output, "Prefix of the files to write")->required();
+  c->add_option("--jsonl-key", args->jsonl_key, "Field of a JSONL line that holds the text");
+  c->add_option("--invalid-utf8", args->invalid_utf8,
+                "Action for a document with invalid UTF-8: error | replace (by U+FFFD) | skip")
+      ->check(CLI::IsMember({"error", "replace", "skip"}));
+  c->add_option("--on-bad-line", args->on_bad_line, "Action for a JSONL line without a text: error | skip")
+      ->check(CLI::IsMember({"error", "skip"}));
+  c->add_flag("--append-eod,!--no-append-eod", args->append_eod,
+              "End every document with the end-of-text token (default)");
+  c->add_option(
+      "--shuffle-documents", args->shuffle_documents,
+      "Write the documents in a random order that depends on this SEED, so that data.split divides them "
+      "at random (default: input order)");
+  c->add_option("--workers", args->workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024));
+  line.on(c, [args] { return run_prepare_command(*args); });
 }
 
 }  // namespace nrl::app

@@ -2,8 +2,13 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <string>
+#include <vector>
 
 #include <unistd.h>
+
+#include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
 #include "apps/train/report/chart.h"
@@ -14,6 +19,12 @@
 #include "core/io/atomic_file.h"
 
 namespace nrl::app {
+namespace {
+
+struct ReportArgs {
+  std::vector<std::string> runs;  ///< log directories, or metrics.jsonl files
+  std::string html;               ///< page to write; empty: none
+};
 
 int run_report(const ReportArgs& args) {
   std::vector<train::RunHistory> runs;
@@ -37,6 +48,18 @@ int run_report(const ReportArgs& args) {
     log::info("wrote {}", args.html);
   }
   return 0;
+}
+
+}  // namespace
+
+void add_report(CommandLine& line) {
+  const auto args = std::make_shared<ReportArgs>();
+  CLI::App* c = line.add("report", "Draw the loss and other curves of one or more runs",
+                         "  nrl-train report results/quickstart/logs\n"
+                         "  nrl-train report results/first/logs results/second/logs --html compare.html");
+  c->add_option("runs", args->runs, "Log directories of runs (logger.log_dir)")->required();
+  c->add_option("--html", args->html, "Write a self-contained page with all curves to this file");
+  line.on(c, [args] { return run_report(*args); });
 }
 
 }  // namespace nrl::app

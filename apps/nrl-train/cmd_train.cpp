@@ -1,5 +1,9 @@
 // nrl-train CONFIG.yaml: the training run.
 
+#include <memory>
+
+#include <CLI/CLI.hpp>
+
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
@@ -8,6 +12,7 @@
 #include "core/base/output.h"
 
 namespace nrl::app {
+namespace {
 
 int run_train(const ConfigArgs& args) {
   train::stop::handle_at_start();
@@ -17,6 +22,19 @@ int run_train(const ConfigArgs& args) {
         train::load_config_collectively(world, args.path, args.overrides, {.training = true});
     return static_cast<int>(train::train(world, config));
   });
+}
+
+}  // namespace
+
+void add_train(CommandLine& line) {
+  const auto args = std::make_shared<ConfigArgs>();
+  CLI::App* c =
+      line.add("train", "Train (the default command)",
+               "  nrl-train configs/quickstart.yaml\n"
+               "  nrl-train configs/quickstart.yaml policy.optimizer.lr=1e-3 pretrain.max_num_steps=200\n"
+               "  mpirun -n 8 nrl-train configs/gpt2-124m.yaml distributed.shard_strategy=optim");
+  add_config(c, *args);
+  line.on(c, [args] { return run_train(*args); });
 }
 
 }  // namespace nrl::app
