@@ -195,9 +195,8 @@ class Tuner {
   // Of the process on a CPU beside its arena.
   double process_memory(const ConfigResult& config, std::unique_ptr<plan::RunPlan>& planned) const {
     if (placement_.exec().device) return 0;
-    engine::LanguageModeling objective;
     const std::vector<plan::Traffic> traffic =
-        engine::step_traffic(planned, engine::training_options(config.config), objective, dry_);
+        engine::step_traffic(planned, engine::training_options(config.config), dry_);
     plan::HostFacts facts;
     facts.program = program_;
     facts.threads = placement_.host_threads();

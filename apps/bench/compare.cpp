@@ -23,10 +23,8 @@ using memory::Category;
 /// Bytes that the rank of this plan sends in a step.
 double sent_bytes(std::unique_ptr<plan::RunPlan> plan, const Config& config) {
   const plan::DryDevice device = plan::DryDevice::usual(plan->device, plan->partials, plan->recipe);
-  engine::LanguageModeling objective;
   double sum = 0;
-  for (const plan::Traffic& t :
-       engine::step_traffic(plan, engine::training_options(config), objective, device))
+  for (const plan::Traffic& t : engine::step_traffic(plan, engine::training_options(config), device))
     if (t.purpose != comm::Purpose::scalars) sum += t.wire();
   plan.reset();  // before the device
   return sum;

@@ -44,9 +44,8 @@ MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, cons
 }
 
 Prediction predict(engine::Engine& engine, const plan::DeviceModel& gpu) {
-  engine::LanguageModeling objective;
   const plan::RunPlan& plan = engine.plan();
-  return Prediction(gpu, engine.dry_step(objective, true).calls,
+  return Prediction(gpu, engine.dry_step(engine.objective(), true).calls,
                     {.tokens = static_cast<double>(plan.batch.tokens_per_step),
                      .flops_per_token = model::training_flops_per_token(plan.spec, plan.sequence_length),
                      .planned_bytes = plan.memory.total_bytes()});
@@ -148,11 +147,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const auto free_memory = [&] { return gpu ? placement.exec().device->free_memory() : 0; };
   const size_t free_before = free_memory();
   engine::Engine engine(std::move(made), engine::training_options(c), placement.groups(), placement.exec());
-  engine::LanguageModeling objective;
   int kernels = 0;
   train::load_initial_weights(c, engine, train::verify_all, placement.host_threads(), phases, [&] {
     phases.begin("kernels", "");
-    kernels = engine.require_kernels(objective, gpu ? "the GPU" : "the CPU");
+    kernels = engine.require_kernels(engine.objective(), gpu ? "the GPU" : "the CPU");
   });
   phases.begin("first step", "");
   const plan::RunPlan& plan = engine.plan();
@@ -168,7 +166,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   double peak = train::peak_of(placement, plan.recipe.activations());
   if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured peak may be too low
   const double mfu = peak > 0 ? tokens_per_s * flops / peak : 0;
-  const auto loss = [&](const Step& s) { return -s.result.metrics[0] / tokens; };
+  const auto loss = [&](const Step& s) { return engine.objective().loss(s.result.metrics, tokens); };
   const char* precision = precision_name(plan);
 
   Report report(args, describe_device(engine.exec()));

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/engine/objective.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/report/timers.h"
 #include "apps/train/start/initial_state.h"
@@ -34,7 +33,6 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
                             const train::LrSchedule& schedule, int64_t count, bool eager) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
-  engine::LanguageModeling objective;
   std::vector<Step> steps;
   double last_result = train::Timers::steady_seconds();
   for (int64_t made = 1; made <= count; ++made) {
@@ -44,7 +42,7 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
                  .learning_rate = learning_rate(schedule, made),
                  .loss_tokens = plan.batch.tokens_per_step,
                  .eager = eager},
-                objective);
+                engine.objective());
     const int64_t leave = engine.exec().device && made < count ? 1 : 0;
     while (static_cast<int64_t>(steps.size()) < made - leave) {
       Step s;
@@ -107,10 +105,9 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
   train::run_collectively(world, [&] {
     engine = std::make_unique<engine::Engine>(make_plan(), engine::training_options(config.config),
                                               placement.groups(), exec);
-    engine::LanguageModeling objective;
     train::load_initial_weights(
         config.config, *engine, train::verify_none, placement.host_threads(), phases,
-        [&] { engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU"); });
+        [&] { engine->require_kernels(engine->objective(), exec.device ? "the GPU" : "the CPU"); });
   });
   const int64_t count = trial_warmup + timed;
   const std::vector<Step> steps =

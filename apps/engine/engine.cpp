@@ -32,6 +32,7 @@ TrainingOptions training_options(const Config& config) {
   options.overlap_grad_reduce = config.distributed.overlap_grad_reduce;
   options.overlap_param_gather = config.distributed.overlap_param_gather;
   options.cuda_graph = config.policy.cuda_graph;
+  options.objective = make_objective(config);
   return options;
 }
 
@@ -45,6 +46,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options,
                const parallel::Groups* ranks, const ops::Exec& exec)
     : plan_(std::move(plan)), options_(options), ranks_(ranks), exec_(exec) {
+  if (!options_.objective) options_.objective = std::make_shared<LanguageModeling>();
   NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
   if (!ranks_) {
     const plan::RunPlan& p = *plan_;

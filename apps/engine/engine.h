@@ -35,6 +35,7 @@ struct TrainingOptions {
   bool overlap_param_gather = false;  ///< gather updated weights during the next forward pass; no graph
   bool cuda_graph = false;            ///< capture a step once and replay it
   StepLimits limits;
+  std::shared_ptr<Objective> objective;  ///< null: LanguageModeling
 };
 TrainingOptions training_options(const Config& config);
 
@@ -80,6 +81,8 @@ class Engine {
   /// count their operations: nothing is computed, communicated or waited for, and the memory of the engine is
   /// not accessed (libraries may build their plans).
   DryStep dry_step(Objective& objective, bool calls = false);
+  /// The objective of the options. Tests may run steps with others.
+  Objective& objective() { return *options_.objective; }
   /// The kernels of a dry step and of initializing the weights.
   ops::KernelSet kernels_needed(Objective& objective);
   /// The plan, after which the engine may only be destroyed.

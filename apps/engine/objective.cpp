@@ -19,4 +19,10 @@ void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, co
   ops::add_sum(exec, {.x = log_prob, .out = sums});
 }
 
+std::shared_ptr<Objective> make_objective(const Config& config) {
+  NRL_CHECK(config.algorithm == Algorithm::pretrain, "algorithm {} has no objective",
+            name_of(config.algorithm));
+  return std::make_shared<LanguageModeling>();
+}
+
 }  // namespace nrl::engine

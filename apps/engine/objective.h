@@ -1,10 +1,12 @@
 #pragma once
 // Training objectives as functions of the log-probabilities of the target tokens.
 
+#include <memory>
 #include <span>
 #include <string_view>
 
 #include "apps/model/spec/micro_batch.h"
+#include "core/config/config.h"
 
 namespace nrl::engine {
 
@@ -28,6 +30,10 @@ class Objective {
   /// `log_prob`, (N) f32 (0 for tokens without a target). Otherwise the loss weights of the batch are used.
   virtual void loss_weights(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob);
 
+  /// The reported loss of a step of `tokens` tokens with a target, from its metrics: by default the first
+  /// one, a sum of log-probabilities, per token and negated.
+  virtual double loss(std::span<const double> metrics, double tokens) const { return -metrics[0] / tokens; }
+
   /// Adds a microbatch's metrics to `sums`, (metrics().size()) f64. `log_prob`: (N) f32 of the training pass.
   virtual void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob,
                            const Tensor& sums) = 0;
@@ -40,5 +46,8 @@ class LanguageModeling : public Objective {
   void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob,
                    const Tensor& sums) override;
 };
+
+/// The objective of a configuration.
+std::shared_ptr<Objective> make_objective(const Config& config);
 
 }  // namespace nrl::engine

@@ -7,10 +7,10 @@
 
 namespace nrl::engine {
 
-/// Counts the operations of the rank that `plan` is for, with `objective`; groups of one rank are left out.
+/// Counts the operations of the rank that `plan` is for; groups of one rank are left out.
 /// The plan cannot be executed afterwards: it is bound to memory that does not exist. `device`: of the plan's
 /// type; must outlive the plan.
 std::vector<plan::Traffic> step_traffic(std::unique_ptr<plan::RunPlan>& plan, const TrainingOptions& options,
-                                        Objective& objective, const plan::DryDevice& device);
+                                        const plan::DryDevice& device);
 
 }  // namespace nrl::engine

@@ -214,14 +214,13 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
   for (size_t i = 0; i < plans.stages.size(); ++i) {
     model::Decoder& decoder = *plans.plans[i]->decoder;
     engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
-    engine::LanguageModeling objective;
-    engine::DryStep step = engine.dry_step(objective, true);
+    engine::DryStep step = engine.dry_step(engine.objective(), true);
     // The traffic assumes an even router; comm_seconds() scales it.
     const CommSeconds comm =
         comm_seconds(step.traffic, engine.plan().position.grid, device.model(), node_of, expert_load);
     if (expert_load != 1) {
       decoder.set_expert_load(expert_load);
-      step = engine.dry_step(objective, true);
+      step = engine.dry_step(engine.objective(), true);
     }
     StageSeconds stage =
         stage_seconds(step.calls, device.model(), engine.plan().spec, engine.plan().layout, microbatches);

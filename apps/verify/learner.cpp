@@ -21,8 +21,8 @@ Learner::Learner(comm::World& world, Setting setting, const data::TokenDataset& 
 
 namespace {
 
-void require_kernels(engine::Engine& engine, engine::Objective& objective) {
-  engine.require_kernels(objective, engine.exec().device ? "the GPU" : "the CPU");
+void require_kernels(engine::Engine& engine) {
+  engine.require_kernels(engine.objective(), engine.exec().device ? "the GPU" : "the CPU");
 }
 
 }  // namespace
@@ -31,7 +31,7 @@ void Learner::initialize(train::VerifyShare share) {
   engine_->register_memory();
   train::StartPhases phases;
   train::load_initial_weights(setting_.config.config, *engine_, share, setting_.threads, phases,
-                              [&] { require_kernels(*engine_, objective_); });
+                              [&] { require_kernels(*engine_); });
 }
 
 void Learner::open(int64_t first, int64_t count) {
@@ -72,7 +72,7 @@ Outcome Learner::collect() {
   position_.skipped_in_a_row = result.skipped_in_a_row;
   position_.loss_scale = result.loss_scale;
   position_.clean_steps = result.clean_steps;
-  return {.loss = -result.metrics[0] / tokens,
+  return {.loss = objective().loss(result.metrics, tokens),
           .norm = result.grad_norm,
           .loss_scale = result.loss_scale,
           .skipped = result.skipped};
@@ -82,7 +82,7 @@ std::vector<Outcome> Learner::train(int64_t first, int64_t count) {
   open(first, count);
   std::vector<Outcome> out;
   for (int64_t s = 0; s < count; ++s) {
-    engine_->step(next_step(), objective_);
+    engine_->step(next_step(), objective());
     const size_t leave = engine_->exec().device && s + 1 < count ? 1 : 0;
     while (in_flight_.size() > leave) out.push_back(collect());
   }
@@ -113,7 +113,7 @@ void Learner::restart() {
   engine_.reset();
   engine_ = std::make_unique<engine::Engine>(setting_.make_plan(), setting_.options, *setting_.groups,
                                              setting_.exec);
-  require_kernels(*engine_, objective_);
+  require_kernels(*engine_);
 }
 
 void Learner::load(const std::string& checkpoint) {

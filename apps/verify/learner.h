@@ -53,7 +53,7 @@ class Learner {
   /// Trains these steps as the step loop of training does: nothing waits for them or looks at them but the
   /// collection of their results, on a GPU one step late.
   std::vector<Outcome> train(int64_t first, int64_t count);
-  engine::Objective& objective() { return objective_; }
+  engine::Objective& objective() { return engine_->objective(); }
 
   /// The mean loss of global batch `batch` of the data, from 1. Collective over the run's ranks.
   double evaluate(int64_t batch);
@@ -71,7 +71,6 @@ class Learner {
   Setting setting_;
   const data::TokenDataset& data_;
   std::unique_ptr<engine::Engine> engine_;
-  engine::LanguageModeling objective_;
   data::LoaderOptions loading_;
   std::unique_ptr<data::BatchLoader> loader_;
   int64_t next_ = 1;

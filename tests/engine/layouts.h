@@ -142,8 +142,7 @@ class Trainee {
     const plan::DryDevice device = plan::DryDevice::usual(engine_->plan().device, 1, engine_->plan().recipe);
     auto plan = plan::make_run_plan(config_, train::load_model_spec(result_),
                                     resolve_batch(config_, ranks_.size()), position_, device.type(), 1);
-    engine::LanguageModeling objective;
-    return engine::step_traffic(plan, engine::training_options(config_), objective, device);
+    return engine::step_traffic(plan, engine::training_options(config_), device);
   }
 
   /// The data of the next step are those after this many more.

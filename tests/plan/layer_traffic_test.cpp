@@ -232,10 +232,9 @@ TEST_CASE("the buckets of a layer are gathered in one operation, and reduced in 
       auto p = plan_of(c);
       REQUIRE((std::ssize(p->groups[0].layout.buckets()) > 10) == buckets);  // 8 blocks, embedding and head
       int64_t gathers = 0, sums = 0, gathered = 0, summed = 0;
-      engine::LanguageModeling objective;
       engine::TrainingOptions options;
       options.overlap_param_gather = true;
-      for (const Traffic& t : engine::step_traffic(p, options, objective, device)) {
+      for (const Traffic& t : engine::step_traffic(p, options, device)) {
         if (t.purpose == comm::Purpose::weights) gathers += t.count, gathered += t.bytes;
         if (t.purpose == comm::Purpose::gradients) sums += t.count, summed += t.bytes;
       }

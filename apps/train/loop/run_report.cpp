@@ -106,7 +106,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   StepFacts facts;
   facts.step = step.step;
   facts.max_steps = run_.max_steps();
-  facts.loss = -result.metrics[0] / static_cast<double>(step.loss_tokens);
+  facts.loss = run_.engine->objective().loss(result.metrics, static_cast<double>(step.loss_tokens));
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
   if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)

@@ -94,7 +94,7 @@ void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& 
                      .learning_rate = step.lr,
                      .loss_tokens = step.loss_tokens,
                      .stop = stop::requested() != 0 || run_.saver->lost_lock()},
-                    objective_);
+                    run_.engine->objective());
   ++at.step;
   at.consumed_samples += run_.plan().batch.global;
   at.tokens += report_.tokens_per_step();

@@ -35,7 +35,6 @@ class StepLoop {
   Run& run_;
   RunReport& report_;
   TextSamples* samples_;
-  engine::LanguageModeling objective_;
   LrSchedule schedule_;
   std::deque<StepInFlight> in_flight_;
   int64_t first_step_, first_updates_;  // of this process

@@ -251,9 +251,8 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
       gpu ? plan::DryDevice(gpu->properties(), {})
           : plan::DryDevice::usual(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
   std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
-  engine::LanguageModeling objective;
   const std::vector<plan::Traffic> traffic =
-      engine::step_traffic(ranks.front().plan, engine::training_options(c), objective, dry);
+      engine::step_traffic(ranks.front().plan, engine::training_options(c), dry);
   const plan::RunPlan& plan = *ranks.front().plan;
   const BatchPlan& batch = plan.batch;
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",

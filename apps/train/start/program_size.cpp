@@ -43,7 +43,6 @@ void train_tiny_model(const Config& config, int threads) {
       engine::training_options(c), groups, exec);
   StartPhases phases;
   load_initial_weights(c, engine, verify_none, 1, phases);
-  engine::LanguageModeling objective;
   data::HostMicroBatch samples;
   for (int64_t i = 0; i < batch.micro * c.policy.max_total_sequence_length; ++i) {
     samples.tokens.push_back(static_cast<int32_t>(i % 256));
@@ -51,7 +50,8 @@ void train_tiny_model(const Config& config, int threads) {
   }
   for (int64_t step = 1; step <= 2; ++step) {
     for (int64_t m = 0; m < batch.accumulation; ++m) engine.fill(m, samples, m * batch.micro);
-    engine.step({.number = step, .learning_rate = 1e-3, .loss_tokens = batch.tokens_per_step}, objective);
+    engine.step({.number = step, .learning_rate = 1e-3, .loss_tokens = batch.tokens_per_step},
+                engine.objective());
     engine.collect();
   }
 }

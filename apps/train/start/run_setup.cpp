@@ -278,8 +278,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   });
   initialize(run, phases, [&] {
     phases.begin("kernels", "selecting the kernels");
-    engine::LanguageModeling objective;
-    run.kernels = run.engine->require_kernels(objective, exec.device ? "the GPU" : "the CPU");
+    run.kernels = run.engine->require_kernels(run.engine->objective(), exec.device ? "the GPU" : "the CPU");
     if (exec.libraries) run.library_choices = describe(exec.libraries->choices);
   });
   phases.begin("peak", "measuring the matmul peak");
