@@ -132,7 +132,7 @@ Scaling scaling_of(const Facts& f) {
 
 /// A dimension of a rank's matrices.
 struct Dimension {
-  const char* key;
+  std::string key;
   const char* what;
   int64_t size = 0;   ///< 0: the model has none
   int64_t parts = 1;  ///< ranks that divide it
@@ -215,11 +215,10 @@ const Rule fp8_size_table[] = {
     fits_scales({recipe_key, etp_key},
                 [](const Facts& f) {
                   const bool experts = f.spec().expert_layers() > 0;
-                  return Dimension{f.spec().family == model::Family::mixtral
-                                       ? "policy.model.intermediate_size"
-                                       : "policy.model.moe_intermediate_size",
-                                   "columns of an expert", experts ? f.spec().moe.ffn : 0,
-                                   f.distributed().expert_tensor_parallel_size, true};
+                  return Dimension{
+                      "policy.model." + std::string(model::rules_of(f.spec().family).experts.ffn_key),
+                      "columns of an expert", experts ? f.spec().moe.ffn : 0,
+                      f.distributed().expert_tensor_parallel_size, true};
                 }),
     fits_scales("policy.model.shared_expert_intermediate_size", "columns of the shared expert",
                 [](const model::ModelSpec& m) { return m.moe.shared_ffn; }),

@@ -73,8 +73,8 @@ TrialResult TrialRuns::result() const {
   TrialResult out;
   out.grid = plan::grid_line(placement_.grid_position(), name_of(config_.config.distributed.shard_strategy));
   out.options = fmt::format("micro {}, accumulate {}", plan.batch.micro, plan.batch.accumulation);
-  out.model = fmt::format("{}, {} parameters, {}", model::name_of(plan.spec.family),
-                          grouped(plan.whole.total()), name_of(plan.recipe.activations()));
+  out.model = fmt::format("{}, {} parameters, {}", name_of(plan.spec.family), grouped(plan.whole.total()),
+                          name_of(plan.recipe.activations()));
   out.sequences = plan.batch.global;
   out.length = plan.sequence_length;
   out.checks = comparison_->checks();

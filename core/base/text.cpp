@@ -210,6 +210,13 @@ std::string joined(std::span<const std::string> items, std::string_view separato
   return text;
 }
 
+std::string alternatives(std::span<const std::string_view> items) {
+  std::string out;
+  for (size_t i = 0; i < items.size(); ++i)
+    out += fmt::format("{}{}", i == 0 ? "" : i + 1 < items.size() ? ", " : " or ", items[i]);
+  return out;
+}
+
 std::string human_bytes(uint64_t bytes) {
   if (bytes < 1024) return fmt::format("{} B", bytes);
   static constexpr const char* units[] = {"KiB", "MiB", "GiB", "TiB", "PiB"};

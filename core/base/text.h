@@ -49,6 +49,9 @@ std::string bounded_lines(std::string text, size_t most = max_message);
 /// part.
 std::string joined(std::span<const std::string> items, std::string_view separator = ", ", size_t most = 10);
 
+/// "a, b or c".
+std::string alternatives(std::span<const std::string_view> items);
+
 /// "1.5 GiB", "640 MiB", "12 B".
 std::string human_bytes(uint64_t bytes);
 

@@ -1,5 +1,6 @@
 // The keys of a Hugging Face config.json. Types and ranges are checked here; apps/model interprets them and
 // knows which of them a model_type has.
+#include "core/base/text.h"
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -137,7 +138,7 @@ void add_experts(PolicyTable& t) {
 
 void add_model_keys(PolicyTable& t) {
   t.model("model_type", Kind::text)
-      .help("Family: llama, gpt2, qwen2, qwen3, mistral, mixtral, qwen2_moe or qwen3_moe.");
+      .help(fmt::format("Family: {}.", alternatives(EnumNames<ModelFamily>::names)));
   t.model("architectures", Kind::text).list().help("Class name; ignored.");
   t.model("vocab_size", Kind::integer).at_least(1).help("Rows of the embedding.");
   t.model("hidden_size", Kind::integer).at_least(1).help("Width of the residual stream.");

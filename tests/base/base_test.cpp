@@ -108,6 +108,10 @@ TEST_CASE("a long message keeps its first and last lines, a long list its first 
   REQUIRE(joined(items, "; ", 2) == "a; b and 1 more");
   REQUIRE(joined(items, "\n  ", 1) == "a\n  and 2 more");
   REQUIRE(joined({}) == "");
+  const std::string_view two[] = {"a", "b"}, three[] = {"a", "b", "c"};
+  REQUIRE(alternatives(std::span(two).first(1)) == "a");
+  REQUIRE(alternatives(two) == "a or b");
+  REQUIRE(alternatives(three) == "a, b or c");
 }
 
 TEST_CASE("human units", "[base]") {

@@ -3,6 +3,7 @@
 
 #include <initializer_list>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -64,6 +65,11 @@ class ConfigReader {
   bool flag_or(std::string_view key, bool fallback) const;
   template <class T, size_t N>
   T choice_or(const std::pair<std::string_view, T> (&table)[N], std::string_view key, T fallback,
+              std::string_view other = {}) const {
+    return choice_or<T>(std::span(table), key, fallback, other);
+  }
+  template <class T>
+  T choice_or(std::span<const std::pair<std::string_view, T>> table, std::string_view key, T fallback,
               std::string_view other = {}) const {
     const JsonValue* v = given(key, other);
     if (!v) return fallback;

@@ -74,7 +74,7 @@ void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
   // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
   const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
   const JsonValue* scaling = r.given(scaling_key);
-  m.rope.theta = r.number_or("rope_theta", m.family == Family::mixtral ? 1e6 : 10000.0);
+  m.rope.theta = r.number_or("rope_theta", rules_of(m.family).rope_theta);
   double partial = r.number_or("partial_rotary_factor", 1.0);
   m.rope.original_max_position = m.max_positions;
   std::string theta_key = "rope_theta", partial_key = "partial_rotary_factor";
@@ -113,11 +113,11 @@ void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
         m.head_dim, partial, m.rope.rotary_dim);
 }
 
-void read_gpt2(const ConfigReader& r, ModelSpec& m) {
+void read_gpt2(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
   m.hidden = r.size("n_embd", "hidden_size");
   m.layers = r.size("n_layer", "num_hidden_layers");
   m.heads = m.kv_heads = r.size("n_head", "num_attention_heads");
-  m.max_positions = r.size_or("n_positions", 1024, "max_position_embeddings");
+  m.max_positions = r.size_or("n_positions", rules.max_positions, "max_position_embeddings");
   // Only in older files; transformers ignores it.
   if (const JsonValue* n_ctx = r.find("n_ctx"))
     if (n_ctx->is_number() && n_ctx->as_double() == static_cast<double>(m.max_positions))
@@ -125,7 +125,7 @@ void read_gpt2(const ConfigReader& r, ModelSpec& m) {
   m.ffn = r.size_or("n_inner", 4 * m.hidden);
   m.activation = r.choice_or(activations, "activation_function", ops::Activation::gelu_tanh);
   m.norm = ops::NormKind::layer;
-  m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", 1e-5));
+  m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", rules.norm_eps));
   m.norm_bias = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = true;
   m.gated = m.use_rope = false;
   m.tied = r.flag_or("tie_word_embeddings", true);
@@ -138,29 +138,18 @@ void read_gpt2(const ConfigReader& r, ModelSpec& m) {
   r.must_be_off("add_cross_attention", "cross attention");
 }
 
-bool is_qwen2(const ModelSpec& m) {
-  return m.family == Family::qwen2 || m.family == Family::qwen2_moe;
-}
-bool is_qwen3(const ModelSpec& m) {
-  return m.family == Family::qwen3 || m.family == Family::qwen3_moe;
-}
-bool is_moe(const ModelSpec& m) {
-  return m.family == Family::mixtral || m.family == Family::qwen2_moe || m.family == Family::qwen3_moe;
-}
-
-// The sliding window. Mistral: in all layers. Qwen: with use_sliding_window, in layers >= max_window_layers.
-void read_window(const ConfigReader& r, ModelSpec& m) {
+void read_window(const ConfigReader& r, WindowRule rule, ModelSpec& m) {
   constexpr int64_t missing = 4096;  // default of transformers for a missing key; null means no window
   const bool null = r.find("sliding_window") && !r.given("sliding_window");
-  if (m.family == Family::mistral && !null) m.window = r.size_or("sliding_window", missing);
-  if (m.family == Family::mixtral && r.given("sliding_window")) m.window = r.size("sliding_window");
-  const bool qwen = is_qwen2(m) || is_qwen3(m);
+  if (rule == WindowRule::always && !null) m.window = r.size_or("sliding_window", missing);
+  if (rule == WindowRule::given && r.given("sliding_window")) m.window = r.size("sliding_window");
+  const bool switched = rule == WindowRule::switched;
   // Both depend on use_sliding_window, which files of transformers have, often false.
-  if (qwen && r.find("use_sliding_window"))
+  if (switched && r.find("use_sliding_window"))
     r.note_read({"sliding_window", "max_window_layers"});
-  else if (qwen)
+  else if (switched)
     r.note_unused({"sliding_window", "max_window_layers"});
-  if (qwen && !null && r.flag_or("use_sliding_window", false) &&
+  if (switched && !null && r.flag_or("use_sliding_window", false) &&
       r.size_or("max_window_layers", 28) < m.layers && r.valid({"max_window_layers", "num_hidden_layers"}))
     r.conflict("max_window_layers", {"num_hidden_layers"},
                "max_window_layers: a sliding window in only some layers is not supported");
@@ -176,10 +165,10 @@ void read_window(const ConfigReader& r, ModelSpec& m) {
              kind, m.layers);
 }
 
-// Which layers have an ordinary MLP (Qwen).
-void read_dense_layers(const ConfigReader& r, ModelSpec& m) {
+// Which layers have an ordinary MLP.
+void read_dense_layers(const ConfigReader& r, const ExpertRules& rules, ModelSpec& m) {
   m.moe.dense.assign(static_cast<size_t>(m.layers), 0);
-  if (m.family == Family::mixtral) return;
+  if (!rules.dense_layers) return;
   const int64_t step = r.size_or("decoder_sparse_step", 1);
   for (int64_t i = 0; i < m.layers; ++i) m.moe.dense[static_cast<size_t>(i)] = (i + 1) % step != 0;
   const JsonValue* only = r.given("mlp_only_layers");
@@ -260,69 +249,63 @@ void read_router(const ConfigReader& r, MoeSpec& e) {
              "moe_router_bias_update_rate has no effect without moe_router_enable_expert_bias: true");
 }
 
-void read_experts(const ConfigReader& r, ModelSpec& m) {
+void read_experts(const ConfigReader& r, const ExpertRules& rules, ModelSpec& m) {
   MoeSpec& e = m.moe;
-  const bool mixtral = m.family == Family::mixtral;
-  // transformers 5 knows both names of Mixtral's experts.
-  const bool qwen2 = m.family == Family::qwen2_moe;
-  const std::string_view experts_key = mixtral ? "num_local_experts" : "num_experts";
-  e.experts = mixtral ? r.size_or("num_local_experts", 8, "num_experts")
-                      : r.size_or("num_experts", qwen2 ? 60 : 128, "num_local_experts");
-  e.rule.top_k = r.size_or("num_experts_per_tok", mixtral ? 2 : qwen2 ? 4 : 8);
-  e.rule.normalize = mixtral || r.flag_or("norm_topk_prob", false);
-  e.ffn = mixtral ? m.ffn : r.size_or("moe_intermediate_size", qwen2 ? 1408 : 768);
-  if (mixtral) {
+  e.experts = r.size_or(rules.count_key, rules.count, rules.count_alias);
+  e.rule.top_k = r.size_or("num_experts_per_tok", rules.top_k);
+  e.rule.normalize = rules.always_normalized || r.flag_or("norm_topk_prob", false);
+  e.ffn = rules.ffn == 0 ? m.ffn : r.size_or(rules.ffn_key, rules.ffn);
+  if (rules.always_normalized) {
     if (r.number_or("router_jitter_noise", 0) != 0)
       r.refuse("router_jitter_noise", "router_jitter_noise is not supported. Fix: 0");
     r.must_be_off("norm_topk_prob", "Mixtral without normalized weights");
   }
-  if (qwen2) {
-    e.shared_ffn = r.size_or("shared_expert_intermediate_size", 5632);
+  if (rules.shared_ffn > 0) {
+    e.shared_ffn = r.size_or("shared_expert_intermediate_size", rules.shared_ffn);
     e.shared_gate = true;
   }
   m.gated = true;
-  if (r.valid({"num_hidden_layers", "decoder_sparse_step"})) read_dense_layers(r, m);
+  if (r.valid({"num_hidden_layers", "decoder_sparse_step"})) read_dense_layers(r, rules, m);
   read_router(r, e);
   const char* reason = ops::unsupported(e.rule, e.experts);
   const bool grouped = e.rule.groups > 1 || e.rule.group_top_k > 1;
-  if (reason[0] != 0 && r.valid({experts_key, "num_experts_per_tok"}) && !grouped)
-    r.conflict("num_experts_per_tok", {std::string(experts_key)},
+  if (reason[0] != 0 && r.valid({rules.count_key, "num_experts_per_tok"}) && !grouped)
+    r.conflict("num_experts_per_tok", {std::string(rules.count_key)},
                "num_experts_per_tok is {} of {} experts: {}", e.rule.top_k, e.experts, reason);
   if (reason[0] != 0 && grouped &&
-      r.valid({experts_key, "num_experts_per_tok", "moe_router_num_groups", "moe_router_group_topk"}))
+      r.valid({rules.count_key, "num_experts_per_tok", "moe_router_num_groups", "moe_router_group_topk"}))
     r.conflict("moe_router_num_groups",
-               {std::string(experts_key), "num_experts_per_tok", "moe_router_group_topk"},
+               {std::string(rules.count_key), "num_experts_per_tok", "moe_router_group_topk"},
                "moe_router_num_groups is {} with moe_router_group_topk {}, {} experts and {} per token: {}",
                e.rule.groups, e.rule.group_top_k, e.experts, e.rule.top_k, reason);
   read_router_training(r, e);
 }
 
-void read_llama_like(const ConfigReader& r, ModelSpec& m) {
+void read_llama_like(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
   m.hidden = r.size("hidden_size");
   m.layers = r.size("num_hidden_layers");
   m.heads = r.size("num_attention_heads");
   m.kv_heads = r.size_or("num_key_value_heads", m.heads);
   m.ffn = r.size("intermediate_size");
-  const bool mistral = m.family == Family::mistral || m.family == Family::mixtral;
-  const int64_t longest = m.family == Family::llama ? 2048 : mistral ? 131072 : 32768;
-  m.max_positions = r.size_or("max_position_embeddings", longest);
-  m.head_dim = r.size_or("head_dim", m.family == Family::qwen3 ? 128 : 0);
+  m.max_positions = r.size_or("max_position_embeddings", rules.max_positions);
+  m.head_dim = r.size_or("head_dim", rules.head_dim);
   m.activation = r.choice_or(activations, "hidden_act", m.activation);
-  m.norm_eps = static_cast<float>(m.family == Family::mixtral ? r.positive_or("rms_norm_eps", 1e-5)
-                                                              : r.positive_or("rms_norm_eps", 1e-6));
-  const bool attention_bias = r.flag_or("attention_bias", false);
-  m.qkv_bias = is_qwen2(m) || attention_bias;
-  m.o_bias = !is_qwen2(m) && attention_bias;
+  m.norm_eps = static_cast<float>(r.positive_or("rms_norm_eps", rules.norm_eps));
+  const bool attention_bias = r.flag_or("attention_bias", false),
+             qkv = rules.attention_bias == AttentionBias::qkv;
+  m.qkv_bias = qkv || attention_bias;
+  m.o_bias = !qkv && attention_bias;
   // transformers has no such biases in these families and would not read them.
-  if (m.family != Family::llama) r.must_be_off("mlp_bias", "an MLP bias in this model_type");
-  if (mistral) r.must_be_off("attention_bias", "an attention bias in this model_type");
+  if (!rules.mlp_bias) r.must_be_off("mlp_bias", "an MLP bias in this model_type");
+  if (rules.attention_bias == AttentionBias::refused)
+    r.must_be_off("attention_bias", "an attention bias in this model_type");
   m.mlp_bias = r.flag_or("mlp_bias", false);
-  m.qk_norm = is_qwen3(m);
+  m.qk_norm = rules.qk_norm;
   m.tied = r.flag_or("tie_word_embeddings", false);
   m.attention_dropout = r.dropout_or("attention_dropout", 0.0);
-  read_window(r, m);
-  if (is_moe(m)) {
-    read_experts(r, m);
+  read_window(r, rules.window, m);
+  if (rules.experts) {
+    read_experts(r, rules.experts, m);
     return;
   }
   r.must_be_off("num_local_experts", "a mixture of experts");
@@ -330,19 +313,40 @@ void read_llama_like(const ConfigReader& r, ModelSpec& m) {
 }
 
 // Constraints between head counts and widths.
-void check_heads(const ConfigReader& r, ModelSpec& m) {
-  const bool gpt2 = m.family == Family::gpt2 && r.given("n_head");
-  const std::string hidden_key = gpt2 ? "n_embd" : "hidden_size",
-                    heads_key = gpt2 ? "n_head" : "num_attention_heads";
+void check_heads(const ConfigReader& r, FileStyle style, ModelSpec& m) {
+  const bool gpt2 = style == FileStyle::gpt2, own_keys = gpt2 && r.given("n_head");
+  const std::string hidden_key = own_keys ? "n_embd" : "hidden_size",
+                    heads_key = own_keys ? "n_head" : "num_attention_heads";
   if (m.head_dim == 0) {
     if (m.hidden % m.heads && r.valid({hidden_key, heads_key}))
       r.conflict(heads_key, {hidden_key}, "{} {} is not divisible by {} {}{}", hidden_key, m.hidden,
-                 heads_key, m.heads, m.family == Family::gpt2 ? "" : "; set head_dim");
+                 heads_key, m.heads, gpt2 ? "" : "; set head_dim");
     m.head_dim = std::max<int64_t>(1, m.hidden / m.heads);
   }
   if (m.heads % m.kv_heads && r.valid({heads_key, "num_key_value_heads"}))
     r.conflict("num_key_value_heads", {heads_key},
                "num_attention_heads {} is not a multiple of num_key_value_heads {}", m.heads, m.kv_heads);
+}
+
+// The model_type of a router that transformers does not have in this family.
+std::string own_router_type(std::string_view family) {
+  return fmt::format("nrl_{}", family);
+}
+
+// The model types of transformers, and those that hugging_face_config() writes for other routers.
+std::vector<std::pair<std::string_view, Family>> model_types() {
+  static const std::vector<std::string> own = [] {
+    std::vector<std::string> names;
+    for (const std::string_view name : EnumNames<Family>::names) names.push_back(own_router_type(name));
+    return names;
+  }();
+  std::vector<std::pair<std::string_view, Family>> out;
+  for (size_t i = 0; i < own.size(); ++i)
+    out.emplace_back(EnumNames<Family>::names[i], static_cast<Family>(i));
+  for (size_t i = 0; i < own.size(); ++i)
+    if (const auto family = static_cast<Family>(i); rules_of(family).experts)
+      out.emplace_back(own[i], family);
+  return out;
 }
 
 }  // namespace
@@ -355,19 +359,6 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   ConfigProblems problems;
   const ConfigReader r(json, problems);
   ModelSpec m;
-  // The model types of transformers, and the ones that hugging_face_config() writes for other routers.
-  static constexpr std::pair<std::string_view, Family> types[] = {families[0],
-                                                                  families[1],
-                                                                  families[2],
-                                                                  families[3],
-                                                                  families[4],
-                                                                  families[5],
-                                                                  families[6],
-                                                                  families[7],
-                                                                  {"nrl_mixtral", Family::mixtral},
-                                                                  {"nrl_qwen2_moe", Family::qwen2_moe},
-                                                                  {"nrl_qwen3_moe", Family::qwen3_moe}};
-  static_assert(std::size(types) == std::size(families) + 3);
   const JsonValue* type = r.given("model_type");
   const bool deepseek = type && type->is_string() && type->as_string().starts_with("deepseek");
   if (deepseek)
@@ -375,21 +366,21 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
              "model_type {} is not supported: its multi-head latent attention is not built (its router is)",
              type->as_string());
   else
-    m.family = r.choice_or(types, "model_type", Family::llama);
+    m.family = r.choice_or<Family>(model_types(), "model_type", Family::llama);
   // The other keys depend on the family.
   if (!r.given("model_type"))
-    problems.add(
-        "model_type", {},
-        "model_type is missing: every model needs it; expected gpt2, llama, mistral, qwen2, qwen3, mixtral, "
-        "qwen2_moe or qwen3_moe");
+    problems.add("model_type", {},
+                 fmt::format("model_type is missing: every model needs it; expected {}",
+                             alternatives(EnumNames<Family>::names)));
   m.vocab_size = r.size("vocab_size");
   if (problems.valid({"model_type"})) {
-    if (m.family == Family::gpt2) {
-      read_gpt2(r, m);
+    const FamilyRules& rules = rules_of(m.family);
+    if (rules.style == FileStyle::gpt2) {
+      read_gpt2(r, rules, m);
     } else {
-      read_llama_like(r, m);
+      read_llama_like(r, rules, m);
     }
-    check_heads(r, m);
+    check_heads(r, rules.style, m);
     if (m.use_rope) read_rope(r, m, problems);
     if (m.use_rope && problems.all().empty())
       if (auto conflict = rope_conflict(json))
@@ -421,41 +412,37 @@ static bool own_router(const ModelSpec& m) {
          m.moe.expert_bias;
 }
 
-static void write_experts(JsonValue& json, const ModelSpec& m) {
+static void write_experts(JsonValue& json, const ExpertRules& rules, const ModelSpec& m) {
   if (m.moe.experts == 0) return;
-  const bool mixtral = m.family == Family::mixtral;
-  json.set(mixtral ? "num_local_experts" : "num_experts", m.moe.experts);
+  json.set(std::string(rules.count_key), m.moe.experts);
   json.set("num_experts_per_tok", m.moe.rule.top_k);
   if (own_router(m)) {
     // transformers would load the weights and route otherwise.
-    json.set("model_type", fmt::format("nrl_{}", name_of(m.family)));
+    json.set("model_type", own_router_type(name_of(m.family)));
     json.set("architectures", JsonValue::array({}));
   }
-  if (mixtral) return;
-  json.set("norm_topk_prob", m.moe.rule.normalize);
-  json.set("moe_intermediate_size", m.moe.ffn);
+  if (!rules.always_normalized) json.set("norm_topk_prob", m.moe.rule.normalize);
+  if (rules.ffn > 0) json.set(std::string(rules.ffn_key), m.moe.ffn);
   if (m.moe.shared_ffn > 0) json.set("shared_expert_intermediate_size", m.moe.shared_ffn);
 }
 
 std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
-  static constexpr std::string_view classes[] = {
-      "GPT2LMHeadModel",  "LlamaForCausalLM",   "MistralForCausalLM",  "Qwen2ForCausalLM",
-      "Qwen3ForCausalLM", "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"};
+  const FamilyRules& rules = rules_of(m.family);
   JsonValue json = parse_json(m.config_json, "config.json");
   const auto set_default = [&](const char* key, JsonValue value) {
     if (const JsonValue* v = json.find(key); !v || v->is_null()) json.set(key, std::move(value));
   };
-  json.set("architectures", JsonValue::array({classes[static_cast<int>(m.family)]}));
+  json.set("architectures", JsonValue::array({rules.architecture}));
   json.set("model_type", name_of(m.family));
   json.set("vocab_size", m.vocab_size);
-  if (m.family == Family::gpt2) {
+  if (rules.style == FileStyle::gpt2) {
     json.set("n_embd", m.hidden);
     json.set("n_layer", m.layers);
     json.set("n_head", m.heads);
     json.set("n_positions", m.max_positions);
     json.set("n_inner", m.ffn);
     set_default("activation_function", "gelu_new");
-    set_default("layer_norm_epsilon", 1e-5);
+    set_default("layer_norm_epsilon", rules.norm_eps);
   } else {
     json.set("hidden_size", m.hidden);
     json.set("num_hidden_layers", m.layers);
@@ -465,9 +452,9 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("intermediate_size", m.ffn);
     json.set("max_position_embeddings", m.max_positions);
     set_default("hidden_act", "silu");
-    set_default("rms_norm_eps", m.family == Family::mixtral ? 1e-5 : 1e-6);
+    set_default("rms_norm_eps", rules.norm_eps);
     write_rope(json, m);
-    write_experts(json, m);
+    write_experts(json, rules.experts, m);
   }
   json.set("tie_word_embeddings", m.tied);
   set_default("initializer_range", 0.02);

@@ -20,7 +20,7 @@ int64_t product(const std::vector<int64_t>& shape) {
 class Builder {
  public:
   Builder(const ModelSpec& spec, const ModelLayout& layout)
-      : spec_(spec), layout_(layout), gpt2_(spec.family == Family::gpt2) {}
+      : spec_(spec), layout_(layout), gpt2_(rules_of(spec.family).style == FileStyle::gpt2) {}
 
   ParameterList build() {
     const auto [h, v] = std::pair(spec_.hidden, spec_.vocab_size);
@@ -188,8 +188,8 @@ class Builder {
 
   void experts(const std::string& own, const std::string& hf, LayerParameters& l) {
     const MoeSpec& m = spec_.moe;
-    const bool mixtral = spec_.family == Family::mixtral;
-    const std::string file = hf + (mixtral ? "block_sparse_moe." : "mlp.");
+    const ExpertRules& rules = rules_of(spec_.family).experts;
+    const std::string file = hf + std::string(rules.module);
     const auto linear = [&](const char* name, const std::vector<Rows>& parts, int64_t in, Split split) {
       const int parameter = matrix(own + name, parts, in, split, Init::normal, false);
       overwritten(parameter);
@@ -221,9 +221,9 @@ class Builder {
     const Slice local = local_experts(spec_, layout_);
     for (int64_t e = local.begin; e < local.begin + local.count; ++e) {
       const std::string expert = file + "experts." + std::to_string(e) + ".";
-      in.push_back({expert + (mixtral ? "w1" : "gate_proj"), m.ffn});
-      in.push_back({expert + (mixtral ? "w3" : "up_proj"), m.ffn});
-      out.push_back({expert + (mixtral ? "w2" : "down_proj"), spec_.hidden});
+      in.push_back({expert + std::string(rules.gate), m.ffn});
+      in.push_back({expert + std::string(rules.up), m.ffn});
+      out.push_back({expert + std::string(rules.down), spec_.hidden});
     }
     l.experts_in = of_experts("experts_in", in, spec_.hidden, Split::expert_rows);
     l.experts_out = of_experts("experts_out", out, m.ffn, Split::expert_columns);

@@ -11,12 +11,6 @@
 
 namespace nrl::model {
 
-std::string_view name_of(Family f) {
-  for (const auto& [name, family] : families)
-    if (family == f) return name;
-  return "?";
-}
-
 int64_t MoeSpec::capacity(int64_t tokens, bool generation) const {
   if (capacity_factor <= 0 || generation) return 0;
   const double even = static_cast<double>(tokens * rule.top_k) / static_cast<double>(experts);

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/model/spec/family.h"
 #include "core/base/error.h"
 #include "core/ops/activation.h"
 #include "core/ops/norm.h"
@@ -15,15 +16,6 @@
 #include "core/ops/router.h"
 
 namespace nrl::model {
-
-enum class Family : uint8_t { gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe };
-
-/// The `model_type` of every family in config.json.
-inline constexpr std::pair<std::string_view, Family> families[] = {
-    {"gpt2", Family::gpt2},           {"llama", Family::llama},        {"mistral", Family::mistral},
-    {"qwen2", Family::qwen2},         {"qwen3", Family::qwen3},        {"mixtral", Family::mixtral},
-    {"qwen2_moe", Family::qwen2_moe}, {"qwen3_moe", Family::qwen3_moe}};
-std::string_view name_of(Family f);
 
 /// How tokens get to the experts of other ranks.
 enum class TokenDispatcher : uint8_t { alltoall, allgather };

@@ -420,10 +420,10 @@ DType stored_dtype(const std::string& directory) {
 void load_weights(const std::string& directory, const ModelSpec& spec,
                   const std::vector<engine::WeightSlice>& weights, Staging* staging) {
   const SafetensorsSet files(directory);
+  const std::string_view prefix = model::rules_of(spec.family).optional_prefix;
   for (const engine::WeightSlice& weight : weights) {
     std::string name = weight.part.name;
-    // Published GPT-2 files lack the prefix "transformer.".
-    if (spec.family == model::Family::gpt2 && !files.find(name)) name = name.substr(name.find('.') + 1);
+    if (name.starts_with(prefix) && !files.find(name)) name = name.substr(prefix.size());
     const auto [file, tensor] = files.at(name);
     const TensorSlice slice = slice_of(weight);
     if (tensor->shape != slice.shape)
@@ -452,8 +452,7 @@ void load_weights(const std::string& directory, const ModelSpec& spec,
     bool known = buffer || tied_head;
     for (const Parameter& p : whole.all)
       for (const Part& part : p.parts)
-        known = known || part.name == name ||
-                (spec.family == model::Family::gpt2 && part.name == "transformer." + name);
+        known = known || part.name == name || (!prefix.empty() && part.name == std::string(prefix) + name);
     if (!known) unexpected += (unexpected.empty() ? "" : ", ") + name;
   }
   if (!unexpected.empty())

@@ -123,21 +123,21 @@ std::string auto_tokenizer_warning(const model::ModelSpec& spec, const HfFiles& 
   const bool library =
       content("tokenizer_config.json").find("BertGenerationTokenizer") != std::string_view::npos;
   const char* instead = nullptr;
-  if (spec.family == model::Family::qwen2) {
-    // transformers 5 uses the normalizer and the pattern of Qwen2's tokenizer for every qwen2 model.
+  const model::AutoTokenizer rule = model::rules_of(spec.family).auto_tokenizer;
+  if (rule == model::AutoTokenizer::qwen2) {
     const bool of_qwen2 =
         json.find("\"NFC\"") != std::string_view::npos &&
         json.find("|\\\\p{N}| ?[^\\\\s\\\\p{L}\\\\p{N}]+[\\\\r\\\\n]*|") != std::string_view::npos;
     if (library || (!json.empty() && !of_qwen2))
       instead = library ? "BertGenerationTokenizer" : "PreTrainedTokenizerFast";
-  } else if (spec.family == model::Family::mistral && library) {
+  } else if (rule == model::AutoTokenizer::ignores_class && library) {
     instead = "BertGenerationTokenizer";
   }
   if (!instead) return {};
   return fmt::format(
       "AutoTokenizer of transformers 5 ignores the tokenizer class of {} checkpoints: its token ids differ "
       "from those of this run. Fix: load the tokenizer with {}.from_pretrained(CHECKPOINT)",
-      model::name_of(spec.family), instead);
+      name_of(spec.family), instead);
 }
 
 }  // namespace nrl::train

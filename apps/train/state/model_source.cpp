@@ -113,7 +113,7 @@ ModelCheck check_model(const ConfigResult& result) {
         out.problems.push_back(
             diagnose(result, "policy.model." + key,
                      fmt::format("policy.model.{} has no effect in this model (model_type {})", key,
-                                 model::name_of(out.spec->family)),
+                                 name_of(out.spec->family)),
                      "remove it"));
     if (!out.problems.empty()) out.spec.reset();
   } catch (const model::ModelConfigError& e) {
