@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/config/fp8_recipes.h"
 
 namespace nrl::precision {
 namespace {
@@ -55,24 +56,15 @@ QuantizedGemms fp8_gemms(const Fp8Options& o) {
   q.end = o.end;
   q.primary = o.primary;
   q.attention = o.attention;
-  switch (o.recipe) {
-    case Fp8Recipe::delayed:
-      q.amax_history = o.amax_history;
-      q.most_recent = o.most_recent;
-      [[fallthrough]];
-    case Fp8Recipe::tensorwise:
-      q.margin = o.margin;
-      q.input = q.weight = {e4m3, Scaling::tensor};
-      q.gradient = {o.hybrid ? DType::e5m2 : e4m3, Scaling::tensor};
-      break;
-    case Fp8Recipe::blockwise:
-      q.input = q.gradient = {e4m3, Scaling::row128};
-      q.weight = {e4m3, Scaling::block128};
-      break;
-    case Fp8Recipe::mxfp8:
-      q.input = q.weight = q.gradient = {e4m3, Scaling::mx32};
-      break;
+  const Fp8RecipeRules& rules = rules_of(o.recipe);
+  if (rules.history) {
+    q.amax_history = o.amax_history;
+    q.most_recent = o.most_recent;
   }
+  if (!rules.blocks()) q.margin = o.margin;
+  q.input = {e4m3, rules.input};
+  q.weight = {e4m3, rules.weight};
+  q.gradient = {o.hybrid && !rules.blocks() ? DType::e5m2 : e4m3, rules.gradient};
   return q;
 }
 

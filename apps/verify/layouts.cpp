@@ -4,6 +4,7 @@
 
 #include "apps/model/spec/layout.h"
 #include "apps/plan/recompute.h"
+#include "core/config/fp8_recipes.h"
 #include "core/config/load.h"
 
 namespace nrl::verify {
@@ -226,7 +227,7 @@ void Layouts::add(const std::vector<Choice>& choices, const std::vector<Choice>&
 
 Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
-  const bool keeps_fp8 = fp8.enabled && fp8.fp8_recipe != Fp8Recipe::mxfp8;
+  const bool keeps_fp8 = fp8.enabled && rules_of(fp8.fp8_recipe).transposes();
   const auto& micro = config.policy.train_micro_batch_size;
   // What a layer recomputes and moves does not depend on the ranks. There are seven values of each, so that
   // they meet all values of the choices, whose numbers are not multiples of seven.

@@ -43,9 +43,7 @@ NRL_ENUM(Precision, (automatic, float32, bfloat16, float16, fastest),
          ("auto", "float32", "bfloat16", "float16", "fastest"),
          (, {"fp32", "float32"}, {"bf16", "bfloat16"}, {"fp16", "float16"}, {"32", "float32"}))
 NRL_ENUM(Fp8Format, (hybrid, e4m3), ("hybrid", "e4m3"), ())
-/// The granularity of FP8 scales. tensorwise: of a tensor, from its own values; delayed: of a tensor, from
-/// earlier steps; blockwise: 1 x 128 numbers of activations and gradients, 128 x 128 of weights, powers of
-/// two; mxfp8: 32 numbers, powers of two.
+/// The granularity of FP8 scales; fp8_recipes.h has the rules of each.
 NRL_ENUM(Fp8Recipe, (tensorwise, delayed, blockwise, mxfp8), ("tensorwise", "delayed", "blockwise", "mxfp8"),
          (, {"current", "tensorwise"}))
 NRL_ENUM(AmaxAlgorithm, (most_recent, max), ("most_recent", "max"), ())

@@ -1,4 +1,5 @@
 // Keys of the model, its batch, precision, memory, optimizer and schedule.
+#include "core/config/fp8_recipes.h"
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -8,7 +9,19 @@ const Need may_checkpoint{is("policy.gradient_checkpointing", {"true", "auto"})}
 const Need full_recompute{is("policy.recompute.granularity", {"full"})};
 const Need offloads_activations{is_not("policy.offload_activations", "false", "other than false")};
 const Need fp8{is("policy.fp8_cfg.enabled", {"true"})};
-const Need delayed_scales{is("policy.fp8_cfg.fp8_recipe", {"delayed"})};
+template <class Predicate>
+Need fp8_recipe(Predicate selects) {
+  const std::vector<std::string_view> names = fp8_recipes_with(selects);
+  return {is("policy.fp8_cfg.fp8_recipe", {names.begin(), names.end()})};
+}
+const Need delayed_scales = fp8_recipe([](const Fp8RecipeRules& r) { return r.history; });
+const Need tensor_scales = fp8_recipe([](const Fp8RecipeRules& r) { return !r.blocks(); });
+std::string fp8_recipe_texts() {
+  std::string out;
+  for (const Fp8RecipeRules& r : fp8_recipes)
+    out += fmt::format("{}{}: {}", out.empty() ? "" : "; ", name_of(r.recipe), r.text);
+  return out;
+}
 const Need precision_aware{is("policy.optimizer.use_precision_aware_optimizer", {"true"})};
 const Need decays{is_not("policy.scheduler.lr_decay_style", "constant", "other than constant")};
 
@@ -138,12 +151,7 @@ void add_fp8(PolicyTable& t) {
       .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_recipe)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_recipe")
-      .help(
-          "Scales. tensorwise: of a tensor, from its largest number; delayed: of a tensor, from earlier "
-          "steps; "
-          "blockwise: of 1 x 128 values, and 128 x 128 of weights, powers of two; mxfp8: of 32 values, "
-          "powers "
-          "of two (Blackwell GPUs and CPUs).")
+      .help(fmt::format("Scales. {}.", fp8_recipe_texts()))
       .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.num_first_layers_in_bf16)
       .at_least(0)
@@ -159,7 +167,7 @@ void add_fp8(PolicyTable& t) {
       .alias("policy.megatron_cfg.fp8_cfg.fp8_margin")
       .help("Scales leave room for numbers 2^margin times as large.")
       .only_with(fp8)
-      .only_with({is("policy.fp8_cfg.fp8_recipe", {"tensorwise", "delayed"})});
+      .only_with(tensor_scales);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_amax_history_len)
       .at_least(1)
       .at_most(65536)

@@ -8,6 +8,7 @@
 #include "core/base/scaling.h"
 #include "core/base/text.h"
 #include "core/config/checker.h"
+#include "core/config/fp8_recipes.h"
 #include "core/config/load.h"
 
 namespace nrl {
@@ -540,8 +541,7 @@ namespace {
 int64_t microbatch_unit(const Config& config) {
   const DistributedConfig& d = config.distributed;
   const Fp8Config& fp8 = config.policy.fp8_cfg;
-  const bool blocks = fp8.fp8_recipe == Fp8Recipe::blockwise || fp8.fp8_recipe == Fp8Recipe::mxfp8;
-  const int64_t rows = std::lcm(fp8.enabled ? row_unit(blocks ? Scaling::row128 : Scaling::tensor) : 1,
+  const int64_t rows = std::lcm(fp8.enabled ? row_unit(rules_of(fp8.fp8_recipe).input) : 1,
                                 d.splits_sequence() ? d.tensor_parallel_size : 1);
   return rows / std::gcd(rows, config.policy.max_total_sequence_length / d.context_parallel_size);
 }

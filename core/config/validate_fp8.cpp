@@ -1,4 +1,6 @@
 // Keys of FP8 GEMMs against each other. What needs the model's sizes is checked in apps/train.
+#include "core/base/text.h"
+#include "core/config/fp8_recipes.h"
 #include "core/config/load.h"
 #include "core/config/validate.h"
 
@@ -10,29 +12,31 @@ void check_fp8(Checker c) {
   constexpr std::string_view enabled = "policy.fp8_cfg.enabled", recipe = "policy.fp8_cfg.fp8_recipe";
   constexpr const char* param = "policy.fp8_cfg.fp8_param";
   if (!fp8.enabled || !c.sound({enabled, recipe})) return;
-  const bool delayed = fp8.fp8_recipe == Fp8Recipe::delayed;
+  const Fp8RecipeRules& rules = rules_of(fp8.fp8_recipe);
   const std::string chosen = fmt::format("{} is {}", recipe, name_of(fp8.fp8_recipe));
   for (const auto& [key, layers] :
        {std::pair("policy.fp8_cfg.num_first_layers_in_bf16", fp8.num_first_layers_in_bf16),
         std::pair("policy.fp8_cfg.num_last_layers_in_bf16", fp8.num_last_layers_in_bf16)})
-    if (delayed && layers > 0 && c.sound({key}))
-      c.error(key, fmt::format("{}: {} is not supported with delayed scales", key, layers), "",
-              {chosen, "use tensorwise, or set it to 0"});
-  const bool blocks = fp8.fp8_recipe == Fp8Recipe::blockwise || fp8.fp8_recipe == Fp8Recipe::mxfp8;
-  if (fp8.fp8_recipe == Fp8Recipe::mxfp8 && fp8.fp8_param && c.sound({param}))
-    c.error(
-        param,
-        fmt::format("{}: true is not supported with mxfp8: the transposed copy has scales of its own, which "
-                    "FP8 numbers do not give",
-                    param),
-        "", {chosen, "use another recipe, or set it to false"});
+    if (rules.history && layers > 0 && c.sound({key}))
+      c.error(key, fmt::format("{}: {} is not supported with {} scales", key, layers, name_of(rules.recipe)),
+              "", {chosen, "use tensorwise, or set it to 0"});
+  if (!rules.transposes() && fp8.fp8_param && c.sound({param}))
+    c.error(param,
+            fmt::format("{}: true is not supported with {}: the transposed copy has scales of its own, which "
+                        "FP8 numbers do not give",
+                        param, name_of(rules.recipe)),
+            "", {chosen, "use another recipe, or set it to false"});
   if (constexpr const char* key = "policy.fp8_cfg.fp8_dot_product_attention";
       fp8.fp8_dot_product_attention && c.sound({key})) {
-    if (blocks)
-      c.error(key,
-              fmt::format("{}: true is not supported with {}: attention takes scales of tensors", key,
-                          name_of(fp8.fp8_recipe)),
-              "", {chosen, "use tensorwise or delayed, or set it to false"});
+    if (rules.blocks())
+      c.error(
+          key,
+          fmt::format("{}: true is not supported with {}: attention takes scales of tensors", key,
+                      name_of(fp8.fp8_recipe)),
+          "",
+          {chosen,
+           fmt::format("use {}, or set it to false",
+                       alternatives(fp8_recipes_with([](const Fp8RecipeRules& r) { return !r.blocks(); })))});
     else if (constexpr const char* format = "policy.fp8_cfg.fp8";
              fp8.fp8 != Fp8Format::hybrid && c.sound({format}))
       c.error(
