@@ -77,29 +77,23 @@ int RankGrid::group_size(AxisSet axes) const {
 }
 
 std::vector<int> RankGrid::group_of(int rank, AxisSet axes) const {
-  auto at = to_array(coordinates(rank));
-  const auto size = to_array(sizes_);
-  std::vector<int> out;
-  for (int member = 0; member < group_size(axes); ++member) {
-    int rest = member;
-    for (size_t i = 0; i < axis_count; ++i) {
-      if (!axes.has(order[i])) continue;
-      at[i] = rest % size[i];
-      rest /= size[i];
-    }
-    out.push_back(rank_at(to_point(at)));
+  const auto at = to_array(coordinates(rank)), size = to_array(sizes_);
+  std::vector<int> out{rank};
+  out.reserve(static_cast<size_t>(group_size(axes)));
+  for (size_t i = 0, stride = 1; i < axis_count; stride *= static_cast<size_t>(size[i++])) {
+    if (!axes.has(order[i])) continue;
+    const int step = static_cast<int>(stride);
+    const size_t count = out.size();
+    for (int& member : out) member -= at[i] * step;
+    for (int n = 1; n < size[i]; ++n)
+      for (size_t m = 0; m < count; ++m) out.push_back(out[m] + n * step);
   }
   return out;
 }
 
 std::vector<std::vector<int>> RankGrid::groups(AxisSet axes) const {
   std::vector<std::vector<int>> out;
-  for (int rank = 0; rank < ranks_; ++rank) {
-    const auto at = to_array(coordinates(rank));
-    bool first = true;
-    for (size_t i = 0; i < axis_count; ++i) first = first && (!axes.has(order[i]) || at[i] == 0);
-    if (first) out.push_back(group_of(rank, axes));
-  }
+  for (const int first : group_of(0, AxisSet::all().without(axes))) out.push_back(group_of(first, axes));
   return out;
 }
 
