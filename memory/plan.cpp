@@ -135,6 +135,12 @@ Arenas Arenas::unreserved(const MemoryPlan& plan) {
   return out;
 }
 
+Arenas Arenas::nowhere() {
+  Arenas out;
+  out.nowhere_ = true;
+  return out;
+}
+
 Arenas::Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream,
                const device::Allocator& allocator) {
   using Kind = device::Memory::Kind;
@@ -163,6 +169,10 @@ void Arenas::evict() const {
 }
 
 void* Arenas::at(const MemoryPlan& plan, BufferId id) const {
+  if (nowhere_) {
+    alignas(MemoryPlan::alignment) static std::byte first[MemoryPlan::alignment];
+    return first + id * MemoryPlan::alignment;
+  }
   const auto& buffer = plan.buffers()[static_cast<size_t>(id)];
   const auto& block = blocks_[static_cast<size_t>(buffer.tier)];
   NRL_CHECK(buffer.offset + buffer.bytes <= block.size, "buffer {} lies outside its arena", buffer.name);

@@ -105,6 +105,9 @@ class Arenas {
   explicit Arenas(const MemoryPlan& plan, const std::string& offload_directory = "");
   /// Host memory for a dry run, of any size, because hardly any of it is written.
   static Arenas unreserved(const MemoryPlan& plan);
+  /// Addresses that must not be accessed, one for every buffer of any plan, which need not be solved: for dry
+  /// runs that find out what else the plan must have.
+  static Arenas nowhere();
   /// On a device, which must outlive the arenas; its memory comes from `allocator` and is zeroed in the order
   /// of `stream`. Fails with Exit::out_of_memory and the planned size when the device has less.
   Arenas(const MemoryPlan& plan, device::Runtime& device, device::StreamHandle stream,
@@ -131,6 +134,7 @@ class Arenas {
     std::byte* data = nullptr;
     int64_t size = 0;
   };
+  bool nowhere_ = false;
   std::array<Block, tier_count> blocks_;
   cpu::HostMemory host_, offloaded_;
   cpu::FileMemory file_;

@@ -242,7 +242,7 @@ class Tuner {
   const TuneArgs& args_;
   const ConfigResult& config_;
   train::Placement placement_;
-  const plan::DryDevice dry_ = plan::DryDevice(placement_.host_threads());
+  const ops::DryDevice dry_ = ops::DryDevice(placement_.host_threads());
   double capacity_ = 0, budget_ = 0;
   int64_t each_ = 0;     // sequences of a rank in a step
   int64_t program_ = 0;  // resident bytes before the first engine

@@ -5,6 +5,7 @@
 #include "apps/bench/machine.h"
 #include "apps/bench/steps.h"
 #include "apps/engine/step_traffic.h"
+#include "apps/plan/dry_rank.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/placement.h"
 #include "apps/train/start/run_config.h"
@@ -22,7 +23,7 @@ using memory::Category;
 
 /// Bytes that the rank of this plan sends in a step.
 double sent_bytes(std::unique_ptr<plan::RunPlan> plan, const Config& config) {
-  const plan::DryDevice device = plan::DryDevice::usual(plan->device, plan->partials, plan->recipe);
+  const ops::DryDevice device = plan::usual_device(plan->device, plan->partials, plan->recipe);
   double sum = 0;
   for (const plan::Traffic& t : engine::step_traffic(plan, engine::training_options(config), device))
     if (t.purpose != comm::Purpose::scalars) sum += t.wire();

@@ -10,6 +10,7 @@
 #include "core/base/log.h"
 #include "core/base/philox.h"
 #include "core/ops/coverage.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/libraries.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
@@ -106,29 +107,19 @@ void Engine::finish_gathers() {
 
 namespace {
 
-/// While it lives, ops only add their kernels, and their calls if `calls` is not null, and nothing is
-/// communicated in `ranks`, unless that is null.
-class Collecting {
+/// While it lives, nothing is communicated in `ranks`, unless that is null.
+class DryRanks {
  public:
-  Collecting(ops::Exec& exec, const parallel::Groups* ranks, ops::KernelSet& needed,
-             std::vector<ops::Call>* calls = nullptr)
-      : exec_(exec), ranks_(ranks) {
+  explicit DryRanks(const parallel::Groups* ranks) : ranks_(ranks) {
     if (ranks) ranks->set_dry(true);
-    exec.needed = &needed;
-    exec.calls = calls;
-    trace::track_nesting(calls != nullptr);
   }
-  ~Collecting() {
+  ~DryRanks() {
     if (ranks_) ranks_->set_dry(false);
-    trace::track_nesting(false);
-    exec_.needed = nullptr;
-    exec_.calls = nullptr;
   }
-  Collecting(const Collecting&) = delete;
-  Collecting& operator=(const Collecting&) = delete;
+  DryRanks(const DryRanks&) = delete;
+  DryRanks& operator=(const DryRanks&) = delete;
 
  private:
-  ops::Exec& exec_;
   const parallel::Groups* ranks_;
 };
 
@@ -139,10 +130,12 @@ DryStep Engine::dry_step(Objective& objective, bool calls) {
   DryStep out;
   ledger_.clear();
   {
-    const Collecting collecting(exec_, dry_ranks_ ? nullptr : ranks_, out.kernels,
-                                calls ? &out.calls : nullptr);
+    const DryRanks dry_ranks(dry_ranks_ ? nullptr : ranks_);
+    const ops::DryRun dry(exec_, calls ? &out.calls : nullptr);
     run_schedule(objective);
     finish_gathers();
+    out.kernels = dry.kernels();
+    out.workspace = dry.workspace();
   }
   if (!dry_ranks_) return out;
   const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
@@ -155,10 +148,12 @@ DryStep Engine::dry_step(Objective& objective, bool calls) {
 }
 
 ops::KernelSet Engine::kernels_needed(Objective& objective) {
-  ops::KernelSet needed = dry_step(objective).kernels;
-  const Collecting collecting(exec_, nullptr, needed);
+  const DryStep step = dry_step(objective);
+  NRL_CHECK(step.workspace <= exec_.workspace.size, "the plan has {} bytes of workspace, a step needs {}",
+            exec_.workspace.size, step.workspace);
+  const ops::DryRun dry(exec_);
   initialize_master_weights(exec_, groups_);
-  return needed;
+  return step.kernels | dry.kernels();
 }
 
 int Engine::require_kernels(Objective& objective, std::string_view device) {

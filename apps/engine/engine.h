@@ -53,6 +53,7 @@ struct StepInput {
 /// The result of a dry run of a step.
 struct DryStep {
   ops::KernelSet kernels;
+  size_t workspace = 0;          ///< that its largest op needs; rows go to experts evenly
   std::vector<ops::Call> calls;  ///< if asked for: in order, with costs and the trace ranges around them
   std::vector<plan::Traffic> traffic;  ///< in groups of several ranks; only of an engine without other ranks
 };

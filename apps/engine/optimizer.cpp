@@ -25,10 +25,7 @@ Optimizer::Optimizer(const OptimizerConfig& config, double max_norm, int64_t max
 void Optimizer::step(comm::Communicator& all) {
   // Every element counts on exactly one rank, so that the sum over all ranks is the norm of the whole model.
   const Tensor norm = scalars_.rows(S::squared_norm, 1);
-  for (const GroupTensors& t : groups_)
-    for (const parallel::ElementRange& r : t.group->counted)
-      ops::add_sum_of_squares(exec_,
-                              {.x = t.gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
+  for (const GroupTensors& t : groups_) plan::add_squared_norm(exec_, *t.group, t.gradients, norm);
   static_assert(S::squared_norm == 0);
   const Tensor sums = scalars_.rows(0, S::sums);
   const comm::PurposeScope purpose(comm::Purpose::scalars);

@@ -3,7 +3,7 @@
 namespace nrl::engine {
 
 std::vector<plan::Traffic> step_traffic(std::unique_ptr<plan::RunPlan>& plan, const TrainingOptions& options,
-                                        const plan::DryDevice& device) {
+                                        const ops::DryDevice& device) {
   if (plan->position.ranks() == 1) return {};
   Engine engine(std::move(plan), options, device.exec());
   std::vector<plan::Traffic> traffic = engine.dry_step(engine.objective()).traffic;

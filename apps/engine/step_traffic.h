@@ -3,7 +3,7 @@
 // groups that move nothing. The collective log of a run must agree.
 
 #include "apps/engine/engine.h"
-#include "apps/plan/dry_device.h"
+#include "core/ops/dry_run.h"
 
 namespace nrl::engine {
 
@@ -11,6 +11,6 @@ namespace nrl::engine {
 /// The plan cannot be executed afterwards: it is bound to memory that does not exist. `device`: of the plan's
 /// type; must outlive the plan.
 std::vector<plan::Traffic> step_traffic(std::unique_ptr<plan::RunPlan>& plan, const TrainingOptions& options,
-                                        const plan::DryDevice& device);
+                                        const ops::DryDevice& device);
 
 }  // namespace nrl::engine

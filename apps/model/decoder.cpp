@@ -2,14 +2,11 @@
 
 #include <algorithm>
 
-#include "apps/model/layers/context_parallel.h"
 #include "apps/model/layers/expert_dispatch.h"
-#include "apps/model/layers/gemm_overlap.h"
 #include "apps/model/layers/moe.h"
 #include "apps/model/layers/projection.h"
-#include "apps/model/workspace.h"
 #include "core/base/error.h"
-#include "core/ops/kernel_table.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/optimizer.h"
 #include "core/ops/transfer.h"
 #include "parallel/pipeline/equivalent.h"
@@ -111,32 +108,62 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   for (size_t l = 0; counts && l < parameters.layers.size(); ++l)
     if (const int bias = parameters.layers[l].router_bias; bias >= 0)
       router_biases_.emplace_back(static_cast<int>(l), bias);
-  ModelSpec sizes = part_;
-  sizes.vocab_size = vocabulary;
-  workspace_bytes_ =
-      training_workspace(sizes, {.tokens = n,
-                                 .routed = expert_rows(part_, options_.layout, residual, false).dispatched,
-                                 .max_sequence = options_.max_sequence,
-                                 .head_chunk = chunk,
-                                 .recipe = options_.recipe,
-                                 .device = options_.device,
-                                 .partials = options_.partials,
-                                 .products = options_.products,
-                                 .optimizer_workspace = options_.optimizer_workspace,
-                                 .gemm_rows = gemm_row_counts(layout, n)});
   plan_quantized(parameters, plan);
-  workspace_bytes_ = std::max(workspace_bytes_, context_workspace(context_, options_.recipe.activations(),
-                                                                  options_.device, options_.partials));
-  buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace_bytes_));
 }
 
 Decoder::~Decoder() = default;
+
+namespace {
+
+/// LayerContext::expert_load that exceeds what the experts of any rank get.
+constexpr double most_expert_load = 1e6;
+
+/// The steps of layers for the first microbatch of a program.
+program::Program first_microbatch(const program::Program& whole) {
+  program::Program out{.mode = whole.mode, .stashes = whole.stashes};
+  for (const program::Step& s : whole.steps)
+    if (s.visits() && s.microbatch == 0) out.take(whole, s);
+  return out;
+}
+
+}  // namespace
+
+size_t Decoder::needed_workspace(ops::Exec& exec, std::vector<ParameterView> views, const MicroBatch& batch,
+                                 const parallel::Groups* groups) {
+  const ops::DryRun dry(exec);
+  const memory::Arenas nowhere = memory::Arenas::nowhere();
+  bind({}, nowhere, exec, std::move(views), {}, {}, groups);
+  const double load = std::exchange(context_.expert_load, most_expert_load);
+  double metrics[3];
+  if (part_.moe.experts > 0) context_.router_metrics = make_tensor(metrics, DType::f64, {3});
+  const auto pass = [&](int program) {
+    stage_->execute(program, first_microbatch(stage_->program(program)), {.batches = {&batch, 1}});
+  };
+  if (training_ >= 0) {
+    pass(training_);
+    add_expert_load();
+  }
+  pass(evaluation_);
+  context_.router_metrics = {};
+  context_.expert_load = load;
+  context_.exec = nullptr;
+  expert_rounds_ = 1;
+  return dry.workspace();
+}
+
+void Decoder::add_workspace(memory::MemoryPlan& plan, size_t bytes) {
+  workspace_bytes_ = bytes;
+  buffers_.workspace = plan.add("op workspace", Category::workspace, static_cast<int64_t>(bytes));
+}
 
 void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec,
                    std::vector<ParameterView> views, std::function<void(int)> gradient_ready,
                    std::function<void(int)> weight_needed, const parallel::Groups* groups) {
   auto at = [&](memory::BufferId id) { return arenas.at(plan, id); };
-  exec.workspace = {static_cast<std::byte*>(at(buffers_.workspace)), workspace_bytes_};
+  NRL_CHECK(exec.needed || buffers_.workspace >= 0, "the plan has no workspace");
+  exec.workspace = {};
+  if (buffers_.workspace >= 0)
+    exec.workspace = {static_cast<std::byte*>(at(buffers_.workspace)), workspace_bytes_};
   context_.exec = &exec;
   context_.groups = groups;
   context_.parameters = std::move(views);
@@ -150,11 +177,12 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
     context_.expert_counts =
         make_tensor(at(buffers_.expert_counts), DType::i32, {counted_rows(), part_.moe.experts});
   if (part_.use_rope) {
-    const std::vector<float> table =
-        ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence);
     context_.rope_table =
         make_tensor(at(buffers_.rope), DType::f32, {options_.max_sequence, part_.rope.rotary_dim});
-    ops::upload(exec, context_.rope_table, table.data());
+    // A dry run would spend much of its time on the values.
+    if (!exec.needed)
+      ops::upload(exec, context_.rope_table,
+                  ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence).data());
   }
   bind_quantized(plan, arenas, exec);
   stage_->bind(plan, arenas);

@@ -1,6 +1,7 @@
 #pragma once
 // The decoder of one rank: its layers in chunks, their memory, and the schedules that run on them. A dry run
-// of the schedules declares the buffers; bind() assigns the planned memory.
+// of the schedules declares the buffers, another one finds the workspace of the ops; bind() assigns the
+// planned memory.
 
 #include <functional>
 #include <memory>
@@ -10,7 +11,6 @@
 
 #include "apps/model/chunks.h"
 #include "apps/model/program/stage.h"
-#include "core/ops/linear.h"
 #include "memory/plan.h"
 #include "precision/recipe.h"
 
@@ -22,16 +22,12 @@ struct DecoderOptions {
   int64_t sequences = 1;     ///< samples of equal length in N, where the router's losses are per sequence
   float batch_share = 1;     ///< N / tokens of the global batch, for the router's losses
   precision::Recipe recipe;
-  RecomputePolicy recompute = {};                          ///< empty: all activations are kept
-  OffloadPolicy offload = {};                              ///< empty: kept activations stay on the device
-  int partials = 1;                                        ///< Exec::partials() of the future Exec
-  ops::Bf16Products products = ops::Bf16Products::upcast;  ///< CPU: KernelTable::bf16_products of that Exec
-  uint64_t seed = 0;                                       ///< of dropout
+  RecomputePolicy recompute = {};  ///< empty: all activations are kept
+  OffloadPolicy offload = {};      ///< empty: kept activations stay on the device
+  uint64_t seed = 0;               ///< of dropout
   DeviceType device = DeviceType::cpu;
   int64_t head_chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: head_chunk_tokens()
-  size_t optimizer_workspace =
-      0;                    ///< GPU workspace of the update; it shares memory with the layers' workspace
-  ModelLayout layout = {};  ///< the rank's part of the model
+  ModelLayout layout = {};        ///< the rank's part of the model
   /// Schedule of one optimizer step, of the layout's stage and chunks, with a period if it is long
   /// (pipeline::shortest_equivalent). Empty: no training.
   pipeline::Schedule training = {};
@@ -51,6 +47,15 @@ class Decoder {
   Decoder(const ModelSpec& spec, const ParameterList& parameters, DecoderOptions options,
           memory::MemoryPlan& plan);
   ~Decoder();
+
+  /// The workspace that the ops need in the passes of a microbatch, found by a dry run of them (ops::DryRun)
+  /// with as many rows for experts as there may be. `exec`: of the planned device, or of one like it
+  /// (ops::DryDevice). `views`, `groups`: as for bind(), which must be called afterwards; no memory is
+  /// accessed.
+  size_t needed_workspace(ops::Exec& exec, std::vector<ParameterView> views, const MicroBatch& batch,
+                          const parallel::Groups* groups = nullptr);
+  /// Declares the workspace in the plan. The ops of a step outside of the decoder use it, too.
+  void add_workspace(memory::MemoryPlan& plan, size_t bytes);
 
   /// Assigns the planned memory and sets the exec's workspace. `views` are indexed like ParameterList::all;
   /// `gradient_ready(p)` is called when the gradient of parameter p is complete for the step,
@@ -154,7 +159,7 @@ class Decoder {
   // Programs of the stage; -1: none. Evaluations of one microbatch, and of DecoderOptions::evaluated.
   int training_ = -1, evaluation_ = -1, evaluations_ = -1;
   struct {
-    memory::BufferId log_prob, rope, workspace, router_counts, expert_counts, scales, weight_scales;
+    memory::BufferId log_prob, rope, router_counts, expert_counts, scales, weight_scales, workspace = -1;
   } buffers_{};
   void plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan);
   void bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec);

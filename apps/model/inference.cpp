@@ -1,10 +1,10 @@
 #include "apps/model/inference.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "apps/model/layers/expert_dispatch.h"
-#include "apps/model/workspace.h"
-#include "core/ops/kernel_table.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::model {
@@ -45,33 +45,48 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   const auto ids = add("ids", n * 4), positions = add("positions", n * 4), cu = add("sequence bounds", 8),
              cu_keys = add("key bounds", 8), logits = add("logits", spec.vocab_size * 4),
              rope = add("rope table", spec.use_rope ? max_tokens * spec.rope.rotary_dim * 4 : 0);
-  const size_t workspace =
-      generation_workspace(spec, recipe, n, max_tokens, device, exec.partials(), exec.kernels->bf16_products);
+  const auto bind = [&](const memory::Arenas& arenas) {
+    const auto at = [&](memory::BufferId id) { return arenas.at(plan, id); };
+    stage_->bind(plan, arenas);
+    cache_.layers.clear();
+    for (size_t i = 0; i < caches.size(); i += 2)
+      cache_.layers.push_back({make_tensor(at(caches[i]), dtype, {max_tokens, spec.kv_width()}),
+                               make_tensor(at(caches[i + 1]), dtype, {max_tokens, spec.kv_width()})});
+    cache_.cu_keys = make_tensor(at(cu_keys), DType::i32, {2});
+    batch_.ids = make_tensor(at(ids), DType::i32, {n});
+    batch_.positions = make_tensor(at(positions), DType::i32, {n});
+    batch_.cu_seqlens = make_tensor(at(cu), DType::i32, {2});
+    batch_.cache = &cache_;
+    context_.next_logits = make_tensor(at(logits), DType::f32, {1, spec.vocab_size});
+    if (spec.use_rope)
+      context_.rope_table = make_tensor(at(rope), DType::f32, {max_tokens, spec.rope.rotary_dim});
+  };
+  const size_t workspace = needed_workspace(n, [&] { bind(memory::Arenas::nowhere()); });
   const auto scratch = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace));
   plan.solve();
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);
-
-  const auto at = [&](memory::BufferId id) { return arenas_.at(plan, id); };
-  stage_->bind(plan, arenas_);
-  exec_.workspace = {static_cast<std::byte*>(at(scratch)), workspace};
-  for (size_t i = 0; i < caches.size(); i += 2)
-    cache_.layers.push_back({make_tensor(at(caches[i]), dtype, {max_tokens, spec.kv_width()}),
-                             make_tensor(at(caches[i + 1]), dtype, {max_tokens, spec.kv_width()})});
-  cache_.cu_keys = make_tensor(at(cu_keys), DType::i32, {2});
-  batch_.ids = make_tensor(at(ids), DType::i32, {n});
-  batch_.positions = make_tensor(at(positions), DType::i32, {n});
-  batch_.cu_seqlens = make_tensor(at(cu), DType::i32, {2});
-  batch_.cache = &cache_;
-  context_.next_logits = make_tensor(at(logits), DType::f32, {1, spec.vocab_size});
+  bind(arenas_);
+  exec_.workspace = {static_cast<std::byte*>(arenas_.at(plan, scratch)), workspace};
   logits_.resize(static_cast<size_t>(spec.vocab_size));
   if (spec.use_rope) {
     const std::vector<float> table = ops::rope_table(spec.rope, max_tokens, max_tokens);
-    context_.rope_table = make_tensor(at(rope), DType::f32, {max_tokens, spec.rope.rotary_dim});
     ops::upload(exec_, context_.rope_table, table.data());
   }
 }
 
 Inference::~Inference() = default;
+
+size_t Inference::needed_workspace(int64_t tokens, const std::function<void()>& bind) {
+  const ops::DryDevice device = ops::DryDevice::like(exec_);
+  const ops::Exec exec = std::exchange(exec_, device.exec());
+  const ops::DryRun dry(exec_);
+  bind();
+  cache_.length = max_tokens_ - tokens;
+  append_chunk(std::vector<int32_t>(static_cast<size_t>(tokens)));
+  reset();
+  exec_ = exec;
+  return dry.workspace();
+}
 
 std::span<const float> Inference::append(std::span<const int32_t> tokens) {
   NRL_CHECK(!tokens.empty() && length() + static_cast<int64_t>(tokens.size()) <= max_tokens_);

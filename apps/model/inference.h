@@ -3,6 +3,7 @@
 // in mode `generation`.
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -31,6 +32,9 @@ class Inference {
   int64_t max_tokens() const { return max_tokens_; }
 
  private:
+  /// The workspace that the ops need at most, from a dry run of a pass with `tokens` tokens at the end of a
+  /// full cache. `bind`: binds the layers and the batch to no memory.
+  size_t needed_workspace(int64_t tokens, const std::function<void()>& bind);
   void append_chunk(std::span<const int32_t> tokens);
 
   int64_t max_tokens_;

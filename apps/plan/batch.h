@@ -66,6 +66,7 @@ class BatchTensors {
     NRL_CHECK(shape_.loss_weights, "the microbatches share their loss weights");
     weights_loss_tokens_ = 0;
   }
+  const BatchShape& shape() const { return shape_; }
   /// The decoder's inputs. Addresses are the same in all steps. With BatchShape::bounds the number
   /// of sequences changes; it is padded with empty sequences to a power of two, so that libraries
   /// need few plans.

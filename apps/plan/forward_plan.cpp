@@ -16,6 +16,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   p.sequence_length = options.sequence_length;
   p.device = options.device;
   p.partials = options.device == DeviceType::cpu ? options.threads : ops::gpu_partials;
+  p.products = options.products;
   p.recipe = options.recipe;
   for (model::Parameter& parameter : p.parameters.all) parameter.trainable = false;  // weights only
   p.groups = make_param_groups(
@@ -34,10 +35,9 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   decoder.tokens = options.micro_batch * options.sequence_length;
   decoder.max_sequence = options.sequence_length;
   decoder.recipe = p.recipe;
-  decoder.partials = p.partials;
-  decoder.products = options.products;
   decoder.device = options.device;
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, decoder, p.memory);
+  add_workspace(p);
   p.memory.solve();
   return plan;
 }

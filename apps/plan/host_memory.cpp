@@ -99,7 +99,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
         add("reductions", comm::MpiOptions().scratch_bytes, "buffer for messages to other hosts");
     }
   }
-  if (cpu_run && plan.decoder->options().products == ops::Bf16Products::upcast)
+  if (cpu_run && plan.products == ops::Bf16Products::upcast)
     add("GEMM packing", packing_bytes(plan, facts.threads), "operands as oneDNN packs them, largest GEMM");
   if (cpu_run)
     add("offloaded state", offload_window_bytes(plan),

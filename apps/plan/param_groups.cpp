@@ -344,4 +344,9 @@ std::vector<ParamGroup> make_param_groups(
   return groups;
 }
 
+void add_squared_norm(ops::Exec& exec, const ParamGroup& group, const Tensor& gradients, const Tensor& norm) {
+  for (const parallel::ElementRange& r : group.counted)
+    ops::add_sum_of_squares(exec, {.x = gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
+}
+
 }  // namespace nrl::plan

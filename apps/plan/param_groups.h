@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/model/spec/parameters.h"
+#include "core/ops/exec.h"
 #include "memory/plan.h"
 #include "parallel/data/grad_reducer.h"
 #include "parallel/grid/grid.h"
@@ -119,6 +120,10 @@ struct ParamGroup {
   /// shard_group() for gathers of sharded weights, on a lane of its own if gathers overlap.
   parallel::GroupId gather_group() const { return shard_group().on_lane(overlap_gather ? 1 : 0); }
 };
+
+/// Adds this rank's part of the squared norm of a group's gradients to `norm`, (1) f64. `gradients`: the flat
+/// ones that the rank keeps.
+void add_squared_norm(ops::Exec& exec, const ParamGroup& group, const Tensor& gradients, const Tensor& norm);
 
 /// Options of a group on one rank.
 struct GroupOptions {

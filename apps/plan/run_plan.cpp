@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <numeric>
 
+#include "apps/plan/dry_rank.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/recompute_choice.h"
 #include "core/base/text.h"
 #include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
-#include "core/ops/optimizer.h"
 #include "core/ops/step.h"
 #include "parallel/pipeline/equivalent.h"
 
@@ -166,6 +166,28 @@ void add_staging(RunPlan& p) {
 
 namespace {
 
+PlannedRank planned_rank(RunPlan& p) {
+  return {.decoder = *p.decoder,
+          .grid = p.position.grid,
+          .group_ids = p.group_ids,
+          .channels = p.channels,
+          .parameters = p.parameters,
+          .groups = p.groups,
+          .recipe = p.recipe,
+          .device = p.device,
+          .partials = p.partials,
+          .products = p.products,
+          .batch = p.tensors->shape()};
+}
+
+}  // namespace
+
+void add_workspace(RunPlan& plan) {
+  plan.decoder->add_workspace(plan.memory, needed_workspace(planned_rank(plan)));
+}
+
+namespace {
+
 TrafficOptions traffic_options(const Config& config) {
   return {.prefetch = config.distributed.overlap_param_gather,
           .overlap_reduce = config.distributed.overlap_grad_reduce};
@@ -211,6 +233,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.device = device;
   p.offload_directory = config.memory.offload_dir.value_or("");
   p.partials = device == DeviceType::cpu ? threads : ops::gpu_partials;
+  if (device == DeviceType::cpu) p.products = products_for(config);
   NRL_CHECK(!p.spec.learned_positions || p.sequence_length <= p.spec.max_positions,
             "the configuration was not checked");
   p.recipe = recipe_for(config, device, p.spec.layers);
@@ -225,8 +248,6 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.groups = make_param_groups(
       p.parameters,
       [&](const std::string& group) { return group_options(config, position, p.recipe, group); }, p.memory);
-  int64_t largest = 0;
-  for (const ParamGroup& g : p.groups) largest = std::max(largest, g.layout.total());
 
   const bool gpu = device == DeviceType::cuda;
   p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
@@ -262,15 +283,13 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .recipe = p.recipe,
       .recompute = model::recompute_by_block(p.recompute),
       .offload = model::offload_by_block(p.offload),
-      .partials = p.partials,
-      .products = device == DeviceType::cpu ? products_for(config) : ops::Bf16Products::upcast,
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
-      .optimizer_workspace = ops::sum_of_squares_workspace(largest),
       .layout = p.layout,
       .training = pipeline::shortest_equivalent(schedule, p.layout.stage),
       .evaluated = p.layout.stages > 1 && !sharded ? schedule.microbatches : 1};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
+  add_workspace(p);
   p.traffic = plan_layer_traffic(*p.decoder, p.groups, traffic_options(config), p.memory);
   p.memory.solve();
   return plan;
@@ -287,27 +306,6 @@ GridPosition first_of_stage(const Config& config, const GridPosition& position) 
   at.tp = at.cp = at.dp = 0;
   if (at == position.at) return position;
   return grid_position(config, position.ranks(), parallel::RankGrid(position.sizes).rank_at(at));
-}
-
-PlannedRank planned_rank(RunPlan& p) {
-  return {.decoder = *p.decoder,
-          .grid = p.position.grid,
-          .group_ids = p.group_ids,
-          .channels = p.channels,
-          .memory = p.memory,
-          .parameters = p.parameters,
-          .groups = p.groups,
-          .recipe = p.recipe,
-          .device = p.device,
-          .partials = p.partials,
-          .batch = {.sequences = p.batch.micro,
-                    .length = p.sequence_length,
-                    .context = p.layout.context,
-                    .context_rank = p.layout.context_rank,
-                    .exchanges = model::distinct_exchanges(p.layout),
-                    .window = p.spec.window,
-                    .dropout = p.spec.residual_dropout > 0 || p.spec.embedding_dropout > 0 ||
-                               p.spec.attention_dropout > 0}};
 }
 
 }  // namespace

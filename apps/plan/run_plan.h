@@ -14,6 +14,7 @@
 #include "apps/plan/recompute.h"
 #include "core/config/load.h"
 #include "core/device/cpu/features.h"
+#include "core/ops/linear.h"
 #include "memory/plan.h"
 
 namespace nrl::plan {
@@ -32,7 +33,8 @@ struct RunPlan {
   BatchPlan batch;
   int64_t sequence_length = 0;
   DeviceType device = DeviceType::cpu;
-  int partials = 1;  ///< Exec::partials()
+  int partials = 1;                                        ///< Exec::partials()
+  ops::Bf16Products products = ops::Bf16Products::upcast;  ///< CPU: KernelTable::bf16_products
   precision::Recipe recipe;
   std::vector<model::RecomputeRule> recompute;  ///< by block of the model
   std::vector<model::OffloadRule> offload;      ///< the same
@@ -62,6 +64,9 @@ struct RunPlan {
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
                                        const GridPosition& position, DeviceType device, int threads,
                                        bool own_loss_weights = false, size_t memory = 0);
+
+/// Declares the workspace of the passes and of the update in a plan that has everything else that they use.
+void add_workspace(RunPlan& plan);
 
 /// Describes what is recomputed, and for auto why: "norm, activation: keeping everything takes ...". Covers
 /// this rank's blocks if auto chose, else all. Empty if the configuration keeps everything.

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "apps/plan/dry_device.h"
-#include "core/ops/kernel_table.h"
 #include "parallel/pipeline/messages.h"
 
 namespace nrl::plan {
@@ -27,44 +25,21 @@ double seconds_of(const ops::Call& call, const Rates& rates) {
   return std::max(cost.flops / flops, (cost.bytes() + cost.scratch) / rates.bytes);
 }
 
-std::vector<model::ParameterView> views_of(const PlannedRank& rank, std::byte* nowhere) {
-  std::vector<model::ParameterView> views(rank.parameters.all.size());
-  for (const ParamGroup& g : rank.groups)
-    for (const int p : g.parameters) {
-      const model::Parameter& parameter = rank.parameters.all[static_cast<size_t>(p)];
-      views[static_cast<size_t>(p)] = {.weight = parameter.view(nowhere, g.read_type()),
-                                       .grad = parameter.view(nowhere, g.gradient)};
-    }
-  return views;
-}
-
 }  // namespace
 
-StepTimes forward_step_times(const PlannedRank& rank) {
-  const DryDevice device = DryDevice::usual(rank.device, rank.partials, rank.recipe);
-  ops::Exec exec = device.exec();
-  memory::MemoryPlan inputs;
-  BatchShape shape = rank.batch;
-  shape.staged = exec.device != nullptr;
-  BatchTensors tensors(inputs, shape);
-  inputs.solve();
-  const auto arenas_of = [&](const memory::MemoryPlan& plan) {
-    return exec.device ? memory::Arenas(plan, *exec.device, nullptr) : memory::Arenas::unreserved(plan);
-  };
-  const memory::Arenas arenas = arenas_of(rank.memory), input_arenas = arenas_of(inputs);
-  tensors.bind(inputs, input_arenas, exec);
-  auto* const nowhere = static_cast<std::byte*>(arenas.at(rank.memory, 0));
-  comm::Ledger ledger;
-  const parallel::Groups groups(rank.grid, rank.group_ids, rank.channels, ledger);
-  rank.decoder.bind(rank.memory, arenas, exec, views_of(rank, nowhere), {}, {}, &groups);
+StepTimes forward_step_times(PlannedRank rank) {
+  rank.batch.positions = rank.batch.bounds = rank.batch.loss_weights = false;  // whole samples
+  DryRank dry(rank);
+  std::vector<ops::Call> calls;
+  const ops::DryRun run(dry.exec(), &calls);
+  rank.decoder.bind({}, memory::Arenas::nowhere(), dry.exec(), dry.views(), {}, {}, dry.groups());
   std::optional<pipeline::StageMessages> messages;
   if (const parallel::GridPoint& sizes = rank.grid.dense().sizes(); sizes.pp > 1)
     rank.decoder.connect(
-        messages.emplace(groups.channels(parallel::group::pp), sizes.pp, rank.grid.dense_point().pp));
+        messages.emplace(dry.groups()->channels(parallel::group::pp), sizes.pp, rank.grid.dense_point().pp));
 
   const Rates rates = rates_of(rank);
   StepTimes times;
-  std::vector<ops::Call> calls;
   double* current = nullptr;
   const auto settle = [&] {
     if (current)
@@ -77,10 +52,7 @@ StepTimes forward_step_times(const PlannedRank& rank) {
     of_table.resize(table.steps().size());
     current = &of_table[step];
   });
-  ops::KernelSet needed;
-  exec.needed = &needed;
-  exec.calls = &calls;
-  rank.decoder.evaluate(tensors.microbatches().front());
+  rank.decoder.evaluate(dry.microbatch());
   settle();
   rank.decoder.watch_steps({});
   return times;

@@ -175,7 +175,8 @@ double exposed_data(const Config& config, const plan::RunPlan& plan, const Stage
 }  // namespace
 
 ModeledDevice::ModeledDevice(const plan::DeviceModel& model, bool tf32, int threads)
-    : DryDevice(model.gpu() ? DryDevice(model.properties(), {.tf32 = tf32}, threads) : DryDevice(threads)),
+    : ops::DryDevice(model.gpu() ? ops::DryDevice(model.properties(), {.tf32 = tf32}, threads)
+                                 : ops::DryDevice(threads)),
       model_(model) {}
 
 int64_t StagePlans::memory() const {

@@ -9,14 +9,14 @@
 
 #include "apps/engine/engine.h"
 #include "apps/plan/device_models.h"
-#include "apps/plan/dry_device.h"
 #include "core/base/cluster_node.h"
 #include "core/config/load.h"
+#include "core/ops/dry_run.h"
 
 namespace nrl::search {
 
 /// The device of a model of one, which computes nothing.
-class ModeledDevice : public plan::DryDevice {
+class ModeledDevice : public ops::DryDevice {
  public:
   /// `threads`: of a rank on a CPU.
   ModeledDevice(const plan::DeviceModel& model, bool tf32, int threads);

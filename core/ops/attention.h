@@ -95,6 +95,8 @@ void attention_backward(Exec& exec, const AttentionBackward& a);
 /// Sequences whose lengths the host does not know count as if all of them were the longest.
 Cost cost(const Exec& exec, const AttentionForward& a);
 Cost cost(const Exec& exec, const AttentionBackward& a);
+size_t workspace(const Exec& exec, const AttentionForward& a);
+size_t workspace(const Exec& exec, const AttentionBackward& a);
 
 /// Scratch bytes of forward and backward; `max_sequence` is the longest sequence (of keys).
 size_t attention_workspace(int64_t tokens, int64_t heads, int64_t kv_heads, int64_t d, int64_t max_sequence,

@@ -1,8 +1,9 @@
 #pragma once
-// The work that a call of an op gives the device. Every op declares a cost() next to its contract, with the
-// same arguments; predictions and benchmarks use it.
+// The work that a call of an op gives the device, and the scratch memory that it takes. Every op declares a
+// cost() next to its contract, with the same arguments; predictions and benchmarks use it.
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -50,5 +51,10 @@ double bytes_of(const T&... tensors) {
 
 /// Adds a call to Exec::calls, if calls are collected.
 void note_call(Exec& exec, const char* op, const Cost& cost);
+
+/// Raises Exec::scratch to `bytes`, if the largest workspace is wanted. Every op whose kernels use
+/// Exec::workspace declares a workspace() next to its cost(), with the same arguments: the bytes that the
+/// call takes.
+void note_scratch(Exec& exec, size_t bytes);
 
 }  // namespace nrl::ops

@@ -36,6 +36,7 @@ void embedding_backward(Exec& exec, const EmbeddingBackward& a);
 /// As if all tokens were different, as far as the table has rows for that.
 Cost cost(const Exec& exec, const EmbeddingForward& a);
 Cost cost(const Exec& exec, const EmbeddingBackward& a);
+size_t workspace(const Exec& exec, const EmbeddingBackward& a);
 
 /// Scratch bytes of embedding_backward on a GPU.
 size_t embedding_backward_workspace(int64_t tokens, int64_t hidden);

@@ -43,7 +43,7 @@ struct Exec {
   const KernelTable* kernels = nullptr;
   int threads = 1;           ///< CPU: threads an op may use
   int reduction_blocks = 0;  ///< GPU: gpu_partials; 0 on the CPU
-  Workspace workspace = {};  ///< at least what every op that runs needs (see each op's header)
+  Workspace workspace = {};  ///< at least what every call takes: workspace() of its arguments
   void* stream = nullptr;    ///< GPU: the device::StreamHandle that ops are enqueued on; null on the CPU
   device::Runtime* device = nullptr;  ///< GPU: where the tensors live; null on the CPU
   int multiprocessors = 0;            ///< GPU: of the device, for grid sizes
@@ -53,9 +53,11 @@ struct Exec {
   /// a stream of its own.
   KernelSet* needed = nullptr;
   std::vector<Call>* calls = nullptr;  ///< with `needed`: ops add their calls with their costs (cost.h)
+  size_t* scratch = nullptr;  ///< with `needed`: ops raise it to the workspace that they take (cost.h)
 
+  bool on_gpu() const { return reduction_blocks > 0; }
   /// Partial sums that a reduction over rows may use: one per block on a GPU, one per thread on the CPU.
-  int partials() const { return reduction_blocks > 0 ? reduction_blocks : threads; }
+  int partials() const { return on_gpu() ? reduction_blocks : threads; }
 };
 
 }  // namespace nrl::ops

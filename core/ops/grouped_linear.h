@@ -50,6 +50,10 @@ void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeigh
 Cost cost(const Exec& exec, const GroupedLinearForward& a);
 Cost cost(const Exec& exec, const GroupedLinearBackwardData& a);
 Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a);
+/// The workspace for the case that one expert has all rows. A GPU takes none.
+size_t workspace(const Exec& exec, const GroupedLinearForward& a);
+size_t workspace(const Exec& exec, const GroupedLinearBackwardData& a);
+size_t workspace(const Exec& exec, const GroupedLinearBackwardWeight& a);
 
 /// Scratch bytes of any of the three on a CPU for experts (m, k) and n rows.
 size_t grouped_linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,

@@ -30,6 +30,10 @@ class KernelSet {
   void add(Kernel k) { bits_ |= bit(k); }
   bool contains(Kernel k) const { return (bits_ & bit(k)) != 0; }
   int size() const { return std::popcount(bits_); }
+  KernelSet operator|(KernelSet other) const {
+    other.bits_ |= bits_;
+    return other;
+  }
   bool operator==(const KernelSet&) const = default;
 
  private:
@@ -39,14 +43,16 @@ class KernelSet {
 
 const char* name_of(Kernel kernel);
 
-/// Every op calls this first. While a run's kernels are collected (Exec::needed) it adds `kernel`, with the
-/// cost of the call if calls are collected, and returns true; the op must then return without having done
-/// anything.
+/// Every op calls this first. While a run's kernels are collected (Exec::needed) it adds `kernel`, notes the
+/// cost() and the workspace() of the call where they are collected, and returns true; the op must then return
+/// without having done anything.
 template <class Arguments>
 bool noted(Exec& exec, Kernel kernel, const Arguments& a) {
   if (!exec.needed) return false;
   exec.needed->add(kernel);
   if (exec.calls) note_call(exec, name_of(kernel), cost(exec, a));
+  if constexpr (requires { workspace(exec, a); })
+    if (exec.scratch) note_scratch(exec, workspace(exec, a));
   return true;
 }
 

@@ -67,6 +67,7 @@ struct ColumnSums {
 };
 void column_sums(Exec& exec, const ColumnSums& a);
 Cost cost(const Exec& exec, const ColumnSums& a);
+size_t workspace(const Exec& exec, const ColumnSums& a);
 /// The most groups of rows whose sums column_sums stores on a GPU: with tiles of 256 columns, `partials`
 /// blocks.
 constexpr int64_t column_sum_groups(int64_t m, int partials) {
@@ -83,6 +84,9 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a);
 Cost cost(const Exec& exec, const LinearForward& a);
 Cost cost(const Exec& exec, const LinearBackwardData& a);
 Cost cost(const Exec& exec, const LinearBackwardWeight& a);
+size_t workspace(const Exec& exec, const LinearForward& a);
+size_t workspace(const Exec& exec, const LinearBackwardData& a);
+size_t workspace(const Exec& exec, const LinearBackwardWeight& a);
 
 /// Floating-point operations of any of the three.
 constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
@@ -92,6 +96,8 @@ constexpr double linear_flops(int64_t n, int64_t m, int64_t k) {
 /// Scratch bytes of any of the three and of column_sums on a GPU, for matrices of at most `widest` columns.
 size_t gpu_linear_workspace(int64_t widest, int partials);
 
+/// The type of a GEMM with these operands for linear_workspace(): f32 if all are, else the smallest.
+DType gemm_type(const Tensor& a, const Tensor& b, const Tensor& c);
 /// Scratch bytes that any of the three needs for these sizes on a CPU (f32 copies of bf16 and FP8 operands
 /// included). The gradients of FP8 operands are GEMMs like the forward one, of sizes (n, k, m) and (m, k, n).
 /// `products`: KernelTable::bf16_products.

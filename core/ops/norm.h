@@ -60,6 +60,7 @@ void norm_forward(Exec& exec, const NormForward& a);
 void norm_backward(Exec& exec, const NormBackward& a);
 Cost cost(const Exec& exec, const NormForward& a);
 Cost cost(const Exec& exec, const NormBackward& a);
+size_t workspace(const Exec& exec, const NormBackward& a);
 
 /// Workspace of norm_backward: `partials` (Exec::partials()) partial sums of dweight and dbias.
 size_t norm_backward_workspace(int64_t d, int partials);

@@ -105,6 +105,7 @@ struct SumOfSquares {
 inline constexpr int64_t norm_block = 16384;
 void add_sum_of_squares(Exec& exec, const SumOfSquares& a);
 Cost cost(const Exec& exec, const SumOfSquares& a);
+size_t workspace(const Exec& exec, const SumOfSquares& a);
 /// Scratch bytes of add_sum_of_squares on a GPU for n elements.
 size_t sum_of_squares_workspace(int64_t n);
 

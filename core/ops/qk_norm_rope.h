@@ -36,6 +36,7 @@ void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a);
 /// With QK-norm; without, the op is rope.
 Cost cost(const Exec& exec, const QkNormRopeForward& a);
 Cost cost(const Exec& exec, const QkNormRopeBackward& a);
+size_t workspace(const Exec& exec, const QkNormRopeBackward& a);
 
 /// Workspace of the backward pass: `partials` (Exec::partials()) partial sums of the weights' gradients.
 size_t qk_norm_rope_workspace(int64_t d, int partials);

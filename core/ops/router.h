@@ -100,6 +100,7 @@ void router_bias(Exec& exec, const RouterBias& a);
 Cost cost(const Exec& exec, const RouterForward& a);
 Cost cost(const Exec& exec, const RouterCounts& a);
 Cost cost(const Exec& exec, const RouterBalance& a);
+size_t workspace(const Exec& exec, const RouterBalance& a);
 Cost cost(const Exec& exec, const RouterBackward& a);
 Cost cost(const Exec& exec, const RouterBias& a);
 

@@ -151,21 +151,6 @@ int64_t ContextAttention::backward_width() const {
          ring_backward_width(shape_);
 }
 
-int64_t ContextAttention::most_rows() const {
-  return shape_.exchange.gather ? shape_.zigzag.length() : core().zigzag.rows();
-}
-
-size_t ContextAttention::workspace(int threads) const {
-  const ContextShape c = core();
-  const int64_t longest = c.exchange.gather ? c.zigzag.length() : c.zigzag.sample_rows();
-  return ops::attention_workspace(most_rows(), c.heads, c.kv_heads, c.d, longest, threads);
-}
-
-size_t ContextAttention::gpu_workspace() const {
-  const ContextShape c = core();
-  return ops::attention_gpu_workspace(most_rows(), c.heads, c.kv_heads, c.d);
-}
-
 void ContextAttention::forward(ops::Exec& exec, const ContextGroups& groups, const Forward& a) const {
   const trace::Range range("context_attention");
   check(shape_, a.saved, a.buffer, saved_width(), forward_width());

@@ -67,14 +67,9 @@ class ContextAttention {
   void forward(ops::Exec& exec, const ContextGroups& groups, const Forward& a) const;
   void backward(ops::Exec& exec, const ContextGroups& groups, const Backward& a) const;
 
-  /// Scratch bytes of the attention calls (Exec::workspace) on a CPU with `threads` threads, or on a GPU.
-  size_t workspace(int threads) const;
-  size_t gpu_workspace() const;
-
  private:
   /// The attention between the all-to-alls.
   ContextShape core() const;
-  int64_t most_rows() const;
   void forward_all_to_all(ops::Exec& exec, const ContextGroups& groups, const Forward& a) const;
   void backward_all_to_all(ops::Exec& exec, const ContextGroups& groups, const Backward& a) const;
 

@@ -6,6 +6,7 @@
 
 #include "core/base/philox.h"
 #include "core/ops/attention_engine.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "core/ops/transfer.h"
@@ -200,11 +201,7 @@ class LocalRun {
              .stream = device ? backend.stream().native : nullptr,
              .device = backend.runtime(),
              .multiprocessors = device ? 2 : 0};
-    const size_t scratch = device ? attention_.gpu_workspace() : attention_.workspace(1);
-    exec_.workspace = {memory_.allocate(scratch), scratch};
     libraries_.attention = library;
-    // Which would only note that it does not run the others.
-    if (device && c.dtype == DType::bf16 && c.problem.dropout == 0) exec_.libraries = &libraries_;
     const ContextGroups made = groups(exchange.a2a);
     run(made);
     backend.idle();
@@ -295,30 +292,45 @@ class LocalRun {
     bounds_.write(case_.documents, !p.documents.empty(), words.data(), device_words.ptr<int32_t>(), views);
     ops::upload(exec_, device_words, words.data());
 
-    const Tensor saved = memory_.make(DType::u8, {rows, attention_.saved_width()});
-    attention_.forward(exec_, made,
-                       {.q = q,
-                        .k = k,
-                        .v = v,
-                        .out = out,
-                        .saved = saved,
-                        .buffer = memory_.make(DType::u8, {rows, attention_.forward_width()}),
-                        .bounds = views,
-                        .dropout = case_.dropout()});
+    const Tensor saved = memory_.make(DType::u8, {rows, attention_.saved_width()}),
+                 buffer = memory_.make(DType::u8, {rows, attention_.forward_width()}),
+                 d_buffer = memory_.make(DType::u8, {rows, attention_.backward_width()});
     const bool kept = !attention_.saves_inputs();
-    attention_.backward(exec_, made,
-                        {.dout = dout,
-                         .q = kept ? q : Tensor{},
-                         .k = kept ? k : Tensor{},
-                         .v = kept ? v : Tensor{},
-                         .out = kept ? out : Tensor{},
-                         .dq = dq,
-                         .dk = dk,
-                         .dv = dv,
-                         .saved = saved,
-                         .buffer = memory_.make(DType::u8, {rows, attention_.backward_width()}),
-                         .bounds = views,
-                         .dropout = case_.dropout()});
+    const auto passes = [&] {
+      attention_.forward(exec_, made,
+                         {.q = q,
+                          .k = k,
+                          .v = v,
+                          .out = out,
+                          .saved = saved,
+                          .buffer = buffer,
+                          .bounds = views,
+                          .dropout = case_.dropout()});
+      attention_.backward(exec_, made,
+                          {.dout = dout,
+                           .q = kept ? q : Tensor{},
+                           .k = kept ? k : Tensor{},
+                           .v = kept ? v : Tensor{},
+                           .out = kept ? out : Tensor{},
+                           .dq = dq,
+                           .dk = dk,
+                           .dv = dv,
+                           .saved = saved,
+                           .buffer = d_buffer,
+                           .bounds = views,
+                           .dropout = case_.dropout()});
+    };
+    size_t workspace = 0;
+    {
+      const ops::DryRun dry(exec_);
+      passes();
+      workspace = dry.workspace();
+    }
+    exec_.workspace = {memory_.allocate(workspace), workspace};
+    // Which would only note that it does not run the others.
+    if (backend_.on_device() && case_.dtype == DType::bf16 && case_.problem.dropout == 0)
+      exec_.libraries = &libraries_;
+    passes();
   }
 
   Backend& backend_;

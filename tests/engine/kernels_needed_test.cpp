@@ -1,4 +1,4 @@
-// The kernels that an engine says it needs, compared with those that a step calls.
+// The kernels that an engine says it needs, compared with those that a step calls, and the workspace.
 
 #include "tests/engine/training.h"
 
@@ -125,6 +125,7 @@ TEST_CASE("the kernels that an engine needs are those that a step calls", "[engi
             const engine::StepResult result = train_once(*engine, config);
             CHECK(names(needed) == names(called));
             CHECK(engine->require_kernels(objective, "the GPU") == needed.size());
+            CHECK(engine->dry_step(objective).workspace == engine->exec().workspace.size);
 
             // Collecting must not change state: a fresh engine computes the same step.
             const auto fresh = engine_on(*placement.exec().kernels, placement, config);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "apps/engine/step_traffic.h"
+#include "apps/plan/dry_rank.h"
 #include "apps/train/launch/accelerator.h"
 #include "apps/train/start/placement.h"
 #include "core/device/cpu/features.h"
@@ -73,6 +74,9 @@ class Trainee {
         engine::training_options(config_), *groups_, exec_);
     train::StartPhases phases;
     train::load_initial_weights(config_, *engine_, train::verify_none, 1, phases);
+    // The plan allows for a router that sends all rows to one rank.
+    const size_t needed = engine_->dry_step(objective_).workspace, planned = engine_->exec().workspace.size;
+    CHECK(engine_->plan().spec.moe.experts > 0 ? needed <= planned : needed == planned);
   }
 
   Trainee(const Trainee&) = delete;
@@ -139,7 +143,7 @@ class Trainee {
 
   /// engine::step_traffic() of a plan like the engine's.
   std::vector<plan::Traffic> planned_traffic() const {
-    const plan::DryDevice device = plan::DryDevice::usual(engine_->plan().device, 1, engine_->plan().recipe);
+    const ops::DryDevice device = plan::usual_device(engine_->plan().device, 1, engine_->plan().recipe);
     auto plan = plan::make_run_plan(config_, train::load_model_spec(result_),
                                     resolve_batch(config_, ranks_.size()), position_, device.type(), 1);
     return engine::step_traffic(plan, engine::training_options(config_), device);

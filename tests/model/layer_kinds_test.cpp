@@ -1,11 +1,14 @@
 // Layers that only this test has: another kind of layer between the blocks of a model, a recompute rule, and
 // layers that are wrong.
 #include <cmath>
+#include <cstring>
 #include <random>
 
 #include "apps/model/layers/sublayers.h"
 #include "apps/model/program/stage.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/shared/scratch.h"
 #include "tests/catch.h"
 #include "tests/model/poison.h"
 #include "tests/model/tiny_model.h"
@@ -22,6 +25,27 @@ constexpr int microbatches = 4, blocks = 3;
 const char* const config =
     R"({"model_type":"llama","vocab_size":67,"hidden_size":16,"intermediate_size":24,"num_hidden_layers":3,
         "num_attention_heads":2,"num_key_value_heads":1,"max_position_embeddings":64})";
+
+/// An op with scratch memory that only this test has: out = x in reverse order of columns, through a copy of
+/// x.
+struct Reverse {
+  Tensor x, out;  ///< (N, D) f32 or bf16, which may be the same memory
+};
+size_t reverse_workspace(const Tensor& x) {
+  return ops::scratch_bytes(x.bytes(), 1) * 1000 + ops::scratch_alignment;  // more than all others
+}
+void reverse(ops::Exec& exec, const Reverse& a) {
+  if (exec.needed) return ops::note_scratch(exec, reverse_workspace(a.x));
+  ops::Scratch scratch("reverse", exec.workspace);
+  std::byte* const copy = scratch.bytes(reverse_workspace(a.x) - ops::scratch_alignment);
+  const auto bytes = static_cast<size_t>(a.x.bytes()), element = static_cast<size_t>(size_of(a.x.dtype)),
+             width = static_cast<size_t>(a.x.dim(1)) * element;
+  std::memcpy(copy, a.x.data, bytes);
+  auto* const out = static_cast<std::byte*>(a.out.data);
+  for (size_t row = 0; row < bytes; row += width)
+    for (size_t i = 0; i < width; i += element)
+      std::memcpy(out + row + width - element - i, copy + row + i, element);
+}
 
 /// A bottleneck adapter (Houlsby et al. 2019) with its norm: out = up(gelu(down(norm(x + residual)))).
 class Adapter : public Layer {
@@ -55,6 +79,7 @@ class Adapter : public Layer {
     });
     r.step("activation", reads(down_), writes(act_), [&] {
       ops::activation_forward(r.exec(), {.kind = ops::Activation::gelu_tanh, .x = r[down_], .out = r[act_]});
+      for (int twice = 0; twice < 2; ++twice) reverse(r.exec(), {r[act_], r[act_]});
     });
     r.step("up", reads(act_), writes(ports_.out), [&] {
       ops::linear_forward(r.exec(), {.x = r[act_], .weight = r.weight(p_.up), .out = r[ports_.out]});
@@ -145,12 +170,25 @@ class AdaptedModel {
     stage_->add_program(memory::training, schedule, {});
     stage_->declare(plan_);
     const auto log_prob = plan_.add("log-probabilities", memory::Category::data, 4 * test::TinyModel::tokens);
-    plan_.solve();
-    arenas_ = memory::Arenas(plan_);
-    context_.log_prob = make_tensor(arenas_.at(plan_, log_prob), DType::f32, {test::TinyModel::tokens});
-    stage_->bind(plan_, arenas_);
+    const auto bind = [&](const memory::Arenas& arenas) {
+      context_.log_prob = make_tensor(arenas.at(plan_, log_prob), DType::f32, {test::TinyModel::tokens});
+      stage_->bind(plan_, arenas);
+    };
     rope_ = ops::rope_table(tiny_.spec_.rope, 12, 12);
     context_.rope_table = make_tensor(rope_.data(), DType::f32, {12, tiny_.spec_.rope.rotary_dim});
+    bind(memory::Arenas::nowhere());
+    {
+      const ops::DryRun dry(exec_);
+      const std::vector<MicroBatch> batches = tiny_.batches(microbatches);
+      stage_->execute(0, {.batches = batches});
+      workspace_ = dry.workspace();
+    }
+    const auto scratch =
+        plan_.add("op workspace", memory::Category::workspace, static_cast<int64_t>(workspace_));
+    plan_.solve();
+    arenas_ = memory::Arenas(plan_);
+    bind(arenas_);
+    exec_.workspace = {static_cast<std::byte*>(arenas_.at(plan_, scratch)), workspace_};
   }
 
   const std::vector<std::vector<float>>& train() { return train(schedule_); }
@@ -167,17 +205,16 @@ class AdaptedModel {
     return gradients_;
   }
   double loss() const { return loss_; }
+  size_t workspace() const { return workspace_; }
   /// Counts what a step of one of several ranks would communicate and which ops it would call.
-  void dry_run(const parallel::Groups& groups, ops::KernelSet& kernels, std::vector<ops::Call>& calls) {
+  ops::KernelSet dry_run(const parallel::Groups& groups, std::vector<ops::Call>& calls) {
     stage_->watch_ticks({});
     context_.groups = &groups;
-    exec_.needed = &kernels;
-    exec_.calls = &calls;
     const std::vector<MicroBatch> batches = tiny_.batches(microbatches);
+    const ops::DryRun dry(exec_, &calls);
     stage_->execute(0, {.batches = batches});
     context_.groups = nullptr;
-    exec_.needed = nullptr;
-    exec_.calls = nullptr;
+    return dry.kernels();
   }
   std::vector<std::vector<float>>& weights() { return weights_; }
 
@@ -209,6 +246,7 @@ class AdaptedModel {
   memory::Arenas arenas_;
   std::unique_ptr<Stage> stage_;
   std::vector<float> rope_;
+  size_t workspace_ = 0;
   double loss_ = 0;
 };
 
@@ -271,9 +309,8 @@ TEST_CASE("a dry run counts the communication, kernels and costs of any kind of 
   comm::Ledger ledger;
   const std::array ids{parallel::group::all};
   const parallel::Groups groups(parallel::ProcessGrid({}, 4, 1), ids, {}, ledger);
-  ops::KernelSet kernels;
   std::vector<ops::Call> calls;
-  m.dry_run(groups, kernels, calls);
+  const ops::KernelSet kernels = m.dry_run(groups, calls);
   REQUIRE(ledger.sums().size() == 1);
   const comm::Ledger::Sum& sum = ledger.sums().front();
   CHECK(sum.op == comm::Op::all_reduce);
@@ -285,6 +322,14 @@ TEST_CASE("a dry run counts the communication, kernels and costs of any kind of 
           return c.cost.flops == ops::linear_flops(test::TinyModel::tokens, narrow, 16);
         }) >= 3 * sum.count);
   CHECK(m.train() == want);  // nothing was computed meanwhile
+}
+
+TEST_CASE("an op of any kind of layer gets the workspace that it notes", "[model][memory]") {
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    AdaptedModel m(ops::cpu_kernels(cpu::best_isa()), 1, dtype, {}, in_turn());
+    CHECK(m.workspace() == reverse_workspace(make_tensor(nullptr, dtype, {test::TinyModel::tokens, narrow})));
+    m.train();  // fails if an op takes more
+  }
 }
 
 TEST_CASE("a step that touches a slot which it does not name is stopped", "[model]") {

@@ -9,6 +9,7 @@
 
 #include "apps/model/decoder.h"
 #include "apps/model/families/hf_config.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "tests/sim/ops.h"
@@ -92,16 +93,12 @@ class TinyModel {
                   .recipe = options.recipe,
                   .recompute = std::move(options.recompute),
                   .offload = std::move(options.offload),
-                  .partials = threads,
-                  .products = kernels.bf16_products,
                   .seed = 5,
                   .device = options.device,
                   .head_chunk_tokens = options.head_chunk_tokens,
                   .layout = {.chunks = static_cast<int>(options.schedule.stashes.size())},
                   .training = std::move(options.schedule)},
                  plan_) {
-    plan_.solve();
-    arenas_ = memory::Arenas(plan_);
     exec_.kernels = &kernels;
     (options.device == DeviceType::cuda ? exec_.reduction_blocks : exec_.threads) = threads;
     if (options.device == DeviceType::cuda) {  // the GPU's kernels, each run at once on host memory
@@ -132,14 +129,19 @@ class TinyModel {
       views.back().grad.data = gradients_.back().data();
     }
     begin_gradients();
-    decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
-    if (spec_.moe.experts > 0) decoder_.add_router_metrics(make_tensor(router_.data(), DType::f64, {3}));
     for (int i = 0; i < tokens; ++i) {
       ids_.push_back(static_cast<int32_t>((i * 37 + 11) % spec_.vocab_size));
       targets_.push_back(i % 6 == 5 ? -1 : static_cast<int32_t>((i * 13 + 5) % spec_.vocab_size));
       positions_.push_back(i < 12 ? i : i - 12);
       weight_.push_back(i % 6 == 5 ? 0.0f : -0.05f - 0.01f * static_cast<float>(i));
     }
+    const ops::DryDevice device = ops::DryDevice::like(exec_);
+    ops::Exec dry = device.exec();
+    decoder_.add_workspace(plan_, decoder_.needed_workspace(dry, views, batch()));
+    plan_.solve();
+    arenas_ = memory::Arenas(plan_);
+    decoder_.bind(plan_, arenas_, exec_, views, [this](int p) { ready_.push_back(p); });
+    if (spec_.moe.experts > 0) decoder_.add_router_metrics(make_tensor(router_.data(), DType::f64, {3}));
   }
 
   /// Sum of weight * log_prob: what the gradients differentiate when `train`.

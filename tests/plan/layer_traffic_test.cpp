@@ -192,7 +192,8 @@ TEST_CASE("buffers that live at once in the whole schedule share no memory", "[p
         options.training = pipeline::unrolled(options.training);
         REQUIRE(options.training.actions.size() >= p->decoder->options().training.actions.size());
         memory::MemoryPlan whole;
-        const model::Decoder decoder(p->spec, p->parameters, options, whole);
+        model::Decoder decoder(p->spec, p->parameters, options, whole);
+        decoder.add_workspace(whole, 0);
         std::vector<ParamGroup> groups = p->groups;
         plan_layer_traffic(decoder, groups, {}, whole);
         // The same buffers in the same order; the plan has others before them.
@@ -228,7 +229,7 @@ TEST_CASE("the buckets of a layer are gathered in one operation, and reduced in 
       const Case c{.strategy = "optim_grads_params",
                    .extra = {fmt::format("distributed.bucket_size_mb={}", size),
                              fmt::format("distributed.grad_reduce_dtype={}", wire)}};
-      const DryDevice device(1);
+      const ops::DryDevice device(1);
       auto p = plan_of(c);
       REQUIRE((std::ssize(p->groups[0].layout.buckets()) > 10) == buckets);  // 8 blocks, embedding and head
       int64_t gathers = 0, sums = 0, gathered = 0, summed = 0;

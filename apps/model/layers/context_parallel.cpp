@@ -58,17 +58,6 @@ std::optional<ContextParallel> context_parallel(const LayerContext& context, int
   return ContextParallel(context, layer, dtype);
 }
 
-size_t context_workspace(const LayerContext& context, DType dtype, DeviceType device, int partials) {
-  size_t bytes = 0;
-  for (int layer = 0; context.share && layer < context.spec->layers; ++layer) {
-    const ContextParallel block(context, layer, dtype);
-    const parallel::ContextAttention& attention = block.attention();
-    bytes = std::max(bytes,
-                     device == DeviceType::cuda ? attention.gpu_workspace() : attention.workspace(partials));
-  }
-  return bytes;
-}
-
 std::vector<parallel::GroupId> context_groups(std::span<const parallel::ContextExchange> exchanges,
                                               int size) {
   using Ranks = parallel::ContextRanks;

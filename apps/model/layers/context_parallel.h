@@ -26,10 +26,6 @@ class ContextParallel {
 /// Null without context parallelism.
 std::optional<ContextParallel> context_parallel(const LayerContext& context, int layer, DType dtype);
 
-/// Scratch bytes of the attention of all blocks with context parallelism, 0 without. `partials`:
-/// Exec::partials() of a CPU.
-size_t context_workspace(const LayerContext& context, DType dtype, DeviceType device, int partials);
-
 /// The group of some of the ranks of a block with this exchange.
 parallel::GroupId context_group(const parallel::ContextExchange& exchange, parallel::ContextRanks ranks);
 /// The groups that blocks with these exchanges communicate in, in context groups of `size` ranks.

@@ -183,15 +183,4 @@ void multiply_and_sum(const Run& r, const CommOverlap& overlap, Slot partial, Sl
   (scatters ? r.reduce_scatter_async(parts, sum) : r.all_reduce_async(sum)).wait();
 }
 
-std::vector<int64_t> gemm_row_counts(const ModelLayout& layout, int64_t tokens) {
-  std::vector<int64_t> out{tokens};
-  if (!divides_gemms(layout.overlap)) return out;
-  const int64_t n = layout.sequence_parallel ? tokens / layout.tensor : tokens;
-  out.push_back(n);
-  if (layout.overlap.method == TpCommOverlap::ring) return out;
-  const int64_t pieces = piece_count(layout.overlap, n);
-  for (const int64_t count : {n / pieces, (n + pieces - 1) / pieces}) out.push_back(count);
-  return out;
-}
-
 }  // namespace nrl::model

@@ -45,7 +45,4 @@ void wait_for(const Run& r, Slot slot);
 void multiply_and_sum(const Run& r, const CommOverlap& overlap, Slot partial, Slot out,
                       const GemmOfRows& gemm);
 
-/// The numbers of rows for which GEMMs of a microbatch of `tokens` are called, for workspaces.
-std::vector<int64_t> gemm_row_counts(const ModelLayout& layout, int64_t tokens);
-
 }  // namespace nrl::model

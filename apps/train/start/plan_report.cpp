@@ -8,6 +8,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/engine/step_traffic.h"
+#include "apps/plan/dry_rank.h"
 #include "apps/plan/host_memory.h"
 #include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
@@ -247,9 +248,9 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
                 const plan::DeviceModel* gpu, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
-  const plan::DryDevice dry =
-      gpu ? plan::DryDevice(gpu->properties(), {})
-          : plan::DryDevice::usual(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
+  const ops::DryDevice dry =
+      gpu ? ops::DryDevice(gpu->properties(), {})
+          : plan::usual_device(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
   std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
   const std::vector<plan::Traffic> traffic =
       engine::step_traffic(ranks.front().plan, engine::training_options(c), dry);

@@ -136,6 +136,27 @@ Cost cost(const Exec& exec, const AttentionBackward& a) {
   return c;
 }
 
+namespace {
+
+template <class Arguments>
+size_t workspace_of(const Exec& exec, const Arguments& a) {
+  const int64_t queries = a.q.dim(0), keys = a.k.dim(0), heads = a.q.dim(1), kv_heads = a.k.dim(1),
+                d = a.q.dim(2);
+  if (exec.on_gpu()) return attention_gpu_workspace(std::max(queries, keys), heads, kv_heads, d, is_fp8(a.q));
+  const int64_t longest = a.lengths.longest > 0 ? std::min(a.lengths.longest, keys) : keys;
+  return attention_workspace(queries, heads, kv_heads, d, longest, exec.threads);
+}
+
+}  // namespace
+
+size_t workspace(const Exec& exec, const AttentionForward& a) {
+  return workspace_of(exec, a);
+}
+
+size_t workspace(const Exec& exec, const AttentionBackward& a) {
+  return workspace_of(exec, a);
+}
+
 void attention_forward(Exec& exec, const AttentionForward& a) {
   if (noted(exec, Kernel::attention_forward, a)) return attention::foresee(exec, attention::problem_of(a));
   constexpr const char* op = "attention_forward";

@@ -79,6 +79,10 @@ void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
   if (a.dout.numel() > 0) exec.kernels->embedding_backward(exec, a);
 }
 
+size_t workspace(const Exec& exec, const EmbeddingBackward& a) {
+  return exec.on_gpu() ? embedding_backward_workspace(a.dout.dim(0), a.dout.dim(1)) : 0;
+}
+
 size_t embedding_backward_workspace(int64_t tokens, int64_t hidden) {
   // Keys and tokens before and after a pass, counts, partial sums.
   return 4 * scratch_bytes(tokens) + scratch_bytes(sorted::digits * sorted::tiles_of(tokens)) +

@@ -147,6 +147,33 @@ void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeigh
   exec.kernels->grouped_linear_backward_weight(exec, a);
 }
 
+namespace {
+
+size_t workspace_of(const Exec& exec, int64_t n, int64_t m, int64_t k, DType dtype) {
+  return exec.on_gpu() ? 0
+                       : grouped_linear_workspace(n, m, k, dtype, exec.threads, exec.kernels->bf16_products);
+}
+
+}  // namespace
+
+size_t workspace(const Exec& exec, const GroupedLinearForward& a) {
+  return workspace_of(exec, a.out.dim(0), a.out.dim(1), a.x.dim(1), gemm_type(a.x, a.weight, a.out));
+}
+
+size_t workspace(const Exec& exec, const GroupedLinearBackwardData& a) {
+  const int64_t n = a.dx.dim(0), m = a.dout.dim(1), k = a.dx.dim(1);
+  const DType dtype = gemm_type(a.dout, a.weight, a.dx);
+  return is_fp8(a.dout) ? workspace_of(exec, n, k, m, dtype) : workspace_of(exec, n, m, k, dtype);
+}
+
+size_t workspace(const Exec& exec, const GroupedLinearBackwardWeight& a) {
+  const int64_t experts = a.offsets.dim(0) - 1, m = a.dweight.dim(0) / experts, k = a.dweight.dim(1);
+  const DType dtype = gemm_type(a.dout, a.x, a.dweight);
+  if (!is_fp8(a.dout)) return workspace_of(exec, a.dout.dim(0), m, k, dtype);
+  // The copies have a unit of padding for each of the other experts (group_begin()).
+  return workspace_of(exec, m, k, a.x.dim(1) - (experts - 1) * row_unit(a.x.scales.kind), dtype);
+}
+
 size_t grouped_linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
                                 Bf16Products products) {
   const size_t each = linear_varying_workspace(n, m, k, dtype, 1, products);

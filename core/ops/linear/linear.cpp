@@ -256,6 +256,42 @@ void column_sums(Exec& exec, const ColumnSums& a) {
   if (m > 0 && (n > 0 || !a.accumulate)) exec.kernels->column_sums(exec, a);
 }
 
+DType gemm_type(const Tensor& a, const Tensor& b, const Tensor& c) {
+  DType type = DType::f32;
+  for (const Tensor* t : {&a, &b, &c}) {
+    if (is_fp8(*t) || t->dtype == DType::f16) return t->dtype;
+    if (t->dtype == DType::bf16) type = DType::bf16;
+  }
+  return type;
+}
+
+size_t workspace(const Exec& exec, const LinearForward& a) {
+  const int64_t n = a.out.dim(0), m = a.out.dim(1), k = a.x.dim(1);
+  if (exec.on_gpu()) return gpu_linear_workspace(m, exec.partials());
+  return (a.varying_rows ? linear_varying_workspace : linear_workspace)(
+      n, m, k, gemm_type(a.x, a.weight, a.out), exec.threads, exec.kernels->bf16_products);
+}
+
+size_t workspace(const Exec& exec, const LinearBackwardData& a) {
+  if (is_fp8(a.dout)) return workspace(exec, LinearForward{.x = a.dout, .weight = a.weight, .out = a.dx});
+  const int64_t n = a.dx.dim(0), m = a.dout.dim(1), k = a.dx.dim(1);
+  if (exec.on_gpu()) return gpu_linear_workspace(k, exec.partials());
+  return linear_workspace(n, m, k, gemm_type(a.dout, a.weight, a.dx), exec.threads,
+                          exec.kernels->bf16_products);
+}
+
+size_t workspace(const Exec& exec, const LinearBackwardWeight& a) {
+  if (is_fp8(a.dout)) return workspace(exec, LinearForward{.x = a.dout, .weight = a.x, .out = a.dweight});
+  const int64_t n = a.dout.dim(0), m = a.dweight.dim(0), k = a.dweight.dim(1);
+  if (exec.on_gpu()) return gpu_linear_workspace(m, exec.partials());
+  return linear_workspace(n, m, k, gemm_type(a.dout, a.x, a.dweight), exec.threads,
+                          exec.kernels->bf16_products);
+}
+
+size_t workspace(const Exec& exec, const ColumnSums& a) {
+  return exec.on_gpu() ? column_sums_workspace(a.x.dim(1), exec.partials()) : 0;
+}
+
 size_t column_sums_workspace(int64_t m, int partials) {
   // Not column_sum_groups(m, partials) * m, which does not grow with m.
   return scratch_bytes(std::max(int64_t{partials} * 256, m)) + scratch_alignment;

@@ -49,6 +49,10 @@ Cost cost(const Exec& exec, const NormBackward& a) {
           .launches = gradients > 0 ? 2 : 1};
 }
 
+size_t workspace(const Exec& exec, const NormBackward& a) {
+  return norm_backward_workspace(a.x.dim(-1), exec.partials());
+}
+
 void norm_forward(Exec& exec, const NormForward& a) {
   if (noted(exec, Kernel::norm_forward, a)) return;
   constexpr const char* op = "norm_forward";
@@ -98,9 +102,8 @@ void norm_backward(Exec& exec, const NormBackward& a) {
   if (a.amax) check_statistic(op, "amax", a.amax, 1);
   NRL_CHECK(!a.dweight || is_vector(a.dweight, d, DType::f32), "{}: dweight is {}", op, describe(a.dweight));
   NRL_CHECK(!a.dbias || is_vector(a.dbias, d, DType::f32), "{}: dbias is {}", op, describe(a.dbias));
-  NRL_CHECK(exec.workspace.size >= norm_backward_workspace(d, exec.partials()),
-            "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
-            norm_backward_workspace(d, exec.partials()));
+  NRL_CHECK(exec.workspace.size >= workspace(exec, a), "{}: workspace of {} bytes, needs {}", op,
+            exec.workspace.size, workspace(exec, a));
   const trace::Range range("norm_backward");
   if (rows > 0) exec.kernels->norm_backward(exec, a);
 }

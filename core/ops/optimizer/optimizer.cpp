@@ -200,6 +200,10 @@ void decide_step(Exec& exec, const DecideStep& a) {
   exec.kernels->decide_step(exec, a);
 }
 
+size_t workspace(const Exec& exec, const SumOfSquares& a) {
+  return exec.on_gpu() ? sum_of_squares_workspace(a.x.numel()) : 0;
+}
+
 size_t sum_of_squares_workspace(int64_t n) {
   const int64_t blocks = (n + norm_block - 1) / norm_block;
   return scratch_bytes(blocks, sizeof(double)) + scratch_alignment;

@@ -48,6 +48,10 @@ Cost cost(const Exec& exec, const QkNormRopeBackward& a) {
           .launches = gradients > 0 ? 2 : 1};
 }
 
+size_t workspace(const Exec& exec, const QkNormRopeBackward& a) {
+  return qk_norm_rope_workspace(a.dx.dim(2), exec.partials());
+}
+
 void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
   constexpr const char* op = "qk_norm_rope_forward";
   if (a.q_weight && noted(exec, Kernel::qk_norm_rope_forward, a)) return;
@@ -77,7 +81,7 @@ void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
   const int64_t d = a.dx.dim(2);
   for (const Tensor* w : {&a.dq_weight, &a.dk_weight})
     NRL_CHECK(!*w || is_vector(*w, d, DType::f32), "{}: the gradient of a weight is {}", op, describe(*w));
-  const size_t needed = qk_norm_rope_workspace(d, exec.partials());
+  const size_t needed = workspace(exec, a);
   NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
             needed);
   const trace::Range range("qk_norm_rope_backward");

@@ -88,6 +88,10 @@ Cost cost(const Exec&, const RouterBias& a) {
   return {.read = bytes_of(a.counts, a.bias), .written = bytes_of(a.bias)};
 }
 
+size_t workspace(const Exec& exec, const RouterBalance&) {
+  return exec.on_gpu() ? router_workspace(exec.partials()) : 0;
+}
+
 size_t router_workspace(int partials) {
   return 2 * scratch_bytes(partials, sizeof(double)) + scratch_alignment;
 }
