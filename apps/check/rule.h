@@ -18,7 +18,7 @@ struct Broken {
   std::string reason;
   std::vector<std::string> remedy = {};  ///< notes of the diagnostic
   std::string label = {};                ///< beside the value in the excerpt
-  std::string_view key = {};             ///< reported in place of the rule's first key
+  std::string key = {};                  ///< reported in place of the rule's first key
   std::string place = {};                ///< in place of a key: "environment: NAME=value"
   Severity severity = Severity::error;
   Exit exit = Exit::config;

@@ -50,14 +50,14 @@ Verdict judge_vocabulary(const Facts& f, const DatasetConfig& set) {
     try {
       const auto manifest = data::read_manifest(prefix);
       if (!manifest || manifest->vocab_size <= f.spec().vocab_size) continue;
-      constexpr std::string_view size = "policy.model.vocab_size";
+      const std::string size = "policy.model.vocab_size";
       out.push_back(
           {.reason = fmt::format("the vocabulary of the data has {} tokens, but that of the model only {}",
                                  manifest->vocab_size, f.spec().vocab_size),
            .remedy = {fmt::format("set {} to {} or more, or prepare the data with the model's tokenizer",
                                   size, manifest->vocab_size)},
            .label = fmt::format("{} was made with {} tokens", clipped(prefix), manifest->vocab_size),
-           .key = f.result.origins.contains(std::string(size)) ? size : std::string_view()});
+           .key = f.result.origins.contains(size) ? size : ""});
     } catch (const Error& e) {
       out.push_back({.reason = e.what(), .exit = e.code()});
     }
