@@ -100,21 +100,19 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   model::MicroBatch common;
   common.step = make_tensor(block_ + step_offset_, DType::i64, {1});
   common.lengths = {.longest = shape_.length, .equal = !shape_.bounds};
-  if (!shape_.positions) {
-    std::vector<int32_t> positions(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i)
-      positions[static_cast<size_t>(i)] =
-          static_cast<int32_t>((share_ ? share_->global_row(i) : i) % shape_.length);
-    common.positions = make_tensor(arenas.at(plan, positions_id_), DType::i32, {n});
-    ops::upload(exec, common.positions, positions.data());
-  }
-  if (rows_id_ >= 0) {
-    std::vector<int32_t> rows(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i)
-      rows[static_cast<size_t>(i)] = static_cast<int32_t>(share_->global_row(i));
-    common.dropout_rows = make_tensor(arenas.at(plan, rows_id_), DType::i32, {n});
-    ops::upload(exec, common.dropout_rows, rows.data());
-  }
+  const auto by_token = [&](memory::BufferId id, const auto& value) {
+    const Tensor to = make_tensor(arenas.at(plan, id), DType::i32, {n});
+    if (exec.needed) return to;  // a dry run takes no memory for tokens, which may be too many
+    std::vector<int32_t> values(static_cast<size_t>(n));
+    for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = static_cast<int32_t>(value(i));
+    ops::upload(exec, to, values.data());
+    return to;
+  };
+  if (!shape_.positions)
+    common.positions = by_token(
+        positions_id_, [&](int64_t i) { return (share_ ? share_->global_row(i) : i) % shape_.length; });
+  if (rows_id_ >= 0)
+    common.dropout_rows = by_token(rows_id_, [&](int64_t i) { return share_->global_row(i); });
   if (!shape_.bounds) {
     const Tensor bounds = make_tensor(arenas.at(plan, bounds_id_), DType::i32, {bounds_elements()});
     std::vector<int32_t> values = whole_samples();
