@@ -59,7 +59,7 @@ std::string fitting_recipes(const ConfigResult& result, const std::function<bool
   return out;
 }
 
-/// Whether the GPU's kernel for experts lacks the recipe's scales.
+/// True if the GPU's kernel for experts lacks the recipe's scales.
 bool lacks_expert_kernel(const Fp8Config& fp8, const model::ModelSpec& spec) {
   return spec.expert_layers() > 0 && rules_of(fp8.fp8_recipe).weight == Scaling::mx32;
 }

@@ -122,7 +122,7 @@ constexpr double most_expert_load = 1e6;
 program::Program first_microbatch(const program::Program& whole) {
   program::Program out{.mode = whole.mode, .stashes = whole.stashes};
   for (const program::Step& s : whole.steps)
-    if (s.visits() && s.microbatch == 0) out.take(whole, s);
+    if ((s.begins_visit() || s.within_visit()) && s.microbatch == 0) out.take(whole, s);
   return out;
 }
 

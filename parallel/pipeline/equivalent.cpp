@@ -186,17 +186,14 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
 Schedule unrolled(const Schedule& schedule) {
   Schedule out{.actions = {}, .stashes = schedule.stashes};
   const Period& period = schedule.period;
-  const auto take = [&](size_t begin, size_t end, int repetition) {
+  period.for_each_part(schedule.actions.size(), [&](size_t begin, size_t end, int repetition) {
     for (size_t i = begin; i < end; ++i) {
       Action& a = out.actions.emplace_back(schedule.actions[i]);
       if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
       a.microbatch += repetition * period.microbatches;
       a.stash = a.microbatch % schedule.stashes[static_cast<size_t>(a.chunk)];
     }
-  };
-  take(0, period.end, 0);
-  for (int r = 1; r <= period.times; ++r) take(period.begin, period.end, r);
-  take(period.end, schedule.actions.size(), period.times);
+  });
   return out;
 }
 

@@ -2,7 +2,6 @@
 
 #include <vector>
 
-#include "core/base/error.h"
 #include "parallel/comm/ledger.h"
 
 namespace nrl::pipeline {
@@ -27,18 +26,14 @@ std::vector<comm::ChannelEnd> StageMessages::channel_ends(int stages, int stage,
 StageMessages::StageMessages(comm::Channels& channels, int stages, int stage)
     : next_((stage + 1) % stages), previous_((stage + stages - 1) % stages), channels_(channels) {}
 
-comm::Handle StageMessages::send(ActionKind send, comm::ConstView data, comm::StreamRef stream) {
-  NRL_CHECK(send == ActionKind::send_forward || send == ActionKind::send_backward);
-  comm::Channel& to = send == ActionKind::send_forward ? channels_.to(next_, activations)
-                                                       : channels_.to(previous_, gradients);
+comm::Handle StageMessages::send(bool backward, comm::ConstView data, comm::StreamRef stream) {
+  comm::Channel& to = backward ? channels_.to(previous_, gradients) : channels_.to(next_, activations);
   const comm::PurposeScope purpose(comm::Purpose::messages);
   return to.send_async(data, stream);
 }
 
-comm::Handle StageMessages::receive(ActionKind receive, comm::View data, comm::StreamRef stream) {
-  NRL_CHECK(receive == ActionKind::receive_forward || receive == ActionKind::receive_backward);
-  comm::Channel& from = receive == ActionKind::receive_forward ? channels_.from(previous_, activations)
-                                                               : channels_.from(next_, gradients);
+comm::Handle StageMessages::receive(bool backward, comm::View data, comm::StreamRef stream) {
+  comm::Channel& from = backward ? channels_.from(next_, gradients) : channels_.from(previous_, activations);
   const comm::PurposeScope purpose(comm::Purpose::messages);
   return from.receive_async(data, stream);
 }

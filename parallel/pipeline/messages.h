@@ -19,12 +19,13 @@ class StageMessages {
   /// `channels`: with these ends; must outlive this object. Does not communicate.
   StageMessages(comm::Channels& channels, int stages, int stage);
 
-  /// Starts `send`: send_forward or send_backward, after the work already in `stream`. The data must stay
-  /// untouched until the handle has been waited for.
-  comm::Handle send(ActionKind send, comm::ConstView data, comm::StreamRef stream);
-  /// Starts receive_forward or receive_backward, after the work already in `stream`. Work enqueued there sees
-  /// the data once the handle has been waited for; without a stream that blocks until the message is there.
-  comm::Handle receive(ActionKind receive, comm::View data, comm::StreamRef stream);
+  /// Starts to send activations to the next stage or, `backward`, their gradient to the previous one, after
+  /// the work already in `stream`. The data must stay untouched until the handle has been waited for.
+  comm::Handle send(bool backward, comm::ConstView data, comm::StreamRef stream);
+  /// Starts to receive activations from the previous stage or, `backward`, their gradient from the next one,
+  /// after the work already in `stream`. Work enqueued there sees the data once the handle has been waited
+  /// for; without a stream that blocks until the message is there.
+  comm::Handle receive(bool backward, comm::View data, comm::StreamRef stream);
 
  private:
   static constexpr int activations = 0, gradients = 1;  // lanes

@@ -59,6 +59,15 @@ struct Action {
 struct Period {
   size_t begin = 0, end = 0;
   int times = 0, microbatches = 0;
+
+  /// Calls part(begin, end, repetition) for the parts of a list of `size` entries in the order in which they
+  /// are executed; an entry is executed for the microbatch of the list + repetition * microbatches.
+  template <class F>
+  void for_each_part(size_t size, F&& part) const {
+    part(size_t{0}, end, 0);
+    for (int r = 1; r <= times; ++r) part(begin, end, r);
+    part(end, size, times);
+  }
 };
 
 struct Schedule {

@@ -2,13 +2,19 @@
 // Lists the steps of a layer's table; for the passes of this directory.
 
 #include <algorithm>
-#include <optional>
 
 #include "parallel/program/program.h"
 
 namespace nrl::program {
 
-/// A slot is written by a step of a layer, and its contents begin there or go on.
+/// Gives a list the period of the one that it is made from. Must be called before entry i of that one is
+/// taken.
+inline void take_period(Program& out, const Period& from, size_t i) {
+  if (i == from.begin) out.period.begin = out.steps.size();
+  if (i == from.end) out.period = {out.period.begin, out.steps.size(), from.times, from.microbatches};
+}
+
+/// The slots that a step writes: their contents begin there or go on.
 struct Writing {
   memory::SlotSet begins = 0, goes_on = 0;
   memory::SlotSet second = 0;  ///< the contents are in the second buffer

@@ -1,16 +1,8 @@
 #include "parallel/program/live_ranges.h"
 
-#include <algorithm>
-
 namespace nrl::program {
 
-using memory::SlotSet;
-
 namespace {
-
-bool has(std::span<const Use> uses, SlotId slot) {
-  return std::any_of(uses.begin(), uses.end(), [&](const Use& u) { return u.slot() == slot; });
-}
 
 class Recorder {
  public:
@@ -40,13 +32,14 @@ class Recorder {
     const auto reads = p_.reads(s), writes = p_.writes(s);
     for (const Use& u : reads) liveness_.use(device(u.slot(), s.microbatch), tick_, false);
     for (const Use& u : writes)
-      liveness_.use(device(u.slot(), s.microbatch), tick_, s.kind != StepKind::wait && !has(reads, u.slot()));
+      liveness_.use(device(u.slot(), s.microbatch), tick_,
+                    s.kind != StepKind::wait && !names(reads, u.slot()));
     if (s.kind == StepKind::copy) may_take_over(writes[0].slot(), reads[0].slot(), s.microbatch);
     if (s.kind != StepKind::compute) return;
     for (const memory::TakeOver& t :
          layers_.of(s.layer).table->steps()[static_cast<size_t>(s.index)].take_over) {
       const SlotId output = layers_.slot(s.layer, t.output), input = layers_.slot(s.layer, t.input);
-      if (output >= 0 && input >= 0 && has(writes, output) && !has(reads, output))
+      if (output >= 0 && input >= 0 && names(writes, output) && !names(reads, output))
         may_take_over(output, input, s.microbatch);
     }
   }

@@ -21,14 +21,10 @@ class Lowering {
   }
 
   Program all() {
-    const pipeline::Period& period = schedule_.period;
     for (size_t i = 0; i < schedule_.actions.size(); ++i) {
-      if (i == period.begin) out_.period.begin = out_.steps.size();
-      if (i == period.end) out_.period.end = out_.steps.size();
+      take_period(out_, schedule_.period, i);
       add(schedule_.actions[i]);
     }
-    out_.period.times = period.times;
-    out_.period.microbatches = period.microbatches;
     return std::move(out_);
   }
 

@@ -17,7 +17,7 @@ Program lower(const pipeline::Schedule& schedule, const Layers& layers, memory::
 /// whose input is recomputed needs the output of the layer below, which may in turn need its own input
 /// recomputed: these layers run forward steps again in visits of their own before the backward visit, upwards
 /// from the first layer of the segment, whose input was kept.
-Program add_recompute(const Program& program, const Layers& layers);
+Program add_recompute(Program program, const Layers& layers);
 
 /// The slots of every layer that are moved to the host after the forward pass: the layer's policy says so,
 /// and a backward pass uses them.
@@ -27,6 +27,6 @@ std::vector<memory::SlotSet> offloaded_slots(const Program& program, const Layer
 /// visit before the first one that uses them, except in microbatches whose backward pass follows at once and
 /// uses them in its first visits. Comes after add_recompute(): steps that run again read their inputs from
 /// the host like any other.
-Program add_offload(const Program& program, const Layers& layers);
+Program add_offload(Program program, const Layers& layers);
 
 }  // namespace nrl::program

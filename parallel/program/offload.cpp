@@ -1,5 +1,4 @@
 #include <map>
-#include <set>
 
 #include "core/base/error.h"
 #include "parallel/program/list.h"
@@ -19,14 +18,8 @@ struct Group {
 /// The first group from step i on, which must be a visit.
 Group group_at(const Program& p, size_t i) {
   Group g{.begin = i, .visit = i};
-  while (p.steps[g.visit].again) {
-    ++g.visit;
-    while (p.steps[g.visit].kind != StepKind::visit || p.steps[g.visit].nested) ++g.visit;
-  }
-  g.end = g.visit + 1;
-  while (g.end < p.steps.size() && p.steps[g.end].visits() &&
-         (p.steps[g.end].kind != StepKind::visit || p.steps[g.end].nested))
-    ++g.end;
+  while (p.steps[g.visit].again) g.visit = p.visit_end(g.visit);
+  g.end = p.visit_end(g.visit);
   return g;
 }
 
@@ -41,9 +34,13 @@ Visit visit_of(const Step& s) {
 }
 
 using SlotsByLayer = std::map<int, SlotSet>;
+using Uses = std::map<Visit, SlotsByLayer>;
 /// The slots whose policies offload them, by the backward visits that use them.
-std::map<Visit, SlotsByLayer> offloaded_uses(const Program& p, const Layers& layers) {
-  std::map<Visit, SlotsByLayer> out;
+Uses offloaded_uses(const Program& p, const Layers& layers) {
+  Uses out;
+  if (std::none_of(layers.layers.begin(), layers.layers.end(),
+                   [](const Layer& l) { return l.policy->offloaded() != 0; }))
+    return out;
   for (size_t i = 0; i < p.steps.size();) {
     if (p.steps[i].kind != StepKind::visit) {
       ++i;
@@ -68,23 +65,29 @@ std::map<Visit, SlotsByLayer> offloaded_uses(const Program& p, const Layers& lay
   return out;
 }
 
+/// The slots that are used, by layer.
+std::vector<SlotSet> slots_of(const Uses& uses, const Layers& layers) {
+  std::vector<SlotSet> out(layers.layers.size());
+  for (const auto& [visit, by_layer] : uses)
+    for (const auto& [layer, slots] : by_layer) out[static_cast<size_t>(layer)] |= slots;
+  return out;
+}
+
 class Offloading {
  public:
-  Offloading(const Program& program, const Layers& layers)
+  Offloading(const Program& program, const Layers& layers, Uses uses)
       : p_(program),
         layers_(layers),
-        uses_(offloaded_uses(program, layers)),
-        slots_(offloaded_slots(program, layers)),
+        uses_(std::move(uses)),
+        slots_(slots_of(uses_, layers)),
         out_{.mode = program.mode, .stashes = program.stashes} {
     for (const Step& s : p_.steps)
       if (s.kind == StepKind::visit && s.starts) passes_.push_back(s);
   }
 
   Program all() {
-    const Period& period = p_.period;
     for (size_t i = 0; i < p_.steps.size();) {
-      if (i == period.begin) out_.period.begin = out_.steps.size();
-      if (i == period.end) out_.period.end = out_.steps.size();
+      take_period(out_, p_.period, i);
       if (p_.steps[i].kind != StepKind::visit) {
         out_.take(p_, p_.steps[i++]);
         continue;
@@ -104,8 +107,6 @@ class Offloading {
     }
     finish(offloads_);
     NRL_CHECK(fetches_.empty(), "offloaded activations were fetched and not used");
-    out_.period.times = period.times;
-    out_.period.microbatches = period.microbatches;
     return std::move(out_);
   }
 
@@ -204,14 +205,14 @@ class Offloading {
       const SlotSet slots = used & moved.offloaded & ~moved.fetched;
       if (slots == 0) continue;
       const bool leaving = std::any_of(offloads_.begin(), offloads_.end(), [&, of = layer](const Started& c) {
-        return c.step.layer == of && same_stash(c.step, out_with(of, microbatch));
+        return c.step.layer == of && same_stash(c.step, step_of(of, microbatch));
       });
       if (leaving) finish(offloads_);
       moved.fetched |= slots;
       start(StepKind::fetch, layer, microbatch, slots, fetches_);
     }
   }
-  Step out_with(int layer, int microbatch) const {
+  Step step_of(int layer, int microbatch) const {
     return {.chunk = static_cast<int16_t>(layers_.of(layer).chunk), .layer = layer, .microbatch = microbatch};
   }
 
@@ -220,7 +221,7 @@ class Offloading {
     SlotSet slots = 0;
   };
   void start(StepKind kind, int layer, int microbatch, SlotSet slots, std::vector<Started>& to) {
-    Step s = out_with(layer, microbatch);
+    Step s = step_of(layer, microbatch);
     s.kind = kind;
     to.push_back({s, slots});
     list(s, kind, slots);
@@ -238,7 +239,7 @@ class Offloading {
 
   const Program& p_;
   const Layers& layers_;
-  const std::map<Visit, SlotsByLayer> uses_;
+  const Uses uses_;
   const std::vector<SlotSet> slots_;  // by layer
   std::vector<Step> passes_;          // their first visits
   size_t pass_ = 0;                   // index in `passes_` of the pass after this one
@@ -250,17 +251,15 @@ class Offloading {
 }  // namespace
 
 std::vector<SlotSet> offloaded_slots(const Program& program, const Layers& layers) {
-  std::vector<SlotSet> out(layers.layers.size());
-  for (const auto& [visit, uses] : offloaded_uses(program, layers))
-    for (const auto& [layer, slots] : uses) out[static_cast<size_t>(layer)] |= slots;
-  return out;
+  return slots_of(offloaded_uses(program, layers), layers);
 }
 
-Program add_offload(const Program& program, const Layers& layers) {
+Program add_offload(Program program, const Layers& layers) {
   if (program.mode != memory::training) return program;
-  const auto slots = offloaded_slots(program, layers);
-  const bool any = std::any_of(slots.begin(), slots.end(), [](SlotSet s) { return s != 0; });
-  return any ? Offloading(program, layers).all() : program;
+  Uses uses = offloaded_uses(program, layers);
+  const bool any =
+      std::any_of(uses.begin(), uses.end(), [](const auto& visit) { return !visit.second.empty(); });
+  return any ? Offloading(program, layers, std::move(uses)).all() : program;
 }
 
 }  // namespace nrl::program

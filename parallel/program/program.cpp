@@ -11,9 +11,7 @@ namespace nrl::program {
 using memory::Slot;
 
 std::string Layers::name(SlotId slot) const {
-  const SlotInfo& info = slots[static_cast<size_t>(slot)];
-  return fmt::format("{} {}", of(info.layer).name,
-                     of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)].name);
+  return fmt::format("{} {}", of(slots[static_cast<size_t>(slot)].layer).name, spec(slot).name);
 }
 
 void Layers::link() {
@@ -117,7 +115,7 @@ std::string line(const Program& program, const Layers& layers, const Step& s) {
                                                   : "backward, wgrad";
     return fmt::format("{}microbatch {}, {}: {}", s.nested ? "    " : "", s.microbatch, layer.name, pass);
   }
-  std::string out = s.visits() ? "  " : "";
+  std::string out = s.within_visit() ? "  " : "";
   if (s.again && s.nested) out += "    ";
   if (s.kind == StepKind::compute) {
     const memory::Step& step = layer.table->steps()[static_cast<size_t>(s.index)];
@@ -127,7 +125,7 @@ std::string line(const Program& program, const Layers& layers, const Step& s) {
     out += fmt::format("wait for {}", name_of(s.of));
   else
     out += name_of(s.kind);
-  if (!s.visits() && s.kind < StepKind::reduce) out += fmt::format(", microbatch {}", s.microbatch);
+  if (!s.within_visit() && s.kind < StepKind::reduce) out += fmt::format(", microbatch {}", s.microbatch);
   if (s.round > 0) out += fmt::format(" (round {})", s.round);
   const auto reads = program.reads(s), writes = program.writes(s);
   if (!reads.empty() || !writes.empty()) out += ":" + list(reads);
@@ -148,14 +146,13 @@ std::string text(const Program& program, const Layers& layers, const Notes& note
   };
   for (size_t i = 0; i < program.steps.size(); ++i) {
     const Step& s = program.steps[i];
-    const bool begins = s.kind == StepKind::visit && !s.nested;
-    if (begins || !s.visits()) end_visit();
+    if (!s.within_visit()) end_visit();
     if (period.times > 0 && i == period.begin)
       out += fmt::format(
           "{} times, {} each:\n", period.times + 1,
           period.microbatches == 1 ? "a microbatch" : fmt::format("{} microbatches", period.microbatches));
     if (period.times > 0 && i == period.end) out += "end\n";
-    if (begins) {
+    if (s.begins_visit()) {
       if (visits < notes.before.size()) out += notes.before[visits];
       ++visits;
       open = true;
@@ -169,16 +166,13 @@ std::string text(const Program& program, const Layers& layers, const Notes& note
 Program unrolled(const Program& program) {
   Program out{.mode = program.mode, .stashes = program.stashes};
   const Period& period = program.period;
-  const auto take = [&](size_t begin, size_t end, int repetition) {
+  period.for_each_part(program.steps.size(), [&](size_t begin, size_t end, int repetition) {
     for (size_t i = begin; i < end; ++i) {
       Step s = program.steps[i];
       if (s.kind < StepKind::reduce) s.microbatch += repetition * period.microbatches;
       out.add(s, program.reads(program.steps[i]), program.writes(program.steps[i]));
     }
-  };
-  take(0, period.end, 0);
-  for (int r = 1; r <= period.times; ++r) take(period.begin, period.end, r);
-  take(period.end, program.steps.size(), period.times);
+  });
   return out;
 }
 

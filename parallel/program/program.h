@@ -8,6 +8,7 @@
 // A slot has two buffers per stash: one for what the forward pass writes, one for the contents that a
 // backward pass recomputes or fetches. Which of them a step means follows from the steps before it (Places).
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -33,7 +34,12 @@ struct Use {
   bool second() const { return (code & 1U) != 0; }
 };
 
-/// A layer of this rank: what the program must know of it.
+/// True if one of the accesses is of the slot.
+inline bool names(std::span<const Use> uses, SlotId slot) {
+  return std::any_of(uses.begin(), uses.end(), [&](const Use& u) { return u.slot() == slot; });
+}
+
+/// A layer of this rank, as far as the program must know it.
 struct Layer {
   std::string name;
   const memory::LayerTable* table = nullptr;
@@ -77,6 +83,10 @@ struct Layers {
   /// -1: the layer has no such slot.
   SlotId slot(int layer, memory::Slot slot) const {
     return slot ? of(layer).slots[static_cast<size_t>(slot.id)] : -1;
+  }
+  const memory::SlotSpec& spec(SlotId slot) const {
+    const SlotInfo& info = slots[static_cast<size_t>(slot)];
+    return of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)];
   }
   /// "block 0 norm1".
   std::string name(SlotId slot) const;
@@ -124,8 +134,10 @@ struct Step {
   uint32_t uses = 0;
   uint16_t reads = 0, writes = 0;
 
-  bool visits() const {
-    return kind == StepKind::visit || kind == StepKind::compute || kind == StepKind::carry;
+  bool begins_visit() const { return kind == StepKind::visit && !nested; }
+  /// The step belongs to the visit before it, or to one that is nested in that.
+  bool within_visit() const {
+    return kind == StepKind::compute || kind == StepKind::carry || (kind == StepKind::visit && nested);
   }
 };
 
@@ -143,6 +155,12 @@ struct Program {
   void add(Step step, std::span<const Use> reads, std::span<const Use> writes);
   std::span<const Use> reads(const Step& s) const { return {uses.data() + s.uses, s.reads}; }
   std::span<const Use> writes(const Step& s) const { return {uses.data() + s.uses + s.reads, s.writes}; }
+  /// Index of the step after the visit that begins at `visit`.
+  size_t visit_end(size_t visit) const {
+    do ++visit;
+    while (visit < steps.size() && steps[visit].within_visit());
+    return visit;
+  }
   /// Adds a step of another program of the same layers.
   void take(const Program& from, const Step& step) { add(step, from.reads(step), from.writes(step)); }
 };
@@ -177,8 +195,8 @@ class Places {
   std::vector<uint8_t> second_;
 };
 
-/// Lines that are added to the text around the visits of layers, those that are nested not counted: by index
-/// of the visit.
+/// Lines that are added to the text around the visits of layers, by index of the visit. Nested visits do not
+/// count.
 struct Notes {
   std::vector<std::string> before = {}, after = {};
 };

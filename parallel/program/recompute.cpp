@@ -68,10 +68,8 @@ class Recomputing {
   }
 
   Program all() {
-    const Period& period = p_.period;
     for (size_t i = 0; i < p_.steps.size(); ++i) {
-      if (i == period.begin) out_.period.begin = out_.steps.size();
-      if (i == period.end) out_.period.end = out_.steps.size();
+      take_period(out_, p_.period, i);
       const Step& s = p_.steps[i];
       if (s.kind == StepKind::visit) visit(s);
       if (s.kind == StepKind::compute && s.backward)
@@ -79,8 +77,6 @@ class Recomputing {
       else
         out_.take(p_, s);
     }
-    out_.period.times = period.times;
-    out_.period.microbatches = period.microbatches;
     return std::move(out_);
   }
 
@@ -202,7 +198,7 @@ class Recomputing {
 
 }  // namespace
 
-Program add_recompute(const Program& program, const Layers& layers) {
+Program add_recompute(Program program, const Layers& layers) {
   const bool any = std::any_of(layers.layers.begin(), layers.layers.end(),
                                [](const Layer& l) { return l.later->recomputed() != 0; });
   return any && program.mode == memory::training ? Recomputing(program, layers).all() : program;

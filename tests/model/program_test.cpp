@@ -203,11 +203,8 @@ TEST_CASE("a slot that a step of the program does not name is noticed", "[model]
       // A slot that is read and written is still named by the other entry; its contents then begin anew,
       // which shows unless the step writes all of it, as one that runs again does.
       const auto reads = whole.reads(step), writes = whole.writes(step);
-      const auto in = [](std::span<const Use> list, program::SlotId slot) {
-        return std::any_of(list.begin(), list.end(), [&](const Use& u) { return u.slot() == slot; });
-      };
-      if (e < reads.size() ? step.again && in(writes, reads[e].slot())
-                           : in(reads, writes[e - reads.size()].slot()))
+      if (e < reads.size() ? step.again && names(writes, reads[e].slot())
+                           : names(reads, writes[e - reads.size()].slot()))
         continue;
       // Without a slot that a backward step writes for recomputation, the contents of the forward pass are
       // kept.

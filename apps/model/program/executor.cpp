@@ -111,14 +111,15 @@ void Executor::visit_nested(const Run& outer) {
 
 void Executor::skip_nested() {
   do ++next_;
-  while (next_ < list_.steps.size() && next().visits() && next().kind != StepKind::visit && next().again);
+  while (next_ < list_.steps.size() && next().kind != StepKind::visit && next().within_visit() &&
+         next().again);
 }
 
 bool Executor::enter(Run& r, int index) {
   for (;;) {
     if (next_ == list_.steps.size()) return false;
     const Step& s = next();
-    if (!s.visits() || s.round != r.listed_round_) return false;
+    if (!s.within_visit() || s.round != r.listed_round_) return false;
     if (s.kind == StepKind::carry) {
       pass();
       continue;
@@ -127,7 +128,7 @@ bool Executor::enter(Run& r, int index) {
       if (s.again != r.recomputes() || s.index != index) return false;
       break;
     }
-    if (!s.nested || r.recomputes()) return false;
+    if (r.recomputes()) return false;
     if (s.one_round && r.rounds_ > 1)
       skip_nested();
     else
@@ -142,13 +143,7 @@ bool Executor::names(const Run& r, Slot slot) const {
   const program::SlotId id = all_.list.slot(r.index_, slot);
   if (id < 0) return true;  // a port without a neighbor, which is empty
   const Step& s = list_.steps[next_ - 1];
-  const auto all = std::span(list_.uses).subspan(s.uses, size_t{s.reads} + s.writes);
-  return std::any_of(all.begin(), all.end(), [&](const Use& u) { return u.slot() == id; });
-}
-
-const memory::SlotSpec& Executor::spec_of(program::SlotId slot) const {
-  const program::SlotInfo& info = all_.list.slots[static_cast<size_t>(slot)];
-  return all_.list.of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)];
+  return program::names(list_.reads(s), id) || program::names(list_.writes(s), id);
 }
 
 Tensor Executor::tensor_of(program::SlotId slot, int microbatch) const {
@@ -182,10 +177,7 @@ std::span<int32_t> Executor::host_values(const Run& r) const {
 Executor::ListedRounds Executor::rounds(const Run& r) const {
   ListedRounds out;
   size_t i = next_;
-  const auto own = [&](const Step& s) {
-    if (!s.visits() || (s.kind == StepKind::visit && !s.nested)) return false;
-    return !r.recomputes() || s.again;
-  };
+  const auto own = [&](const Step& s) { return s.within_visit() && (!r.recomputes() || s.again); };
   while (i < list_.steps.size() && list_.steps[i].kind == StepKind::carry) ++i;
   for (; i < list_.steps.size() && own(list_.steps[i]) && list_.steps[i].round >= 0; ++i)
     if (const auto round = static_cast<size_t>(list_.steps[i].round); round >= out.begin.size())
@@ -218,19 +210,15 @@ void Executor::start(const Step& s) {
   const bool out = s.kind == StepKind::send || s.kind == StepKind::offload;
   const auto uses = out ? list_.reads(s) : list_.writes(s);
   const int m = microbatch(s);
-  Started now{.kind = s.kind, .backward = s.backward, .slot = uses[0].slot(), .microbatch = m};
+  Started now{.kind = s.kind, .slot = uses[0].slot(), .microbatch = m};
   if (s.kind == StepKind::send || s.kind == StepKind::receive) {
     const Tensor t =
-        with_rows(tensor_of(now.slot, m), spec_of(now.slot), on_.batches[static_cast<size_t>(m)]);
+        with_rows(tensor_of(now.slot, m), all_.list.spec(now.slot), on_.batches[static_cast<size_t>(m)]);
     const comm::StreamRef stream{exec().stream};
-    using pipeline::ActionKind;
     if (out)
-      now.message = on_.messages->send(s.backward ? ActionKind::send_backward : ActionKind::send_forward,
-                                       comm::ConstView(t.data, t.numel(), t.dtype), stream);
+      now.message = on_.messages->send(s.backward, comm::ConstView(t.data, t.numel(), t.dtype), stream);
     else
-      now.message =
-          on_.messages->receive(s.backward ? ActionKind::receive_backward : ActionKind::receive_forward,
-                                comm::View(t.data, t.numel(), t.dtype), stream);
+      now.message = on_.messages->receive(s.backward, comm::View(t.data, t.numel(), t.dtype), stream);
   } else if (!exec().needed) {
     std::vector<memory::HostCopy> copies;
     for (const Use& u : uses) {

@@ -41,7 +41,7 @@ struct StepHooks {
 struct Execution {
   std::span<const MicroBatch> batches;  ///< by microbatch
   const StepHooks* hooks = nullptr;     ///< null: none
-  /// Of the stage; null on a stage alone.
+  /// The messages of the stage; null on a stage alone.
   pipeline::StageMessages* messages = nullptr;
   /// False: executions of other microbatches with the same weights came before, without an update.
   bool first = true;
@@ -75,7 +75,7 @@ class Executor {
   /// For a step of the text of the run's layer. Executes the visits that are nested in this one and come
   /// first. True: the step is the next one, and must be executed now; false: not in this visit.
   bool enter(Run& r, int index);
-  /// Whether the program's step that was entered last names the slot.
+  /// True if the program's step that was entered last names the slot.
   bool names(const Run& r, Slot slot) const;
   Tensor tensor(const Run& r, Slot slot) const;
   std::span<int32_t> host_values(const Run& r) const;
@@ -94,7 +94,6 @@ class Executor {
   /// A message or copies that were started.
   struct Started {
     program::StepKind kind;
-    bool backward = false;
     program::SlotId slot = 0;
     int microbatch = 0;
     comm::Handle message = {};
@@ -114,7 +113,6 @@ class Executor {
   void copy(const program::Step& s);
   Tensor tensor_of(program::SlotId slot, int microbatch) const;
   Tensor with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const;
-  const memory::SlotSpec& spec_of(program::SlotId slot) const;
 
   ops::Exec& exec() const { return *layer(0).context().exec; }
   Layer& layer(int index) const { return *all_.layers[static_cast<size_t>(index)]; }

@@ -221,7 +221,7 @@ class Run {
   /// The part of the rows, from 0, that a step within rounds() has, and whether it is the last one.
   int round() const { return round_.index; }
   bool last_round() const { return round_.last; }
-  /// Whether steps are executed, not described.
+  /// True if steps are executed, not described.
   bool executes() const { return !table_; }
 
   /// The slot as a tensor (rows, width). Only valid inside a step that names it. Empty for an unset slot, and

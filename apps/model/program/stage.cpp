@@ -7,7 +7,6 @@ namespace nrl::model {
 
 using program::Program;
 using program::Step;
-using program::StepKind;
 
 Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows) : chunks_(std::move(chunks)) {
   all_.rows = rows;
@@ -30,8 +29,8 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows) :
 Program Stage::lowered(memory::Mode mode, const pipeline::Schedule& schedule,
                        const ModelLayout& layout) const {
   Program p = program::lower(schedule, all_.list, mode, layout.stages == 1, layout.last_stage());
-  p = program::add_recompute(p, all_.list);
-  return program::add_offload(p, all_.list);
+  p = program::add_recompute(std::move(p), all_.list);
+  return program::add_offload(std::move(p), all_.list);
 }
 
 int Stage::add_program(memory::Mode mode, const pipeline::Schedule& schedule, const ModelLayout& layout) {
@@ -59,9 +58,7 @@ void Stage::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas) {
     p.memory.first_tick = p.buffers.first_tick;
     const program::Places places(p.list, all_.list);
     for (program::SlotId s = 0; s < static_cast<program::SlotId>(all_.list.slots.size()); ++s) {
-      const program::SlotInfo& info = all_.list.slots[static_cast<size_t>(s)];
-      const memory::SlotSpec& spec =
-          all_.list.of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)];
+      const memory::SlotSpec& spec = all_.list.spec(s);
       for (int m = 0; m < p.list.stashes[static_cast<size_t>(all_.list.chunk_of(s))]; ++m) {
         const size_t i = places.index(s, m);
         for (size_t b = 2 * i; b < 2 * i + 2; ++b)
@@ -92,28 +89,21 @@ void Stage::execute(int program, const Program& list, const Execution& on) {
 std::vector<LayerVisit> Stage::visits(int program, bool in_full) const {
   const Planned& planned = programs_[static_cast<size_t>(program)];
   const std::vector<Step>& steps = planned.list.steps;
-  const program::Period& period = planned.list.period;
+  const int tick = planned.buffers.first_tick;
+  const program::Period period = in_full ? planned.list.period : program::Period{};
   std::vector<LayerVisit> out;
-  const auto add = [&](size_t begin, size_t end) {
+  period.for_each_part(steps.size(), [&](size_t begin, size_t end, int) {
     for (size_t i = begin; i < end; ++i) {
       const Step& s = steps[i];
-      if (s.kind != StepKind::visit || s.nested) continue;
-      size_t last = i;
-      while (last + 1 < steps.size() && steps[last + 1].visits() &&
-             (steps[last + 1].kind != StepKind::visit || steps[last + 1].nested))
-        ++last;
-      const int tick = planned.buffers.first_tick;
+      if (!s.begins_visit()) continue;
       out.push_back({.layer = &layer(s.layer),
                      .backward = s.backward,
                      .dgrad = !s.backward || s.dgrad,
                      .wgrad = !s.backward || s.wgrad,
                      .first_tick = tick + static_cast<int>(i),
-                     .last_tick = tick + static_cast<int>(last)});
+                     .last_tick = tick + static_cast<int>(planned.list.visit_end(i)) - 1});
     }
-  };
-  add(0, period.end);
-  for (int r = 0; in_full && r < period.times; ++r) add(period.begin, period.end);
-  add(period.end, steps.size());
+  });
   return out;
 }
 

@@ -45,9 +45,8 @@ class Stage {
   /// Assigns the planned memory. The layers' context must have its exec.
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas);
 
-  using Execution = model::Execution;
   void execute(int program, const Execution& on);
-  /// For tests: executes another list in the memory of a program.
+  /// Executes another list in the memory of a program, which must suit it.
   void execute(int program, const program::Program& list, const Execution& on);
 
   const program::Program& program(int id) const { return programs_[static_cast<size_t>(id)].list; }

@@ -14,7 +14,7 @@ enum RowDomain : uint8_t {
   /// the tokens of the microbatch, else all of them.
   sequence_rows,
   head_chunk_rows,  ///< tokens of one chunk of the head (their logits exist at the same time)
-  // Of layers with experts: ExpertRows.
+  // The rows of layers with experts (ExpertRows):
   sent_rows,          ///< choices of this rank's tokens
   dispatched_rows,    ///< rows that this rank's experts get
   expert_group_rows,  ///< tokens of all ranks among which tokens are sent
@@ -25,7 +25,7 @@ enum RowDomain : uint8_t {
   row_domains
 };
 
-/// Whether a layer's tokens go to other ranks' experts.
+/// True if a layer's tokens go to other ranks' experts.
 bool exchanges_tokens(const ModelLayout& layout);
 
 /// Rows of a layer with experts that there is memory for: the row domains of the same names.

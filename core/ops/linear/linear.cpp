@@ -265,27 +265,34 @@ DType gemm_type(const Tensor& a, const Tensor& b, const Tensor& c) {
   return type;
 }
 
+namespace {
+
+/// `columns`: of the output, whose sums a GPU keeps.
+size_t workspace_of(const Exec& exec, int64_t n, int64_t m, int64_t k, int64_t columns, DType dtype) {
+  return exec.on_gpu() ? gpu_linear_workspace(columns, exec.partials())
+                       : linear_workspace(n, m, k, dtype, exec.threads, exec.kernels->bf16_products);
+}
+
+}  // namespace
+
 size_t workspace(const Exec& exec, const LinearForward& a) {
   const int64_t n = a.out.dim(0), m = a.out.dim(1), k = a.x.dim(1);
-  if (exec.on_gpu()) return gpu_linear_workspace(m, exec.partials());
-  return (a.varying_rows ? linear_varying_workspace : linear_workspace)(
-      n, m, k, gemm_type(a.x, a.weight, a.out), exec.threads, exec.kernels->bf16_products);
+  const DType dtype = gemm_type(a.x, a.weight, a.out);
+  if (a.varying_rows && !exec.on_gpu())
+    return linear_varying_workspace(n, m, k, dtype, exec.threads, exec.kernels->bf16_products);
+  return workspace_of(exec, n, m, k, m, dtype);
 }
 
 size_t workspace(const Exec& exec, const LinearBackwardData& a) {
   if (is_fp8(a.dout)) return workspace(exec, LinearForward{.x = a.dout, .weight = a.weight, .out = a.dx});
-  const int64_t n = a.dx.dim(0), m = a.dout.dim(1), k = a.dx.dim(1);
-  if (exec.on_gpu()) return gpu_linear_workspace(k, exec.partials());
-  return linear_workspace(n, m, k, gemm_type(a.dout, a.weight, a.dx), exec.threads,
-                          exec.kernels->bf16_products);
+  const int64_t k = a.dx.dim(1);
+  return workspace_of(exec, a.dx.dim(0), a.dout.dim(1), k, k, gemm_type(a.dout, a.weight, a.dx));
 }
 
 size_t workspace(const Exec& exec, const LinearBackwardWeight& a) {
   if (is_fp8(a.dout)) return workspace(exec, LinearForward{.x = a.dout, .weight = a.x, .out = a.dweight});
-  const int64_t n = a.dout.dim(0), m = a.dweight.dim(0), k = a.dweight.dim(1);
-  if (exec.on_gpu()) return gpu_linear_workspace(m, exec.partials());
-  return linear_workspace(n, m, k, gemm_type(a.dout, a.x, a.dweight), exec.threads,
-                          exec.kernels->bf16_products);
+  const int64_t m = a.dweight.dim(0);
+  return workspace_of(exec, a.dout.dim(0), m, a.dweight.dim(1), m, gemm_type(a.dout, a.x, a.dweight));
 }
 
 size_t workspace(const Exec& exec, const ColumnSums& a) {
