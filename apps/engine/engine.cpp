@@ -79,7 +79,7 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
     updates = {&ops::cpu_kernels(plan_->host_isa), plan_->host_threads};
   }
   if (std::any_of(groups_.begin(), groups_.end(), [](const GroupTensors& t) { return t.group->fp8; }))
-    fp8_weights_ = std::make_unique<Fp8Weights>(groups_, plan_->parameters, plan_->decoder->weight_scales(),
+    fp8_weights_ = std::make_unique<Fp8Weights>(groups_, plan_->parameters, plan_->decoder->fp8().kept(),
                                                 plan_->layout.tensor, *ranks_, exec_);
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, options_.loss_scale.growth_interval,

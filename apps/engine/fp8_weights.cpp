@@ -45,7 +45,7 @@ Fp8Weights::Fp8Weights(std::span<const GroupTensors> groups, const model::Parame
                          .scales = scale_matrix(scales.scaling, shape[0], shape[1]).bytes / 4});
     }
   }
-  // Delayed scales are agreed on in Decoder::update_scales().
+  // Delayed scales are agreed on in Fp8State::update().
   if (const auto agree =
           group_ && !scales.delayed ? group_->scale_group(tensor, scales.scaling) : std::nullopt)
     ranks_ = &ranks[*agree];

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/engine/group_tensors.h"
+#include "apps/model/linear/fp8_state.h"
 #include "parallel/grid/groups.h"
 
 namespace nrl::engine {

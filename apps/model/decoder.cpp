@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "apps/model/layers/expert_dispatch.h"
-#include "apps/model/layers/moe.h"
-#include "apps/model/layers/projection.h"
+#include "apps/model/spec/rank_groups.h"
 #include "core/base/error.h"
 #include "core/ops/dry_run.h"
 #include "core/ops/optimizer.h"
@@ -57,7 +55,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   context_.sequences = options_.sequences;
   context_.batch_share = options_.batch_share;
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
-  const int64_t residual = options_.layout.sequence_parallel ? n / tensor : n;
+  const int64_t residual = options_.layout.own_tokens(n);
   NRL_CHECK(!options_.layout.sequence_parallel || n % tensor == 0, "{} tokens on {} ranks", n, tensor);
   if (const ModelLayout& l = options_.layout; l.context > 1) {
     const int64_t samples = n * l.context / options_.max_sequence;
@@ -108,7 +106,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   for (size_t l = 0; counts && l < parameters.layers.size(); ++l)
     if (const int bias = parameters.layers[l].router_bias; bias >= 0)
       router_biases_.emplace_back(static_cast<int>(l), bias);
-  plan_quantized(parameters, plan);
+  fp8_ = std::make_unique<Fp8State>(part_, options_.layout, options_.recipe, parameters, plan);
+  context_.fp8 = fp8_.get();
 }
 
 Decoder::~Decoder() = default;
@@ -184,150 +183,10 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
       ops::upload(exec, context_.rope_table,
                   ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence).data());
   }
-  bind_quantized(plan, arenas, exec);
+  std::vector<Tensor> weights;
+  for (const ParameterView& p : context_.parameters) weights.push_back(p.weight);
+  fp8_->bind(plan, arenas, exec, weights);
   stage_->bind(plan, arenas);
-}
-
-void Decoder::plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan) {
-  using precision::Role;
-  const precision::Recipe& recipe = options_.recipe;
-  const auto layers = static_cast<int>(part_.layers);
-  const precision::ScaleLayout scales = context_.scales.layout =
-      recipe.scales(layers, part_.expert_layers() > 0);
-  for (int l = 0; l < layers; ++l)
-    for (const auto& [gemm, parameter] : gemm_weights(parameters.layers[static_cast<size_t>(l)])) {
-      const precision::Format format = recipe.of(l, gemm, Role::weight);
-      if (format.scaling == Scaling::none) continue;
-      const Parameter& weight = parameters.all[static_cast<size_t>(parameter)];
-      const bool grouped = gemm == precision::Gemm::experts_in || gemm == precision::Gemm::experts_out;
-      const int64_t experts = grouped ? expert_shape(part_, options_.layout).local() : 1;
-      const int64_t rows = weight.shape[0], columns = weight.shape[1];
-      const auto add = [&](const char* what, int64_t m, int64_t k) {
-        return recipe.keeps_fp8(l, gemm)
-                   ? -1
-                   : plan.add(weight.name + what, Category::weights, quantized_bytes(format.scaling, m, k));
-      };
-      quantized_.push_back({.parameter = parameter,
-                            .format = format,
-                            .rows = rows,
-                            .columns = columns,
-                            .experts = experts,
-                            .scale = scales.layers > 0 ? scales.index(l, gemm, Role::weight) : -1,
-                            .row = add(" in FP8", rows, columns),
-                            .column = add(" in FP8, transposed", columns * experts, rows / experts)});
-    }
-  // Scales and magnitudes of tensors, or of the blocks of weights that are kept in FP8. Delayed scales of
-  // those: the magnitudes that the next update_scales() takes.
-  const int64_t numbers = scales.layers == 0           ? 2 * own_scales() + aligned_scale * aligned_scales()
-                          : recipe.quantized().primary ? scales.of_role()
-                                                       : 0;
-  buffers_.weight_scales =
-      numbers > 0 ? plan.add("scales of FP8 weights", Category::weights, numbers * 4) : -1;
-  buffers_.scales = scales.layers > 0 ? plan.add("FP8 scales", Category::optimizer, scales.bytes()) : -1;
-}
-
-int64_t Decoder::own_scales() const {
-  int64_t sum = 0;
-  for (const QuantizedBuffers& b : quantized_) sum += b.scales();
-  return sum;
-}
-
-int64_t Decoder::aligned_scales() const {
-  return has_scale_blocks(options_.recipe.quantized().weight.scaling) ? 0 : own_scales();
-}
-
-void Decoder::bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec) {
-  DelayedScales& scales = context_.scales;
-  if (buffers_.scales >= 0) {
-    auto* data = static_cast<float*>(arenas.at(plan, buffers_.scales));
-    const int64_t n = scales.layout.operands();
-    scales.aligned = make_tensor(data, DType::f32, {n, aligned_scale});
-    data += n * aligned_scale;
-    scales.scale = make_tensor(data, DType::f32, {n});
-    scales.amax = make_tensor(data + n, DType::f32, {scales.layout.history, n});
-    const std::vector<float> ones(static_cast<size_t>(n), 1.0f);
-    ops::upload(exec, scales.scale, ones.data());
-  }
-  const bool delayed = scales.layout.layers > 0;
-  const int64_t first = int64_t{scales.layout.of_role()} * static_cast<int64_t>(precision::Role::weight);
-  WeightScales& of_weights = weight_scales_;
-  if (buffers_.weight_scales >= 0) {
-    auto* data = static_cast<float*>(arenas.at(plan, buffers_.weight_scales));
-    const int64_t n = delayed ? scales.layout.of_role() : own_scales();
-    if (!delayed && aligned_scales() > 0) {
-      of_weights.aligned = make_tensor(data, DType::f32, {n, aligned_scale});
-      data += n * aligned_scale;
-    }
-    of_weights.scale = delayed ? scales.scale.rows(first, n) : make_tensor(data, DType::f32, {n});
-    of_weights.amax = make_tensor(delayed ? data : data + n, DType::f32, {n});
-  }
-  of_weights.index.assign(context_.parameters.size(), -1);
-  of_weights.delayed = delayed;
-  of_weights.margin = options_.recipe.quantized().margin;
-  of_weights.scaling = options_.recipe.quantized().weight.scaling;
-  context_.quantized.assign(context_.parameters.size(), {});
-  int64_t next = 0;
-  for (const QuantizedBuffers& b : quantized_) {
-    const auto p = static_cast<size_t>(b.parameter);
-    QuantizedWeight& w = context_.quantized[p];
-    if (b.kept()) {
-      const Tensor& weight = context_.parameters[p].weight;
-      w.row = quantized_tensor(weight.data, b.format, b.rows, b.columns, weight.device);
-    } else {
-      w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
-      w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns * b.experts,
-                                  b.rows / b.experts, {});
-    }
-    if (b.scales() == 0) continue;
-    const int64_t index = delayed ? b.scale - first : next;
-    next += b.scales();
-    const Tensor& scale = delayed              ? scales.aligned
-                          : of_weights.aligned ? of_weights.aligned
-                                               : of_weights.scale;
-    w.row.scales.data = w.column.scales.data = scale.rows(delayed ? b.scale : index, 1).data;
-    if (b.kept())
-      of_weights.index[p] = index;
-    else if (!delayed)
-      w.amax = of_weights.amax.rows(index, 1);
-  }
-}
-
-void Decoder::align_scales() {
-  const auto copy = [&](const Tensor& scale, const Tensor& aligned) {
-    if (aligned)
-      ops::copy(*context_.exec, make_tensor(scale.data, DType::f32, {scale.dim(0), 1}),
-                aligned.columns(0, 1));
-  };
-  copy(context_.scales.scale, context_.scales.aligned);
-  // Where GEMMs read copies of weights, these are made, and their scales written, in the first microbatch.
-  if (options_.recipe.quantized().primary) copy(weight_scales_.scale, weight_scales_.aligned);
-}
-
-void Decoder::update_scales() {
-  const DelayedScales& s = context_.scales;
-  if (!s.scale) return;
-  ops::Exec& exec = *context_.exec;
-  const int64_t n = s.layout.of_role();
-  if (const Tensor& of_weights = weight_scales_.amax) {  // that this step has read
-    float* const measured = s.amax.ptr<float>() + static_cast<int64_t>(precision::Role::weight) * n;
-    ops::copy(exec, make_tensor(of_weights.data, DType::f32, {1, n}),
-              make_tensor(measured, DType::f32, {1, n}));
-  }
-  if (context_.groups)
-    (*context_.groups)[parallel::group::all]
-        .all_reduce_async(view_of(s.amax.rows(0, 1)), comm::Reduce::max, comm::StreamRef{exec.stream})
-        .wait();
-  const precision::QuantizedGemms& q = options_.recipe.quantized();
-  for (const precision::Role role : precision::all_roles) {
-    const int64_t first = static_cast<int64_t>(role) * n;
-    const DType format = (role == precision::Role::gradient ? q.gradient : q.input).dtype;
-    ops::update_scales(exec, {.amax = s.amax.columns(first, n),
-                              .scale = s.scale.rows(first, n),
-                              .format = format,
-                              .margin = q.margin,
-                              .most_recent = q.most_recent,
-                              .keep = true});
-  }
 }
 
 template <class F>
@@ -386,7 +245,7 @@ std::string Decoder::program_text(const program::Notes& notes) const {
 
 void Decoder::run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first) {
   NRL_CHECK(options_.layout.stages == 1 || messages_, "the stages are not connected");
-  align_scales();
+  fp8_->align(*context_.exec);
   stage_->execute(program, {.batches = batches, .hooks = &hooks, .messages = messages_, .first = first});
 }
 

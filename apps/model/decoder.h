@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "apps/model/chunks.h"
+#include "apps/model/linear/fp8_state.h"
 #include "apps/model/program/stage.h"
 #include "memory/plan.h"
 #include "precision/recipe.h"
@@ -92,10 +93,8 @@ class Decoder {
   void update_router_bias(const Tensor& scalars);
   /// To be called after the passes of a step: the scales of FP8 tensors for the next one, from what all ranks
   /// have measured. Only with scales that outlive a step.
-  void update_scales();
-  const DelayedScales& scales() const { return context_.scales; }
-  /// Scales of FP8-resident weights; empty if there are none.
-  const WeightScales& weight_scales() const { return weight_scales_; }
+  void update_scales() { fp8_->update(*context_.exec, context_.groups); }
+  const Fp8State& fp8() const { return *fp8_; }
   /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Only the
   /// last stage has them.
   const Tensor& log_prob() const { return context_.log_prob; }
@@ -159,34 +158,9 @@ class Decoder {
   // Programs of the stage; -1: none. Evaluations of one microbatch, and of DecoderOptions::evaluated.
   int training_ = -1, evaluation_ = -1, evaluations_ = -1;
   struct {
-    memory::BufferId log_prob, rope, router_counts, expert_counts, scales, weight_scales, workspace = -1;
+    memory::BufferId log_prob, rope, router_counts, expert_counts, workspace = -1;
   } buffers_{};
-  void plan_quantized(const ParameterList& parameters, memory::MemoryPlan& plan);
-  void bind_quantized(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec);
-  /// A weight that GEMMs read in FP8.
-  struct QuantizedBuffers {
-    int parameter;
-    precision::Format format;
-    int64_t rows, columns;
-    int64_t experts;               ///< matrices below each other in the weight and in both copies
-    int scale;                     ///< delayed scaling: index in DelayedScales
-    memory::BufferId row, column;  ///< the copies; -1: the weight is kept in FP8
-    bool kept() const { return row < 0; }
-    /// Number of scales in WeightScales: one per tensor, or one per block of a weight that is kept in FP8.
-    int64_t scales() const {
-      return format.scaling == Scaling::tensor || kept()
-                 ? scale_matrix(format.scaling, rows, columns).bytes / 4
-                 : 0;
-    }
-  };
-  std::vector<QuantizedBuffers> quantized_;
-  /// Sum of QuantizedBuffers::scales().
-  int64_t own_scales() const;
-  /// Scales of tensors in WeightScales::aligned.
-  int64_t aligned_scales() const;
-  /// Copies the scales that were loaded, or found after the last step, to where GEMMs read them.
-  void align_scales();
-  WeightScales weight_scales_;
+  std::unique_ptr<Fp8State> fp8_;
   size_t workspace_bytes_ = 0;
   int64_t head_chunk_ = 0;
 };

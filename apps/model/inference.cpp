@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/model/layers/expert_dispatch.h"
 #include "core/ops/dry_run.h"
 #include "core/ops/transfer.h"
 

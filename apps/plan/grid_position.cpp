@@ -3,10 +3,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/model/layers/context_parallel.h"
-#include "apps/model/layers/expert_dispatch.h"
-#include "apps/model/layers/moe.h"
+#include "apps/model/attention_core/context_parallel.h"
 #include "apps/model/spec/parameters.h"
+#include "apps/model/spec/rank_groups.h"
 #include "apps/plan/pipeline.h"
 #include "core/base/error.h"
 #include "parallel/pipeline/messages.h"

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/model/layers/moe.h"
+#include "apps/model/spec/rank_groups.h"
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 

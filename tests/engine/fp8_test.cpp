@@ -533,7 +533,7 @@ TEST_CASE("attention with FP8 operands leaves layers out, and evaluation leaves 
   const auto alone = test_world().comm().split(0, 0, "alone");
   Trainee trainee(*alone, "cpu", tiny_config("cpu", fp8("delayed", "16") + attention, llama));
   engine::Engine& e = trainee.engine();
-  const model::DelayedScales& s = e.plan().decoder->scales();
+  const model::DelayedScales& s = e.plan().decoder->fp8().delayed();
   const auto scale = [&](precision::Gemm gemm, precision::Role role) {
     return s.scale.ptr<float>()[s.layout.index(1, gemm, role)];
   };
@@ -600,7 +600,7 @@ namespace {
 
 /// Scales of the step, of layers that this rank has.
 std::vector<float> scales_of(engine::Engine& e) {
-  const Tensor& t = e.plan().decoder->scales().scale;
+  const Tensor& t = e.plan().decoder->fp8().delayed().scale;
   return t ? std::vector<float>(t.ptr<float>(), t.ptr<float>() + t.numel()) : std::vector<float>{};
 }
 
@@ -716,7 +716,7 @@ TEST_CASE("delayed scales follow the largest numbers, and neither spikes nor NaN
   Trainee trainee(*alone, "cpu",
                   tiny_config("cpu", fp8("delayed", "16") + Keys{"pretrain.on_nonfinite=skip"}, llama));
   engine::Engine& e = trainee.engine();
-  const model::DelayedScales& s = e.plan().decoder->scales();
+  const model::DelayedScales& s = e.plan().decoder->fp8().delayed();
   const int at = s.layout.index(0, precision::Gemm::mlp_in, precision::Role::weight);
   const auto scale = [&] { return static_cast<double>(s.scale.ptr<float>()[at]); };
   const auto weight = [&]() -> float& {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <random>
 
-#include "apps/model/layers/sublayers.h"
+#include "apps/model/linear/pre_norm.h"
 #include "apps/model/program/stage.h"
 #include "core/ops/dry_run.h"
 #include "core/ops/kernel_table.h"
@@ -58,9 +58,10 @@ class Adapter : public Layer {
     ports_.x = slot({.name = "x", .width = h, .dtype = dtype, .port = true});
     ports_.residual = slot({.name = "residual in", .width = h, .dtype = dtype, .port = true});
     ports_.d_out = slot({.name = "d_out", .width = h, .dtype = dtype, .port = true});
-    norm_.emplace(
-        *c.spec, precision::recipe_for_weights(dtype), [this](const memory::SlotSpec& s) { return slot(s); },
-        Stream{.x = ports_.x, .residual = ports_.residual, .layer = 0, .site = DropoutSite::mlp}, p.norm, -1);
+    const precision::Recipe recipe = precision::recipe_for_weights(dtype);
+    norm_.emplace(builder(recipe),
+                  Stream{.x = ports_.x, .residual = ports_.residual, .layer = 0, .site = DropoutSite::mlp},
+                  p.norm, -1);
     ports_.sum = norm_->sum;
     down_ = slot({.name = "down", .width = narrow, .dtype = dtype, .rules = "adapter"});
     act_ = slot({.name = "activation", .width = narrow, .dtype = dtype, .rules = "activation adapter"});

@@ -2,7 +2,7 @@
 
 #include <set>
 
-#include "apps/model/layers/moe.h"
+#include "apps/model/spec/rank_groups.h"
 #include "apps/plan/run_plan.h"
 #include "tests/catch.h"
 

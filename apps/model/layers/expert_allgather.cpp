@@ -9,23 +9,24 @@ namespace {
 
 class AllGatherDispatch final : public ExpertDispatch {
  public:
-  AllGatherDispatch(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
-                    const AddSlot& add, const ExpertSlots& slots)
-      : ExpertDispatch(spec, slots),
-        local_(local_experts(spec, layout)),
-        rank_(layout.expert_group_rank()),
-        activation_(recipe.activations()),
-        gradient_(recipe.gradients()) {
+  AllGatherDispatch(const LayerBuilder& b, const ExpertSlots& slots)
+      : ExpertDispatch(b.spec, slots),
+        local_(local_experts(b.spec, b.layout)),
+        rank_(b.layout.expert_group_rank()),
+        activation_(b.recipe.activations()),
+        gradient_(b.recipe.gradients()) {
+    const ModelSpec& spec = b.spec;
     NRL_CHECK(spec.moe.capacity_factor == 0, "the configuration was not checked");
     const int64_t k = spec.moe.rule.top_k;
     const auto of_group = [&](std::string_view name, int64_t width, DType dtype,
                               std::string_view rules = "") {
-      return add({.name = name, .width = width, .dtype = dtype, .rows = expert_group_rows, .rules = rules});
+      return b.add({.name = name, .width = width, .dtype = dtype, .rows = expert_group_rows, .rules = rules});
     };
-    source_ = add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = dispatched_rows});
+    source_ = b.add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = dispatched_rows});
     offsets_count_ = local_.count + 1;
-    offsets = add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
-    tokens_ = of_group("tokens of all ranks", spec.hidden, activation_, dispatch_rules(layout));
+    offsets =
+        b.add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
+    tokens_ = of_group("tokens of all ranks", spec.hidden, activation_, dispatch_rules(b.layout));
     d_tokens_ = of_group("gradients of all ranks", spec.hidden, gradient_);
     sums_ = of_group("parts of sums", spec.hidden * std::max(size_of(activation_), size_of(gradient_)),
                      DType::u8);
@@ -131,10 +132,8 @@ class AllGatherDispatch final : public ExpertDispatch {
 
 }  // namespace
 
-std::unique_ptr<ExpertDispatch> allgather_dispatch(const ModelSpec& spec, const ModelLayout& layout,
-                                                   const precision::Recipe& recipe, const AddSlot& add,
-                                                   const ExpertSlots& slots) {
-  return std::make_unique<AllGatherDispatch>(spec, layout, recipe, add, slots);
+std::unique_ptr<ExpertDispatch> allgather_dispatch(const LayerBuilder& b, const ExpertSlots& slots) {
+  return std::make_unique<AllGatherDispatch>(b, slots);
 }
 
 }  // namespace nrl::model

@@ -18,43 +18,43 @@ int64_t aligned(int64_t bytes) {
 
 class AllToAllDispatch final : public ExpertDispatch {
  public:
-  AllToAllDispatch(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
-                   const AddSlot& add, const ExpertSlots& slots)
-      : ExpertDispatch(spec, slots),
-        exchange_(expert_shape(spec, layout), layout.expert_group_rank()),
+  AllToAllDispatch(const LayerBuilder& b, const ExpertSlots& slots)
+      : ExpertDispatch(b.spec, slots),
+        exchange_(expert_shape(b.spec, b.layout), b.layout.expert_group_rank()),
         parts_(exchange_.shape().etp),
         regroups_(exchange_.shape().local() > 1 || parts_ > 1),
-        most_rounds_(rounds_at_most(spec.moe, exchange_.shape())),
-        purpose_(spec.moe.capacity_factor > 0 && spec.moe.pad_to_capacity ? comm::Purpose::layers
-                                                                          : comm::Purpose::experts),
-        activation_(recipe.activations()),
-        gradient_(recipe.gradients()) {
-    source_ = add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = sent_rows});
+        most_rounds_(rounds_at_most(b.spec.moe, exchange_.shape())),
+        purpose_(b.spec.moe.capacity_factor > 0 && b.spec.moe.pad_to_capacity ? comm::Purpose::layers
+                                                                              : comm::Purpose::experts),
+        activation_(b.recipe.activations()),
+        gradient_(b.recipe.gradients()) {
+    const int64_t hidden = b.spec.hidden;
+    source_ = b.add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = sent_rows});
     offsets_at_ = exchange_.table_size();
     offsets_count_ = exchange_.shape().local() + 1;
     round_values_ = offsets_count_ + (regroups_ ? 2 * exchange_.group_count() + 1 : 0);
-    offsets = add({.name = "expert offsets",
-                   .width = offsets_at_ + most_rounds_ * round_values_,
-                   .dtype = DType::i32,
-                   .rows = one_row});
-    sent_ = add({.name = "rows to send",
-                 .width = spec.hidden,
-                 .dtype = activation_,
-                 .rows = sent_rows,
-                 .rules = dispatch_rules(layout)});
-    returned_ = add({.name = "rows returned", .width = spec.hidden, .dtype = activation_, .rows = sent_rows});
-    d_row_bytes_ = aligned(spec.hidden * size_of(gradient_));
-    d_transit_ = add({.name = "gradients in transit",
-                      .width = d_row_bytes_ + aligned(parts_ * size_of(DType::f32)),
-                      .dtype = DType::u8,
-                      .rows = sent_rows});
-    weights_ = add({.name = "weights of rows", .width = 2 + regroups_, .rows = dispatched_rows});
+    offsets = b.add({.name = "expert offsets",
+                     .width = offsets_at_ + most_rounds_ * round_values_,
+                     .dtype = DType::i32,
+                     .rows = one_row});
+    sent_ = b.add({.name = "rows to send",
+                   .width = hidden,
+                   .dtype = activation_,
+                   .rows = sent_rows,
+                   .rules = dispatch_rules(b.layout)});
+    returned_ = b.add({.name = "rows returned", .width = hidden, .dtype = activation_, .rows = sent_rows});
+    d_row_bytes_ = aligned(hidden * size_of(gradient_));
+    d_transit_ = b.add({.name = "gradients in transit",
+                        .width = d_row_bytes_ + aligned(parts_ * size_of(DType::f32)),
+                        .dtype = DType::u8,
+                        .rows = sent_rows});
+    weights_ = b.add({.name = "weights of rows", .width = 2 + regroups_, .rows = dispatched_rows});
     if (regroups_) {
       const auto staged = [&](std::string_view name, DType dtype, std::string_view rules = "") {
-        return add(
-            {.name = name, .width = spec.hidden, .dtype = dtype, .rows = dispatched_rows, .rules = rules});
+        return b.add(
+            {.name = name, .width = hidden, .dtype = dtype, .rows = dispatched_rows, .rules = rules});
       };
-      arrived_ = staged("rows arrived", activation_, dispatch_rules(layout));
+      arrived_ = staged("rows arrived", activation_, dispatch_rules(b.layout));
       leaving_ = staged("rows to return", activation_);
       d_staged_ = staged("gradients by ranks", gradient_);
     }
@@ -206,8 +206,7 @@ class AllToAllDispatch final : public ExpertDispatch {
     return {r.round() * n, n};
   }
   ExpertRows most(const Run& r) const {
-    const int64_t tokens = r.batch().ids.dim(0), ranks = r.layout().sequence_parallel ? r.layout().tensor : 1;
-    return expert_rows(spec_, r.layout(), tokens / ranks, r.generates());
+    return expert_rows(spec_, r.layout(), r.layout().own_tokens(r.batch().ids.dim(0)), r.generates());
   }
 
   void send_counts(const Run& r) const;
@@ -373,10 +372,8 @@ std::vector<parallel::RowExchange::Rows> AllToAllDispatch::views(const Pair& row
 
 }  // namespace
 
-std::unique_ptr<ExpertDispatch> alltoall_dispatch(const ModelSpec& spec, const ModelLayout& layout,
-                                                  const precision::Recipe& recipe, const AddSlot& add,
-                                                  const ExpertSlots& slots) {
-  return std::make_unique<AllToAllDispatch>(spec, layout, recipe, add, slots);
+std::unique_ptr<ExpertDispatch> alltoall_dispatch(const LayerBuilder& b, const ExpertSlots& slots) {
+  return std::make_unique<AllToAllDispatch>(b, slots);
 }
 
 }  // namespace nrl::model

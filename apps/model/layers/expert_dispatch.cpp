@@ -11,10 +11,6 @@ std::string_view dispatch_rules(const ModelLayout& layout) {
   return exchanges_tokens(layout) ? "moe" : "norm moe";
 }
 
-Tensor ExpertDispatch::values(const Run& r, Slot slot, int64_t begin, int64_t count) {
-  return make_tensor(r[slot].ptr<int32_t>() + begin, DType::i32, {count});
-}
-
 Tensor ExpertDispatch::first_half(const Run& r, Slot slot) {
   const Tensor t = r[slot];
   return make_tensor(t.data, t.dtype, {t.dim(0), t.dim(1) / 2}, t.device);
@@ -48,11 +44,11 @@ namespace {
 /// All experts are on this rank.
 class LocalDispatch final : public ExpertDispatch {
  public:
-  LocalDispatch(const ModelSpec& spec, const AddSlot& add, const ExpertSlots& slots)
-      : ExpertDispatch(spec, slots) {
-    source_ = add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = dispatched_rows});
-    offsets_count_ = spec.moe.experts + 1;
-    offsets = add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
+  LocalDispatch(const LayerBuilder& b, const ExpertSlots& slots) : ExpertDispatch(b.spec, slots) {
+    source_ = b.add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = dispatched_rows});
+    offsets_count_ = b.spec.moe.experts + 1;
+    offsets =
+        b.add({.name = "expert offsets", .width = offsets_count_, .dtype = DType::i32, .rows = one_row});
     combine_uses = {reads(slots.y, slots.choice, slots.prob)};
     combine_backward_uses = {reads(source_), slots.d_y.bit()};
     gate_uses = {reads(slots.choice, slots.prob), slots.d_prob.bit()};
@@ -96,13 +92,10 @@ class LocalDispatch final : public ExpertDispatch {
 
 }  // namespace
 
-std::unique_ptr<ExpertDispatch> expert_dispatch(const ModelSpec& spec, const ModelLayout& layout,
-                                                const precision::Recipe& recipe, const AddSlot& add,
-                                                const ExpertSlots& slots) {
-  if (!exchanges_tokens(layout)) return std::make_unique<LocalDispatch>(spec, add, slots);
-  return spec.moe.dispatcher == TokenDispatcher::allgather
-             ? allgather_dispatch(spec, layout, recipe, add, slots)
-             : alltoall_dispatch(spec, layout, recipe, add, slots);
+std::unique_ptr<ExpertDispatch> expert_dispatch(const LayerBuilder& b, const ExpertSlots& slots) {
+  if (!exchanges_tokens(b.layout)) return std::make_unique<LocalDispatch>(b, slots);
+  return b.spec.moe.dispatcher == TokenDispatcher::allgather ? allgather_dispatch(b, slots)
+                                                             : alltoall_dispatch(b, slots);
 }
 
 }  // namespace nrl::model

@@ -19,22 +19,16 @@
 
 #include <memory>
 
-#include "apps/model/layers/tensor_parallel.h"
+#include "apps/model/linear/grouped_rows.h"
 #include "apps/model/program/layer.h"
+#include "apps/model/spec/rank_groups.h"
 #include "core/ops/dispatch.h"
 #include "parallel/experts/row_exchange.h"
-#include "precision/recipe.h"
 
 namespace nrl::model {
 
 /// Modes of the steps that route tokens.
 inline constexpr memory::Modes decide_once = memory::training | memory::evaluation | memory::generation;
-
-/// The ranks that exchange tokens, on a lane of their own: experts do not wait for gradients and weights that
-/// are communicated at the same time.
-inline constexpr parallel::GroupId expert_exchange_group = parallel::group::etp_ep.on_lane(3);
-/// The ranks with parts of the same experts, which gather the rows of alltoall.
-inline constexpr parallel::GroupId expert_parts_group = parallel::group::etp.on_lane(3);
 
 /// The recompute rules of the experts' input. To copy tokens is as cheap as a norm, to exchange them is not.
 std::string_view dispatch_rules(const ModelLayout& layout);
@@ -52,10 +46,8 @@ struct ExpertSlots {
   Slot d_rows;  ///< (R, H)
 };
 
-class ExpertDispatch {
+class ExpertDispatch : public GroupedRows {
  public:
-  virtual ~ExpertDispatch() = default;
-
   /// Decides where this rank's tokens go: the forward step before the dispatch.
   virtual void route(Run& r) const = 0;
   // Steps within Run::rounds(). Rows are on their way between start_ and finish_, and after give_back until
@@ -92,22 +84,11 @@ class ExpertDispatch {
   virtual void dispatch_backward(const Run& r, const Tensor& addend, const Tensor& d_x) const = 0;
   Uses combine_uses, combine_backward_uses, gate_uses, dispatch_backward_uses;
 
-  /// The rows of a slot that are in use.
-  virtual Tensor rows(const Run& r, Slot slot) const { return r[slot]; }
-  /// (L + 1) i32: the rows of local expert l are [offsets[l], offsets[l + 1]).
-  Tensor offsets_of(const Run& r) const {
-    return values(r, offsets, offsets_at_ + r.round() * round_values_, offsets_count_);
-  }
-  int64_t own_experts() const { return offsets_count_ - 1; }  ///< L
   /// The number of Run::host_values() that the dispatch uses.
   virtual int64_t host_values() const { return 0; }
 
-  Slot offsets;  ///< named by steps that read offsets_of()
-
  protected:
   ExpertDispatch(const ModelSpec& spec, const ExpertSlots& slots) : spec_(spec), slots_(slots) {}
-  /// Elements [begin, begin + count) of an i32 slot of one row.
-  static Tensor values(const Run& r, Slot slot, int64_t begin, int64_t count);
   static Tensor flat(const Tensor& t) { return make_tensor(t.data, t.dtype, {t.numel()}); }
   /// The two halves of a slot (m, 2k) like ExpertSlots::choice, or of weights and their gradients.
   static Tensor first_half(const Run& r, Slot slot);
@@ -118,20 +99,13 @@ class ExpertDispatch {
 
   const ModelSpec& spec_;
   const ExpertSlots slots_;
-  int64_t offsets_at_ = 0, offsets_count_ = 0, round_values_ = 0;  ///< elements of `offsets`
 };
 
-/// The dispatch of the layout. `spec` is the rank's part of the model.
-std::unique_ptr<ExpertDispatch> expert_dispatch(const ModelSpec& spec, const ModelLayout& layout,
-                                                const precision::Recipe& recipe, const AddSlot& add,
-                                                const ExpertSlots& slots);
+/// The dispatch of the layout.
+std::unique_ptr<ExpertDispatch> expert_dispatch(const LayerBuilder& b, const ExpertSlots& slots);
 
 // The two ways to other ranks (expert_alltoall.cpp, expert_allgather.cpp).
-std::unique_ptr<ExpertDispatch> alltoall_dispatch(const ModelSpec& spec, const ModelLayout& layout,
-                                                  const precision::Recipe& recipe, const AddSlot& add,
-                                                  const ExpertSlots& slots);
-std::unique_ptr<ExpertDispatch> allgather_dispatch(const ModelSpec& spec, const ModelLayout& layout,
-                                                   const precision::Recipe& recipe, const AddSlot& add,
-                                                   const ExpertSlots& slots);
+std::unique_ptr<ExpertDispatch> alltoall_dispatch(const LayerBuilder& b, const ExpertSlots& slots);
+std::unique_ptr<ExpertDispatch> allgather_dispatch(const LayerBuilder& b, const ExpertSlots& slots);
 
 }  // namespace nrl::model

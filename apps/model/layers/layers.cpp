@@ -22,21 +22,10 @@ std::vector<int> present(std::initializer_list<int> parameters) {
   return out;
 }
 
-/// A slot of the residual stream or its gradient.
-memory::SlotSpec stream_slot(std::string_view name, int64_t hidden, DType dtype) {
-  return {.name = name, .width = hidden, .dtype = dtype, .rows = sequence_rows};
-}
-/// A slot of the residual stream or its gradient that the neighboring layer owns.
-memory::SlotSpec stream_port(std::string_view name, int64_t hidden, DType dtype) {
-  memory::SlotSpec spec = stream_slot(name, hidden, dtype);
-  spec.port = true;
-  return spec;
-}
-
 /// The gradient that a layer passes to the one `below`.
-StreamGradient input_gradient(const AddSlot& add, int64_t hidden, DType dtype, const Ports& below) {
-  StreamGradient d_x{add(stream_slot("d_x", hidden, dtype))};
-  if (below.d_out_amax) d_x.amax = add({.name = "d_x amax", .width = 1, .rows = one_row});
+StreamGradient input_gradient(const LayerBuilder& b, const Ports& below) {
+  StreamGradient d_x{b.gradient("d_x", b.spec.hidden, sequence_rows)};
+  if (below.d_out_amax) d_x.amax = b.number("d_x amax");
   return d_x;
 }
 
@@ -47,14 +36,11 @@ Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, con
       token_table_(parameters.embedding),
       position_table_(parameters.positions),
       vocabulary_(tensor_slice(c.layout, c.spec->vocab_size)) {
-  const int64_t hidden = c.spec->hidden;
-  ports_.out = slot(stream_slot("embedding", hidden, recipe.activations()));
-  ports_.d_out = slot(stream_port("d_out", hidden, recipe.gradients()));
-  if (c.spec->embedding_dropout > 0)
-    d_dropped_ = slot(stream_slot("d_embedding", hidden, recipe.gradients()));
-  output_.emplace(
-      c.layout, CommOverlap{}, [this](const memory::SlotSpec& s) { return slot(s); }, ports_.out,
-      d_dropped_ ? d_dropped_ : ports_.d_out, hidden, recipe.activations(), recipe.gradients());
+  const LayerBuilder b = builder(recipe);
+  ports_.out = b.activation("embedding", b.spec.hidden, sequence_rows);
+  ports_.d_out = b.port("d_out", recipe.gradients());
+  if (b.spec.embedding_dropout > 0) d_dropped_ = b.gradient("d_embedding", b.spec.hidden, sequence_rows);
+  output_.emplace(b, ports_.out, d_dropped_ ? d_dropped_ : ports_.d_out, Boundary{.overlaps = false});
   describe();
 }
 
@@ -107,32 +93,25 @@ void Embedding::backward(Run& r) {
 
 Block::Block(const LayerContext& c, int layer, const LayerParameters& p, const precision::Recipe& recipe,
              bool fuse_gelu, const Ports& below)
-    : Layer(fmt::format("layer_{}", layer), c),
-      parameters_(p),
-      add_([this](const memory::SlotSpec& s) { return slot(s); }) {
-  const ModelSpec& m = *c.spec;
-  const DType activations = recipe.activations(), gradients = recipe.gradients();
-  ports_.x = slot(stream_port("x", m.hidden, activations));
-  ports_.residual = slot(stream_port("residual in", m.hidden, activations));
-  ports_.d_out = slot(stream_port("d_out", m.hidden, gradients));
-  d_middle_ = slot(stream_slot("d_residual", m.hidden, gradients));
-  const StreamGradient d_x = input_gradient(add_, m.hidden, gradients, below);
+    : Layer(fmt::format("layer_{}", layer), c), parameters_(p) {
+  const LayerBuilder b = builder(recipe, layer);
+  const ModelSpec& m = b.spec;
+  ports_.x = b.port("x", recipe.activations());
+  ports_.residual = b.port("residual in", recipe.activations());
+  ports_.d_out = b.port("d_out", recipe.gradients());
+  const Slot d_middle = b.gradient("d_residual", m.hidden, sequence_rows);
+  const StreamGradient d_x = input_gradient(b, below);
   ports_.d_x = d_x.slot, ports_.d_x_amax = d_x.amax;
   const Stream in{.x = ports_.x, .residual = ports_.residual, .layer = layer - 1, .site = DropoutSite::mlp};
-  attention_.emplace(m, c.layout, recipe, add_, layer, p, in, d_middle_, d_x,
-                     context_parallel(c, layer, activations));
-  const StreamGradient d_middle{d_middle_, attention_->d_out_amax()};
-  if (m.has_experts(layer)) {
-    const int64_t segments = m.moe.aux_tokens == AuxLoss::sequence ? c.sequences : 1;
-    moe_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), segments, ports_.d_out, d_middle);
-  } else {
-    mlp_.emplace(m, c.layout, recipe, add_, layer, p, attention_->stream(), fuse_gelu, ports_.d_out,
-                 d_middle);
-  }
-  ports_.d_out_amax = moe_ ? moe_->d_out_amax() : mlp_->d_out_amax();
-  const Stream out = moe_ ? moe_->stream() : mlp_->stream();
-  ports_.out = out.x;
-  ports_.sum = out.residual;
+  attention_ = attention(b, c, p, {.in = in, .d_out = d_middle, .port = false, .d_x = d_x});
+  const Sublayer::Ends ends{
+      .in = attention_->stream(), .d_out = ports_.d_out, .d_x = {d_middle, attention_->d_out_amax()}};
+  mlp_ = m.has_experts(layer)
+             ? mixture_of_experts(b, p, ends, m.moe.aux_tokens == AuxLoss::sequence ? c.sequences : 1)
+             : mlp(b, p, ends, fuse_gelu);
+  ports_.d_out_amax = mlp_->d_out_amax();
+  ports_.out = mlp_->stream().x;
+  ports_.sum = mlp_->stream().residual;
   describe();
 }
 
@@ -143,11 +122,11 @@ ParameterUse Block::parameters(bool backward) const {
 
 void Block::forward(Run& r) {
   attention_->forward(r);
-  moe_ ? moe_->forward(r) : mlp_->forward(r);
+  mlp_->forward(r);
 }
 
 void Block::backward(Run& r) {
-  moe_ ? moe_->backward(r) : mlp_->backward(r);
+  mlp_->backward(r);
   attention_->backward(r);
 }
 
@@ -160,18 +139,17 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
       d_logits_dtype_(recipe.of(0, Gemm::lm_head, Role::gradient).dtype),
       chunk_tokens_(chunk_tokens),
       vocabulary_(tensor_slice(c.layout, c.spec->vocab_size)) {
-  const ModelSpec& m = *c.spec;
-  const AddSlot add = [this](const memory::SlotSpec& s) { return slot(s); };
-  ports_.x = slot(stream_port("x", m.hidden, recipe.activations()));
-  ports_.residual = slot(stream_port("residual in", m.hidden, recipe.activations()));
-  const StreamGradient d_x = input_gradient(add, m.hidden, recipe.gradients(), below);
+  const LayerBuilder b = builder(recipe);
+  const ModelSpec& m = b.spec;
+  ports_.x = b.port("x", recipe.activations());
+  ports_.residual = b.port("residual in", recipe.activations());
+  const StreamGradient d_x = input_gradient(b, below);
   ports_.d_x = d_x.slot, ports_.d_x_amax = d_x.amax;
   const Stream in{.x = ports_.x,
                   .residual = ports_.residual,
                   .layer = static_cast<int>(m.layers) - 1,
                   .site = DropoutSite::mlp};
-  const precision::Format format = recipe.of(0, Gemm::lm_head, Role::input);
-  norm_.emplace(m, recipe, add, in, parameters.final_norm, parameters.final_norm_bias);
+  norm_.emplace(b, in, parameters.final_norm, parameters.final_norm_bias);
   // GEMMs on bf16 rows that are not 16-byte aligned are slow.
   constexpr int64_t aligned = 8;
   const bool bf16_logits = recipe.logits() == DType::bf16;
@@ -182,9 +160,8 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
                   .rows = head_chunk_rows});
   if (c.layout.tensor > 1)
     statistics_ = slot({.name = "logit statistics", .width = 3 * c.layout.tensor, .rows = head_chunk_rows});
-  d_norm_ = slot(stream_slot("d_norm", m.hidden, recipe.gradients()));
-  input_.emplace(c.layout, CommOverlap{}, add, norm_->out, d_norm_, m.hidden, format.dtype,
-                 recipe.gradients());
+  d_norm_ = b.gradient("d_norm", m.hidden, sequence_rows);
+  input_.emplace(b, norm_->out, d_norm_, Boundary{.overlaps = false});
   describe();
 }
 
@@ -268,18 +245,19 @@ Tensor Head::gathered_statistics(Run& r, const Tensor& logits, const Tensor& tar
 }
 
 ChunkBegin::ChunkBegin(const LayerContext& c, const precision::Recipe& recipe) : Layer("chunk_begin", c) {
-  ports_.out = slot(stream_slot("received", c.spec->hidden, recipe.activations()));
-  ports_.d_out = slot(stream_port("d_out", c.spec->hidden, recipe.gradients()));
+  const LayerBuilder b = builder(recipe);
+  ports_.out = b.activation("received", b.spec.hidden, sequence_rows);
+  ports_.d_out = b.port("d_out", recipe.gradients());
   describe();
 }
 
 ChunkEnd::ChunkEnd(const LayerContext& c, int layer, const precision::Recipe& recipe)
     : Layer("chunk_end", c), layer_(layer) {
-  const int64_t hidden = c.spec->hidden;
-  ports_.x = slot(stream_port("x", hidden, recipe.activations()));
-  ports_.residual = slot(stream_port("residual in", hidden, recipe.activations()));
-  ports_.out = slot(stream_slot("sent", hidden, recipe.activations()));
-  ports_.d_x = slot(stream_slot("received gradient", hidden, recipe.gradients()));
+  const LayerBuilder b = builder(recipe);
+  ports_.x = b.port("x", recipe.activations());
+  ports_.residual = b.port("residual in", recipe.activations());
+  ports_.out = b.activation("sent", b.spec.hidden, sequence_rows);
+  ports_.d_x = b.gradient("received gradient", b.spec.hidden, sequence_rows);
   describe();
 }
 

@@ -5,8 +5,7 @@
 
 #include <optional>
 
-#include "apps/model/layers/moe.h"
-#include "apps/model/layers/sublayers.h"
+#include "apps/model/layers/sublayer.h"
 
 namespace nrl::model {
 
@@ -37,15 +36,11 @@ class Block : public Layer {
   void forward(Run& r) override;
   void backward(Run& r) override;
   ParameterUse parameters(bool backward) const override;
-  int64_t host_values() const override { return moe_ ? moe_->host_values() : 0; }
+  int64_t host_values() const override { return mlp_->host_values(); }
 
  private:
   LayerParameters parameters_;
-  AddSlot add_;
-  Slot d_middle_;  ///< (n, H): gradient of the residual stream between attention and MLP
-  std::optional<Attention> attention_;
-  std::optional<Mlp> mlp_;  ///< either this
-  std::optional<Moe> moe_;  ///< or this
+  std::unique_ptr<Sublayer> attention_, mlp_;  ///< `mlp_` is a mixture of experts in blocks that have one
 };
 
 /// Final norm, LM head and loss, computed in chunks of tokens: the logits of the whole microbatch are never

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/model/program/builder.h"
 #include "apps/model/spec/layout.h"
 #include "apps/model/spec/micro_batch.h"
 #include "apps/model/spec/parameters.h"
@@ -40,47 +41,17 @@ struct ParameterView {
   bool grad_per_microbatch = false;
 };
 
-/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation. A
-/// weight that is kept in FP8 is its own row copy; `column` is then empty, and the column copy is a slot of
-/// the layer.
-struct QuantizedWeight {
-  Tensor row, column;
-  Tensor amax;  ///< (1) f32: for a scale of the whole tensor that is computed from the weight itself
-};
-
-/// Scales of the weights that are kept in FP8 (precision::QuantizedGemms::primary), for the update that
-/// writes them.
-struct WeightScales {
-  /// By parameter: index of its scale in the tensors, or of its first block's scale (ops::MatrixPart); -1:
-  /// not kept in FP8.
-  std::vector<int64_t> index;
-  Scaling scaling = Scaling::tensor;  ///< or block128
-  /// (n) f32. `amax` gets the amax of the weights: with delayed scaling the scales of later steps follow from
-  /// it, else this update's scales do, and it is left 0.
-  Tensor scale, amax;
-  Tensor aligned = {};  ///< scales of tensors that are not delayed, as in DelayedScales
-  bool delayed = false;
-  int margin = 0;
-};
-
-/// Scales of FP8 tensors that follow from earlier steps (precision::ScaleLayout); empty with other recipes.
-struct DelayedScales {
-  precision::ScaleLayout layout;
-  Tensor scale;    ///< (operands) f32
-  Tensor amax;     ///< (history, operands) f32: the first row is of this step
-  Tensor aligned;  ///< (operands, aligned_scale) f32: the scales again, for GEMMs
-};
+class Fp8State;
 
 /// State shared by all layers of a decoder.
 struct LayerContext {
   ops::Exec* exec = nullptr;
   const ModelSpec* spec = nullptr;  ///< of the rank's part of the model (tensor_part())
   ModelLayout layout = {};
-  const parallel::Groups* groups = nullptr;     ///< null for a layout of one rank
-  std::optional<parallel::ZigZag> share = {};   ///< context parallelism: this rank's tokens
-  std::vector<ParameterView> parameters;        ///< indexed like ParameterList::all
-  std::vector<QuantizedWeight> quantized = {};  ///< the same; empty where GEMMs read the weight itself
-  DelayedScales scales = {};
+  const parallel::Groups* groups = nullptr;    ///< null for a layout of one rank
+  std::optional<parallel::ZigZag> share = {};  ///< context parallelism: this rank's tokens
+  std::vector<ParameterView> parameters;       ///< indexed like ParameterList::all
+  const Fp8State* fp8 = nullptr;               ///< linear/fp8_state.h; null: no GEMM reads FP8
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
   Tensor rope_table;
@@ -353,6 +324,11 @@ class Layer {
  protected:
   Layer(std::string name, const LayerContext& context) : name_(std::move(name)), context_(context) {}
   Slot slot(const memory::SlotSpec& spec) { return table_.add(spec); }
+  /// For block `layer`; `recipe` must outlive it.
+  LayerBuilder builder(const precision::Recipe& recipe, int layer = 0) {
+    return {*context_.spec, context_.layout, recipe, layer,
+            [this](const memory::SlotSpec& s) { return slot(s); }};
+  }
   /// Fills the table. Must be called at the end of the most derived class's constructor.
   void describe();
 

@@ -57,6 +57,8 @@ struct ModelLayout {
   int chunks = 1;
   BlockSplit split = {};
 
+  /// The number of this rank's tokens in the residual stream, of `tokens` in the microbatch.
+  int64_t own_tokens(int64_t tokens) const { return sequence_parallel ? tokens / tensor : tokens; }
   /// Ranks among which tokens are sent to experts, and this rank's index (parallel::group::etp_ep).
   int expert_ranks() const { return expert * expert_tensor; }
   int expert_group_rank() const { return expert_rank * expert_tensor + expert_tensor_rank; }

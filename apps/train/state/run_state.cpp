@@ -10,7 +10,7 @@ TrainState state_of(engine::Engine& engine, Staging* staging) {
   state.whole = &engine.plan().whole;
   state.weights = engine.weight_slices();
   state.groups = engine.groups();
-  const model::DelayedScales& scales = engine.plan().decoder->scales();
+  const model::DelayedScales& scales = engine.plan().decoder->fp8().delayed();
   state.scales = scales.scale;
   state.amax = scales.amax;
   state.staging = staging;

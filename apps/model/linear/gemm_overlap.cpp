@@ -1,4 +1,4 @@
-#include "apps/model/layers/gemm_overlap.h"
+#include "apps/model/linear/gemm_overlap.h"
 
 #include <algorithm>
 

@@ -5,9 +5,7 @@
 //
 // Shapes: n tokens of this rank (sequence_rows), H hidden size.
 
-#include "apps/model/layers/tensor_parallel.h"
-#include "core/ops/quantize.h"
-#include "precision/recipe.h"
+#include "apps/model/linear/value.h"
 
 namespace nrl::model {
 
@@ -27,22 +25,19 @@ struct StreamGradient {
 };
 
 /// Zeroes an amax slot and returns it as (1) f32; empty if the slot is unset.
-Tensor zero_amax(Run& r, Slot amax);
-
-/// True if the norm before a GEMM must store its output: unless this rank alone reads it, to round it to FP8.
-bool stores_norm(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
-                 precision::Gemm gemm);
+Tensor zero_amax(const Run& r, Slot amax);
 
 /// sum = dropout(x) + residual; out = norm(sum). The first step of every sublayer and of the head.
 class PreNorm {
  public:
-  /// `stored`: whether out is a slot. Else its reader computes it from source().
-  PreNorm(const ModelSpec& spec, const precision::Recipe& recipe, const AddSlot& add, Stream in, int weight,
-          int bias, bool stored = true);
-  /// The forward steps. `amax`: gets the amax of an output that is not stored, (1) f32; may be unset.
-  void forward(Run& r, Slot amax = {});
+  /// `weight` and `bias` are parameters. `stored`: whether out is a slot. Else its reader computes it from
+  /// source().
+  PreNorm(const LayerBuilder& b, Stream in, int weight, int bias, bool stored = true);
+  /// The forward steps; returns the output. `amax`: gets the amax of an output that is not stored, (1) f32;
+  /// may be unset.
+  Value forward(Run& r, Slot amax = {}) const;
   /// d_x = gradient of the norm (+ d_residual: the gradient of the skip connection).
-  void backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x);
+  void backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x) const;
 
   Reads reads_of_source() const { return reads(sum, stats_); }
   /// out, for a step with reads_of_source().

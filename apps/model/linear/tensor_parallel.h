@@ -10,38 +10,32 @@
 // A gathered input is kept for the gradient of the weights, so that both columns communicate the same bytes.
 // Its slot has the recompute rule "gather", with which the backward pass gathers it again. On a rank alone
 // both are empty: the outer and the inner slot are one.
-// FP8 GEMMs may read rows that their ranks have rounded before the gather (gathers_fp8()): then the operand
-// gathers codes (projection.h), and here the outer and the inner slot are one.
-// With `overlap` (gemm_overlap.h) communication overlaps the GEMMs. The gradient of a column input is summed
+// FP8 GEMMs may read rows that their ranks have rounded before the gather: then the operand gathers codes
+// (quantized_value.h), and here the outer and the inner slot are one.
+// With overlap (gemm_overlap.h) communication overlaps the GEMMs. The gradient of a column input is summed
 // during wgrad, and an input that is gathered again arrives during dgrad.
 //
 // Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size.
 
-#include "apps/model/layers/gemm_overlap.h"
+#include "apps/model/linear/gemm_overlap.h"
+#include "apps/model/program/layer.h"
 
 namespace nrl::model {
-
-/// Adds a slot to the layer's table.
-using AddSlot = std::function<Slot(const memory::SlotSpec&)>;
 
 /// The recompute rule of inputs that are gathered again in the backward pass.
 inline constexpr std::string_view gather_rule = "gather";
 
-/// The ranks that have parts of the tokens of a microbatch, of `tensor` x `context` ranks.
-parallel::GroupId microbatch_ranks(int tensor, int context);
-
-/// True if tensor-parallel ranks round their own rows of an operand of a layer's GEMM to FP8 and gather the
-/// codes: of x, where the weight is split by rows (ColumnInput), or of dy (RowOutput). Otherwise they gather
-/// the rows as they are, and an FP8 GEMM rounds all of them. The numbers are the same.
-bool gathers_fp8(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
-                 precision::Gemm gemm);
+/// How a boundary communicates.
+struct Boundary {
+  bool codes = false;    ///< the FP8 codes of the rows are gathered elsewhere
+  bool overlaps = true;  ///< as the layout says
+};
 
 /// The input of matrices split by rows of outputs (columns of the product).
 class ColumnInput {
  public:
-  /// `in` (n, H) is the input, `d_in` (n, H) its gradient; the types are theirs. `codes`: gathers_fp8().
-  ColumnInput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot in, Slot d_in,
-              int64_t hidden, DType in_type, DType d_in_type, bool codes = false);
+  /// `in` (n, H) is the input, an activation, `d_in` (n, H) its gradient.
+  ColumnInput(const LayerBuilder& b, Slot in, Slot d_in, Boundary boundary);
   /// A forward step with sequence parallelism, unless codes are gathered; else nothing.
   void gather(Run& r) const;
   /// For the step after it, which reads x or a copy of it in another format: calls `gemm` for all `rows`.
@@ -70,9 +64,8 @@ class ColumnInput {
 /// The output of matrices split by their inputs.
 class RowOutput {
  public:
-  /// `out` (n, H) is the output, `d_out` (n, H) its gradient; the types are theirs. `codes`: gathers_fp8().
-  RowOutput(const ModelLayout& layout, const CommOverlap& overlap, const AddSlot& add, Slot out, Slot d_out,
-            int64_t hidden, DType out_type, DType d_out_type, bool codes = false);
+  /// `out` (n, H) is the output, an activation, `d_out` (n, H) its gradient.
+  RowOutput(const LayerBuilder& b, Slot out, Slot d_out, Boundary boundary);
   /// For a step that writes `partial` and `out`: calls `gemm` for all rows of `partial`; the sum over the
   /// ranks becomes `out`.
   void multiply(const Run& r, const GemmOfRows& gemm) const;

@@ -1,11 +1,11 @@
-#include "apps/model/layers/pre_norm.h"
+#include "apps/model/linear/pre_norm.h"
 
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::model {
 
-Tensor zero_amax(Run& r, Slot amax) {
+Tensor zero_amax(const Run& r, Slot amax) {
   const Tensor slot = r[amax];
   if (!slot) return {};
   const Tensor number = make_tensor(slot.data, DType::f32, {1}, slot.device);
@@ -13,28 +13,14 @@ Tensor zero_amax(Run& r, Slot amax) {
   return number;
 }
 
-bool stores_norm(const ModelSpec& m, const ModelLayout& layout, const precision::Recipe& recipe, int layer,
-                 precision::Gemm gemm) {
-  return !recipe.quantizes(layer, gemm) ||
-         (layout.sequence_parallel && !gathers_fp8(m, layout, recipe, layer, gemm));
-}
-
-PreNorm::PreNorm(const ModelSpec& m, const precision::Recipe& recipe, const AddSlot& add, Stream in,
-                 int weight, int bias, bool stored)
+PreNorm::PreNorm(const LayerBuilder& b, Stream in, int weight, int bias, bool stored)
     : in_(in), weight_(weight), bias_(bias) {
-  sum = add({.name = "residual",
-             .width = m.hidden,
-             .dtype = recipe.activations(),
-             .rows = sequence_rows,
-             .rules = "input"});
-  stats_ = add(
-      {.name = "norm statistics", .width = m.norm == ops::NormKind::layer ? 2 : 1, .rows = sequence_rows});
-  if (!stored) return;
-  out = add({.name = "norm",
-             .width = m.hidden,
-             .dtype = recipe.activations(),
-             .rows = sequence_rows,
-             .rules = "norm"});
+  const int64_t width = b.spec.hidden;
+  sum = b.activation("residual", width, sequence_rows, "input");
+  stats_ = b.add({.name = "norm statistics",
+                  .width = b.spec.norm == ops::NormKind::layer ? 2 : 1,
+                  .rows = sequence_rows});
+  if (stored) out = b.activation("norm", width, sequence_rows, "norm");
 }
 
 PreNorm::Statistics PreNorm::statistics(const Run& r) const {
@@ -51,7 +37,7 @@ ops::QuantizeSource PreNorm::source(const Run& r) const {
           .norm = {.weight = r.weight(weight_), .bias = r.weight(bias_), .mean = s.mean, .rstd = s.rstd}};
 }
 
-void PreNorm::forward(Run& r, Slot amax) {
+Value PreNorm::forward(Run& r, Slot amax) const {
   const ModelSpec& m = r.spec();
   if (out) amax = {};
   const auto norm = [&](const Tensor& x, const Tensor& residual, const ops::FusedDropout& dropout) {
@@ -81,9 +67,10 @@ void PreNorm::forward(Run& r, Slot amax) {
   });
   // Recomputed from the sum, which is always kept.
   r.step(memory::recompute, "norm", reads(sum), writes(stats_, out), [&] { norm(r[sum], {}, {}); });
+  return out ? Value{out} : Value{.norm = this};
 }
 
-void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x) {
+void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x) const {
   r.dgrad("norm", reads(d_out, sum, stats_, d_residual),
           writes(over(d_x.slot, d_residual ? d_residual : d_out), d_x.amax), [&] {
             const Statistics s = statistics(r);

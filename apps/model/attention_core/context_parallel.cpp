@@ -1,4 +1,4 @@
-#include "apps/model/layers/context_parallel.h"
+#include "apps/model/attention_core/context_parallel.h"
 
 #include <algorithm>
 
@@ -51,11 +51,6 @@ parallel::ContextGroups ContextParallel::groups(const Run& r) const {
   if (exchange_.a2a > 1) out.a2a = group(Ranks::a2a);
   if (exchange_.a2a < r.context().layout.context) out.ring = group(Ranks::ring);
   return out;
-}
-
-std::optional<ContextParallel> context_parallel(const LayerContext& context, int layer, DType dtype) {
-  if (!context.share) return std::nullopt;
-  return ContextParallel(context, layer, dtype);
 }
 
 std::vector<parallel::GroupId> context_groups(std::span<const parallel::ContextExchange> exchanges,

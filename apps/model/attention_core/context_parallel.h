@@ -23,9 +23,6 @@ class ContextParallel {
   parallel::ContextAttention attention_;
 };
 
-/// Null without context parallelism.
-std::optional<ContextParallel> context_parallel(const LayerContext& context, int layer, DType dtype);
-
 /// The group of some of the ranks of a block with this exchange.
 parallel::GroupId context_group(const parallel::ContextExchange& exchange, parallel::ContextRanks ranks);
 /// The groups that blocks with these exchanges communicate in, in context groups of `size` ranks.

@@ -1,0 +1,244 @@
+#include "apps/model/linear/linear.h"
+
+#include "apps/model/spec/rank_groups.h"
+#include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
+
+namespace nrl::model {
+
+using precision::Role;
+
+namespace {
+
+/// True if tensor-parallel ranks round their own rows of x (Split::outputs) or dy (Split::inputs) to FP8 and
+/// gather the codes. Otherwise they gather the rows as they are, and an FP8 GEMM rounds all of them. The
+/// numbers are the same.
+bool gathers_codes(const LayerBuilder& b, const LinearSpec& spec) {
+  // With overlap a GEMM reads rows as they arrive.
+  if (spec.groups || !b.layout.sequence_parallel || b.layout.overlap.method != TpCommOverlap::none)
+    return false;
+  // With scales of blocks the transposed copy has other blocks, so that both copies would be gathered: no
+  // fewer bytes than bf16.
+  const auto whole = [&](Role role) {
+    return b.recipe.of(b.layer, spec.gemm, role).scaling == Scaling::tensor;
+  };
+  // Other ops that read x, and the gradient of a bias, read the rows themselves.
+  return spec.split == Split::outputs ? whole(Role::input) && !spec.shares_x
+                                      : whole(Role::gradient) && spec.bias < 0;
+}
+
+/// The ranks that have parts of a weight and agree on its scale.
+std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout, bool experts) {
+  if (experts && exchanges_tokens(layout)) return expert_exchange_group;
+  if (!experts && layout.tensor > 1) return parallel::group::tp;
+  return std::nullopt;
+}
+
+}  // namespace
+
+Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
+    : spec_(spec),
+      layer_(b.layer),
+      gathers_codes_(gathers_codes(b, spec)),
+      fused_name_(trace::intern(fmt::format("{}_gelu", spec.name))),
+      format_(b.recipe.of(b.layer, spec.gemm, Role::weight)),
+      margin_(b.recipe.quantized().margin) {
+  const bool outputs = spec.split == Split::outputs;
+  if (outputs && !spec.groups && b.layout.sequence_parallel) {
+    spec_.rules = gather_rule;
+    gathers_rows_of_x_ = !gathers_codes_;
+  }
+  const QuantizedSpec x{.gemm = spec.gemm,
+                        .role = Role::input,
+                        .width = spec.in,
+                        .divided = !outputs,
+                        .gathers = outputs && gathers_codes_,
+                        .rules = spec_.rules,
+                        .column = !spec.weighted,
+                        .groups = spec.groups};
+  input_ = QuantizedValue(b, x);
+  if (spec.weighted) {
+    QuantizedSpec weighted = x;
+    weighted.rules = "";
+    weighted.row = false;
+    weighted.column = true;
+    weighted_ = QuantizedValue(b, weighted);
+  }
+  gradient_ = QuantizedValue(b, {.gemm = spec.gemm,
+                                 .role = Role::gradient,
+                                 .width = spec.out,
+                                 .divided = outputs,
+                                 .gathers = !outputs && gathers_codes_,
+                                 .groups = spec.groups});
+  if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) return;
+  transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(spec.gemm)));
+  transposed_ = b.add({.name = transpose_,
+                       .width = quantized_bytes(format_.scaling, spec.in, spec.out),
+                       .dtype = DType::u8,
+                       .rows = one_row});
+}
+
+void Linear::connect(const LayerBuilder& b, const LinearEnds& ends) {
+  ends_ = ends;
+  if (spec_.groups) return;
+  const Boundary boundary{.codes = gathers_codes_, .overlaps = spec_.overlaps};
+  if (spec_.split == Split::outputs)
+    column_.emplace(b, ends.x, ends.d_x, boundary);
+  else
+    row_.emplace(b, ends.y, ends.d_y, boundary);
+}
+
+bool Linear::computes_d_y(bool gated) const {
+  return gradient_ && spec_.bias < 0 && (!gated || ops::halves_scales(gradient_.scaling(), spec_.out / 2));
+}
+
+Tensor Linear::input(const Run& r) const {
+  return input_ ? input_.row(r) : rows_of(r, x(), spec_.groups);
+}
+
+Tensor Linear::gradient(const Run& r) const {
+  return gradient_ ? gradient_.row(r) : rows_of(r, d_y(), spec_.groups);
+}
+
+void Linear::forward(Run& r, const Value& x) const {
+  if (column_) column_->gather(r);
+  if (input_) {
+    Value all = x;
+    if (all.slot) all.slot = all.slot.id == ends_.x.id ? this->x() : all.slot;
+    input_.forward_steps(r, all);
+  }
+  const LinearEnds::Fused& fused = ends_.y_of;
+  const Slot y = row_ ? row_->partial : ends_.y;
+  r.step(fused.pre_activation ? fused_name_ : spec_.name,
+         input_ ? input_.row_reads() : reads(this->x()) | groups(), writes(y, ends_.y, fused.pre_activation),
+         [&] {
+           const Tensor in = input(r), w = weight(r), out = rows_of(r, y, spec_.groups);
+           if (spec_.groups)
+             return ops::grouped_linear_forward(
+                 r.exec(), {.x = in, .weight = w, .offsets = spec_.groups->offsets_of(r), .out = out});
+           const Tensor bias = row_ ? RowOutput::bias(r, spec_.bias) : r.weight(spec_.bias);
+           const Tensor pre_activation = r[fused.pre_activation];
+           const auto gemm = [&](const GemmRows& rows) {
+             ops::linear_forward(r.exec(), {.x = rows.input(in),
+                                            .weight = w,
+                                            .bias = bias,
+                                            .out = rows.output(out),
+                                            .activation = fused.activation,
+                                            .pre_activation = rows.output(pre_activation)});
+           };
+           if (row_)
+             row_->multiply(r, gemm);
+           else
+             column_->multiply(r, in, gemm);
+         });
+}
+
+void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
+  if (row_) row_->gather(r);
+  if (column_) column_->gather_again(r);
+  if (gradient_) {
+    Value all = d_y;
+    if (all.slot.id == ends_.d_y.id) all.slot = this->d_y();
+    gradient_.backward_step(r, all);
+  }
+  if (transposed_)
+    r.dgrad(transpose_, reads(), writes(transposed_),
+            [&] { ops::transpose(r.exec(), {.x = weight(r), .out = weight_for_gradient(r)}); });
+  const LinearEnds::Fused& fused = ends_.d_x_of;
+  const Reads from = gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(this->d_y()) | groups();
+  r.dgrad(fused.pre_activation ? fused_name_ : spec_.name, from | more.reads | reads(fused.pre_activation),
+          writes(d_x(), ends_.d_x), [&] {
+            const Tensor dout = gradient(r), w = weight_for_gradient(r), dx = rows_of(r, d_x(), spec_.groups);
+            if (spec_.groups)
+              return ops::grouped_linear_backward_data(
+                  r.exec(), {.dout = dout, .weight = w, .offsets = spec_.groups->offsets_of(r), .dx = dx});
+            const Tensor pre_activation = r[fused.pre_activation];
+            const auto gemm = [&](const GemmRows& rows) {
+              ops::linear_backward_data(r.exec(), {.dout = rows.input(dout),
+                                                   .weight = w,
+                                                   .dx = rows.output(dx),
+                                                   .activation = fused.activation,
+                                                   .pre_activation = rows.output(pre_activation)});
+            };
+            if (row_) return row_->multiply_gradient(r, dout, gemm);
+            gemm({.in = 0, .count = dout.dim(0), .out = 0});
+            if (more.work) more.work();
+            column_->reduce(r);
+          });
+}
+
+void Linear::wgrad(Run& r) const {
+  const Slot x = spec_.weighted ? ends_.weighted : this->x(), dy = d_y();
+  if (weighted_) weighted_.backward_step(r, {x});
+  const QuantizedValue& input = spec_.weighted ? weighted_ : input_;
+  const int bias = spec_.bias;
+  const Reads read = !input     ? reads(dy, x) | groups()
+                     : bias < 0 ? input.column_reads() | gradient_.column_reads()
+                                : input.column_reads() | gradient_.column_reads() | reads(dy);
+  r.wgrad(spec_.name, read, [&] {
+    if (column_) column_->wait(r);
+    const bool accumulate = r.accumulates(spec_.weight);
+    const Tensor dout = input ? gradient_.column(r) : rows_of(r, dy, spec_.groups),
+                 in = input ? input.column(r) : rows_of(r, x, spec_.groups);
+    if (spec_.groups) {
+      ops::grouped_linear_backward_weight(r.exec(), {.dout = dout,
+                                                     .x = in,
+                                                     .offsets = spec_.groups->offsets_of(r),
+                                                     .dweight = r.grad(spec_.weight),
+                                                     .accumulate = accumulate});
+    } else {
+      if (input && bias >= 0)
+        ops::column_sums(r.exec(), {.x = r[dy], .out = r.grad(bias), .accumulate = accumulate});
+      ops::linear_backward_weight(r.exec(), {.dout = dout,
+                                             .x = in,
+                                             .dweight = r.grad(spec_.weight),
+                                             .dbias = input ? Tensor{} : r.grad(bias),
+                                             .accumulate = accumulate});
+    }
+    r.gradient_ready({spec_.weight, bias});
+  });
+  if (column_) column_->finish_reduce(r);
+}
+
+Tensor Linear::weight(Run& r) const {
+  if (!input_) return r.weight(spec_.weight);
+  if (transposed_)
+    r.weight(spec_.weight);  // which may be gathered
+  else if (r.first_microbatch() && !r.recomputes())
+    quantize_weight(r);
+  return r.context().fp8->weight(spec_.weight).row;
+}
+
+Tensor Linear::weight_for_gradient(const Run& r) const {
+  if (!gradient_) return r.weight(spec_.weight);
+  const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
+  if (!transposed_) return w.column;
+  Tensor t = quantized_tensor(r[transposed_].data, format_, spec_.in, spec_.out, w.row.device);
+  if (format_.scaling == Scaling::tensor) t.scales.data = w.row.scales.data;
+  return t;
+}
+
+void Linear::quantize_weight(Run& r) const {
+  const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
+  const Tensor weight = r.weight(spec_.weight);
+  Tensor row = w.row, column = w.column;
+  if (w.amax) {
+    ops::largest_magnitude(r.exec(), {.source = {weight}, .amax = w.amax});
+    if (const auto ranks = ranks_of_weight_scale(r.layout(), spec_.groups != nullptr))
+      r.all_reduce(w.amax, *ranks, comm::Reduce::max);
+    ops::update_scales(r.exec(), {.amax = make_tensor(w.amax.data, DType::f32, {1, 1}, w.amax.device),
+                                  .scale = make_tensor(row.scales.data, DType::f32, {1}, w.amax.device),
+                                  .format = format_.dtype,
+                                  .margin = margin_});
+  } else if (format_.scaling == Scaling::tensor && r.trains()) {
+    const DelayedScales& s = r.context().fp8->delayed();
+    row.scales.amax = column.scales.amax =
+        s.amax.ptr<float>() + s.layout.index(layer_, spec_.gemm, Role::weight);
+  }
+  ops::quantize(r.exec(), {.source = {weight},
+                           .row = row,
+                           .column = column,
+                           .parts = spec_.groups ? spec_.groups->own_experts() : 1});
+}
+
+}  // namespace nrl::model

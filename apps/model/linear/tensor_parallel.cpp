@@ -1,0 +1,80 @@
+#include "apps/model/linear/tensor_parallel.h"
+
+namespace nrl::model {
+
+namespace {
+
+/// Calls `gemm` once, for all rows.
+void multiply_all(const Tensor& rows, const GemmOfRows& gemm) {
+  gemm({.in = 0, .count = rows.dim(0), .out = 0});
+}
+
+CommOverlap overlap_of(const LayerBuilder& b, Boundary boundary) {
+  return boundary.overlaps ? b.layout.overlap : CommOverlap{};
+}
+
+}  // namespace
+
+ColumnInput::ColumnInput(const LayerBuilder& b, Slot in, Slot d_in, Boundary boundary)
+    : x(in), d_x(d_in), overlap_(overlap_of(b, boundary)), in_(in), d_in_(d_in) {
+  if (!b.layout.sequence_parallel) return;
+  if (!boundary.codes) x = b.activation("gathered", b.spec.hidden, token_rows, gather_rule);
+  d_x = b.gradient("d_gathered", b.spec.hidden, token_rows);
+}
+
+void ColumnInput::gather(Run& r) const {
+  if (gathers()) r.step("gather", reads(in_), writes(x), [&] { start_gather(r, overlap_, in_, x); });
+}
+
+void ColumnInput::multiply(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const {
+  if (gathers())
+    multiply_gathered(r, overlap_, x, rows, gemm);
+  else
+    multiply_all(rows, gemm);
+}
+
+void ColumnInput::gather_again(Run& r) const {
+  if (gathers() && overlaps()) r.wgrad("gather_again", reads(x), [] {});
+}
+
+void ColumnInput::reduce(const Run& r) const {
+  comm::Handle sum =
+      d_x.id != d_in_.id ? r.reduce_scatter_async(r[d_x], r[d_in_]) : r.all_reduce_async(r[d_in_]);
+  if (overlaps())
+    r.in_flight().add(d_in_, {std::move(sum)});
+  else
+    sum.wait();
+}
+
+void ColumnInput::finish_reduce(Run& r) const {
+  if (overlaps()) r.dgrad("finish_reduce", reads(d_x, d_in_), writes(d_in_), [&] { wait_for(r, d_in_); });
+}
+
+RowOutput::RowOutput(const LayerBuilder& b, Slot out, Slot d_out, Boundary boundary)
+    : partial(out), d_full(d_out), overlap_(overlap_of(b, boundary)), out_(out), d_out_(d_out) {
+  if (!b.layout.sequence_parallel) return;
+  partial = b.activation("partial output", b.spec.hidden, token_rows);
+  if (!boundary.codes) d_full = b.gradient("gathered d_out", b.spec.hidden, token_rows);
+}
+
+void RowOutput::multiply(const Run& r, const GemmOfRows& gemm) const {
+  multiply_and_sum(r, overlap_, partial, out_, gemm);
+}
+
+void RowOutput::gather(Run& r) const {
+  if (d_full.id != d_out_.id)
+    r.dgrad("gather", reads(d_out_), writes(d_full), [&] { start_gather(r, overlap_, d_out_, d_full); });
+}
+
+void RowOutput::multiply_gradient(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const {
+  if (d_full.id != d_out_.id)
+    multiply_gathered(r, overlap_, d_full, rows, gemm);
+  else
+    multiply_all(rows, gemm);
+}
+
+Tensor RowOutput::bias(const Run& r, int parameter) {
+  return r.layout().tensor_rank == 0 ? r.weight(parameter) : Tensor{};
+}
+
+}  // namespace nrl::model
