@@ -9,7 +9,7 @@ usage() {
 usage: scripts/ptxas-table.sh [--summary] [--no-spills ARCHITECTURE] [REPORT.ptxas...]
   --summary      only one line per op and architecture
   --no-spills A  the architecture on which a spill is a fault (sm_90a); elsewhere it is only shown
-  REPORT.ptxas   outputs of `ptxas -v`, each next to its PTX; default: those of build/cuda (target ptxas_reports)
+  REPORT.ptxas   outputs of `ptxas -v`, each next to its PTX; default: those of build/cuda
 Exits with 1 when a kernel spills registers there, or has too many for a block of 1024 threads without __launch_bounds__; with
 65 when there is no kernel.
 TEXT
@@ -38,7 +38,7 @@ while (($#)); do
 done
 if ((${#reports[@]} == 0)); then
   mapfile -t reports < <(find "$root_dir/build/cuda/tests/kernels" -name '*.ptxas' 2>/dev/null | LC_ALL=C sort)
-  ((${#reports[@]})) || die 66 "there is no report. Fix: build the target ptxas_reports in build/cuda first"
+  ((${#reports[@]})) || die 66 "there is no report. Fix: build the target nrl-train in build/cuda first, with tests"
 fi
 
 # One line per kernel: file, architecture, mangled name, largest block (0: unspecified), registers, stack, spill stores,
@@ -50,7 +50,7 @@ rows() {
       name = ""
       registers = stack = stores = loads = shared = 0
     }
-    FNR == 1 { put(); file = FILENAME; sub(/.*\//, "", file); sub(/\.[^.]*\.ptx(as)?$/, "", file) }
+    FNR == 1 { put(); file = FILENAME; sub(/.*\//, "", file); sub(/\.ptx(as)?$/, "", file) }
     /\.entry/ { match($0, /_Z[A-Za-z0-9_]*/); entry = substr($0, RSTART, RLENGTH) }
     /^\.maxntid/ { gsub(/,/, " "); bounds[file, entry] = $2 * ($3 ? $3 : 1) * ($4 ? $4 : 1) }
     /Compiling entry function/ { put(); split($0, part, "\047"); name = part[2]; arch = part[4] }
