@@ -8,12 +8,37 @@
 namespace nrl::ops::reference {
 namespace {
 
-double at(const Tensor& t, int64_t token, int64_t head, int64_t i) {
-  if (t.scales.kind == Scaling::tensor) return load_scaled(t, token, head * t.step(1) + i * t.step(2));
-  return load_at(t, token * t.step(0) + head * t.step(1) + i * t.step(2));
-}
 void put(const Tensor& t, int64_t token, int64_t head, int64_t i, double value) {
   store_at(t, token * t.step(0) + head * t.step(1) + i * t.step(2), value);
+}
+
+/// A tensor [tokens, heads, width], read once: its elements are used for every query or key.
+class Heads {
+ public:
+  explicit Heads(const Tensor& t) : heads_(t.dim(1)), width_(t.dim(2)) {
+    values_.reserve(static_cast<size_t>(t.dim(0) * heads_ * width_));
+    for (int64_t token = 0; token < t.dim(0); ++token)
+      for (int64_t head = 0; head < heads_; ++head)
+        for (int64_t i = 0; i < width_; ++i) {
+          const int64_t column = head * t.step(1) + i * t.step(2);
+          values_.push_back(t.scales.kind == Scaling::tensor ? load_scaled(t, token, column)
+                                                             : load_at(t, token * t.step(0) + column));
+        }
+  }
+  /// The elements of a head of a token.
+  const double* at(int64_t token, int64_t head) const {
+    return values_.data() + (token * heads_ + head) * width_;
+  }
+
+ private:
+  int64_t heads_, width_;
+  std::vector<double> values_;
+};
+
+double product(const double* x, const double* y, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * y[i];
+  return sum;
 }
 
 /// What dropout multiplies the probability of a query and a key of its sequence by.
@@ -64,13 +89,6 @@ void for_each_query(const Arguments& a, const Body& body) {
   }
 }
 
-template <class Arguments>
-double score(const Arguments& a, int64_t i, int64_t h, int64_t j, int64_t g) {
-  double sum = 0;
-  for (int64_t c = 0; c < a.q.dim(2); ++c) sum += at(a.q, i, h, c) * at(a.k, j, g, c);
-  return sum * static_cast<double>(a.scale);
-}
-
 /// The multiple of 1 / `inverse` by a number of the format that is nearest to x, even if two are.
 double rounded_to(DType format, double x, double inverse) {
   if (std::isnan(x)) return x;
@@ -87,11 +105,13 @@ double scale_of(const Tensor& t) {
 void forward(Exec&, const AttentionForward& a) {
   const Keep keep(a);
   const bool fp8 = a.q.dtype == DType::e4m3;
+  const int64_t d = a.q.dim(2);
+  const Heads q(a.q), k(a.k), v(a.v);
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
     std::vector<double> p;
     double top = -INFINITY, sum = 0;
     for (int64_t j = begin; j < end; ++j) {
-      p.push_back(score(a, i, h, j, g));
+      p.push_back(product(q.at(i, h), k.at(j, g), d) * static_cast<double>(a.scale));
       top = std::max(top, p.back());
     }
     // A probability is rounded relative to the power of two from the largest on.
@@ -100,11 +120,12 @@ void forward(Exec&, const AttentionForward& a) {
     if (fp8)
       for (double& x : p) x = rounded_to(DType::e4m3, x, static_cast<double>(probability_code_scale));
     for (int64_t j = begin; j < end; ++j) p[static_cast<size_t>(j - begin)] *= keep(i, h, j - k0, k0);
-    for (int64_t c = 0; c < a.q.dim(2); ++c) {
-      double o = 0;
-      for (int64_t j = begin; j < end; ++j) o += p[static_cast<size_t>(j - begin)] * at(a.v, j, g, c);
-      put(a.out, i, h, c, p.empty() ? 0.0 : o / sum);
+    std::vector<double> o(static_cast<size_t>(d));
+    for (int64_t j = begin; j < end; ++j) {
+      const double* row = v.at(j, g);
+      for (int64_t c = 0; c < d; ++c) o[static_cast<size_t>(c)] += p[static_cast<size_t>(j - begin)] * row[c];
     }
+    for (int64_t c = 0; c < d; ++c) put(a.out, i, h, c, p.empty() ? 0.0 : o[static_cast<size_t>(c)] / sum);
     if (a.lse) store(a.lse, h, i, p.empty() ? -INFINITY : top + std::log(sum));
   });
 }
@@ -114,28 +135,30 @@ void backward(Exec&, const AttentionBackward& a) {
   // Sums over queries and heads are kept in double, rounded once.
   const auto width = static_cast<size_t>(a.k.dim(1) * d);
   std::vector<double> dk(static_cast<size_t>(a.k.dim(0)) * width), dv(dk.size());
+  const Heads q(a.q), k(a.k), v(a.v), out(a.out), dout(a.dout);
   const Keep keep(a);
   const bool fp8 = a.q.dtype == DType::e4m3;
   const double ds_scale = fp8 ? 0.5 * static_cast<double>(a.scale) * static_cast<double>(d) * 448 *
                                     scale_of(a.dout) * scale_of(a.v)
                               : 1.0;
   for_each_query(a, [&](int64_t i, int64_t h, int64_t g, int64_t k0, int64_t begin, int64_t end) {
-    double delta = 0;
-    for (int64_t c = 0; c < d; ++c) delta += at(a.dout, i, h, c) * at(a.out, i, h, c);
+    const double *q_row = q.at(i, h), *dout_row = dout.at(i, h);
+    const double delta = product(dout_row, out.at(i, h), d);
     std::vector<double> dq(static_cast<size_t>(d));
     for (int64_t j = begin; j < end; ++j) {
-      const double p = std::exp(score(a, i, h, j, g) - load(a.lse, h, i)), kept = keep(i, h, j - k0, k0);
-      double dp = 0;
-      for (int64_t c = 0; c < d; ++c) dp += at(a.dout, i, h, c) * at(a.v, j, g, c);
+      const double* k_row = k.at(j, g);
+      const double s = product(q_row, k_row, d) * static_cast<double>(a.scale),
+                   p = std::exp(s - load(a.lse, h, i)), kept = keep(i, h, j - k0, k0),
+                   dp = product(dout_row, v.at(j, g), d);
       const double exact = p * (kept * dp - delta) * static_cast<double>(a.scale),
                    ds = fp8 ? rounded_to(DType::e5m2, exact, 1 / ds_scale) : exact,
                    p_factor =
                        fp8 ? rounded_to(DType::e4m3, p, static_cast<double>(probability_code_scale)) : p;
       for (int64_t c = 0; c < d; ++c) {
         const size_t e = static_cast<size_t>(j) * width + static_cast<size_t>(g * d + c);
-        dq[static_cast<size_t>(c)] += ds * at(a.k, j, g, c);
-        dk[e] += ds * at(a.q, i, h, c);
-        dv[e] += kept * p_factor * at(a.dout, i, h, c);
+        dq[static_cast<size_t>(c)] += ds * k_row[c];
+        dk[e] += ds * q_row[c];
+        dv[e] += kept * p_factor * dout_row[c];
       }
     }
     for (int64_t c = 0; c < d; ++c) put(a.dq, i, h, c, dq[static_cast<size_t>(c)]);
