@@ -8,11 +8,14 @@
 // the number of elements in mode big. Exit code 77: there is nothing to run on, for the reason printed.
 
 #include <algorithm>
+#include <climits>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <span>
+
+#include <malloc.h>
 
 #include "core/device/runtime.h"
 #include "tests/kernels/uncovered.h"
@@ -344,6 +347,9 @@ int run(const Mode& mode) {
 
 int main(int argc, char** argv) {
   using namespace nrl::ops_test;
+  // Large buffers come and go with every case: their pages stay with the process.
+  mallopt(M_MMAP_THRESHOLD, INT_MAX);
+  mallopt(M_TRIM_THRESHOLD, INT_MAX);
   const std::string_view mode = argc > 1 ? argv[1] : "", filter = argc > 2 ? argv[2] : "";
   Registry registry;
   for (Register r : registrars()) r(registry);

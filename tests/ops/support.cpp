@@ -249,26 +249,45 @@ double fp8_sum_tolerance(const ops::Exec& exec) {
   return on_gpu(exec) ? 1e-2 : 0.0;
 }
 
+namespace {
+
+// Calls `visit` with the elements of two buffers of one shape, as what they are: visit(got, want).
+template <class Visit>
+void for_pairs(const Buffer& got, const Buffer& want, const Visit& visit) {
+  const Tensor &g = got.tensor(), &w = want.tensor();
+  NRL_CHECK(g.rank == w.rank && g.shape == w.shape, "buffers of two shapes");
+  const int64_t rows = w.rank > 1 ? w.shape[0] : 1, columns = rows > 0 ? want.size() / rows : 0;
+  typed(g, [&](const auto* g_data) {
+    typed(w, [&](const auto* w_data) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const auto* g_row = g_data + r * g.stride[0];
+        const auto* w_row = w_data + r * w.stride[0];
+        for (int64_t i = 0; i < columns; ++i) visit(as_double(g_row[i]), as_double(w_row[i]));
+      }
+    });
+  });
+}
+
+}  // namespace
+
 double error_of(const Buffer& got, const Buffer& want) {
-  const std::vector<double> g_values = got.values(), w_values = want.values();
-  const size_t n = w_values.size();
   double squares = 0;
-  for (const double w : w_values) squares += std::isfinite(w) ? w * w : 0.0;
-  const double rms = n > 0 ? std::sqrt(squares / static_cast<double>(n)) : 0.0;
+  for_pairs(want, want, [&](double, double w) { squares += std::isfinite(w) ? w * w : 0.0; });
+  const double rms = want.size() > 0 ? std::sqrt(squares / static_cast<double>(want.size())) : 0.0;
   double worst = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const double g = g_values[i], w = w_values[i];
-    if (std::isnan(g) != std::isnan(w) || std::isinf(g) != std::isinf(w)) return INFINITY;
-    if (!std::isfinite(w) || g == w) continue;
-    worst = std::max(worst, std::fabs(g - w) / (std::fabs(w) + rms));
-  }
+  for_pairs(got, want, [&](double g, double w) {
+    if (g == w) return;
+    if (std::isnan(g) != std::isnan(w) || std::isinf(g) != std::isinf(w)) worst = INFINITY;
+    if (std::isfinite(w)) worst = std::max(worst, std::fabs(g - w) / (std::fabs(w) + rms));
+  });
   return worst;
 }
 
 bool same_bits(const Buffer& a, const Buffer& b) {
   if (a.size() != b.size() || a.tensor().dtype != b.tensor().dtype) return false;
-  const std::vector<double> x = a.values(), y = b.values();
-  return x.empty() || std::memcmp(x.data(), y.data(), x.size() * sizeof(double)) == 0;
+  bool same = true;
+  for_pairs(a, b, [&](double x, double y) { same = same && std::memcmp(&x, &y, sizeof x) == 0; });
+  return same;
 }
 
 double dot(const Buffer& a, const Buffer& b) {

@@ -115,9 +115,13 @@ void quantize_both(Exec& exec, const Quantize& a) {
   for (int64_t p = 0; a.parts > 1 && p < a.parts; ++p) quantize_both(exec, part_of(a, p));
   if (a.parts > 1) return;
   const std::vector<int64_t> rows = rows_of_copies(a);
+  const int64_t columns = a.row ? a.row.dim(1) : a.column.dim(0);
+  std::vector<double> values;  // of the rows of the copies: both read each several times
+  values.reserve(rows.size() * static_cast<size_t>(columns));
+  for (const int64_t from : rows)
+    for (int64_t j = 0; j < columns; ++j) values.push_back(from < 0 ? 0.0 : source_value(a.source, from, j));
   const auto value = [&](int64_t row, int64_t column) {
-    const int64_t from = rows[static_cast<size_t>(row)];
-    return from < 0 ? 0.0 : source_value(a.source, from, column);
+    return values[static_cast<size_t>(row * columns + column)];
   };
   if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return value(i, j); });
   if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return value(j, i); });
