@@ -27,45 +27,46 @@ peak() {
   "$nrl_train" plan "$@" | awk '$1 == "peak" { gsub(/,/, "", $2); print $2; exit }'
 }
 
-wide=(policy.model.hidden_size=256 policy.model.num_hidden_layers=8 policy.train_global_batch_size=1024
-  pretrain.max_num_steps=3 checkpointing.enabled=false)
+# Narrow layers: activations of many tokens fill the memory, and GEMMs take little time.
+many=(policy.model.hidden_size=64 policy.model.num_hidden_layers=8 policy.train_global_batch_size=2560
+  pretrain.max_num_steps=2 checkpointing.enabled=false)
 case $case_name in
   on_oom)
     corpus
     config large
-    large=$(arena large.yaml "${wide[@]}" policy.train_micro_batch_size=512)
-    small=$(arena large.yaml "${wide[@]}" policy.train_micro_batch_size=256)
+    large=$(arena large.yaml "${many[@]}" policy.train_micro_batch_size=1280)
+    small=$(arena large.yaml "${many[@]}" policy.train_micro_batch_size=640)
     ((large > small + 300000000)) || fail "arenas of $large and $small bytes are too similar for this test"
     # The arena of small microbatches and 250 MB for everything else: that of large ones does not fit.
     kib=$(((small + 250000000) / 1024))
-    expect 71 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512
+    expect 71 limited "$kib" large.yaml "${many[@]}" policy.train_micro_batch_size=1280
     said err.txt 'the system refused'
     said err.txt 'activations'
     said err.txt 'in use without it: '
     # What is said to fit into what was left does.
     sed -n 's/.*= fits: \(.*\) (a rank needs .*/\1/p' err.txt >fits.txt
-    grep -q '^policy.train_micro_batch_size: 256$' fits.txt || fail "not said to fit: $(cat err.txt)"
+    grep -q '^policy.train_micro_batch_size: 640$' fits.txt || fail "not said to fit: $(cat err.txt)"
     while read -r changes; do
       changes=${changes//, / }
       # shellcheck disable=SC2086  # one argument for each key
-      expect 0 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512 ${changes//: /=} logger.log_dir=fits </dev/null
+      expect 0 limited "$kib" large.yaml "${many[@]}" policy.train_micro_batch_size=1280 ${changes//: /=} logger.log_dir=fits </dev/null
     done <fits.txt
     # The vote of one rank makes all ranks take smaller microbatches, once.
-    expect 0 limited "$kib" large.yaml "${wide[@]}" policy.train_micro_batch_size=512 memory.on_oom=reduce_batch \
+    expect 0 limited "$kib" large.yaml "${many[@]}" policy.train_micro_batch_size=1280 memory.on_oom=reduce_batch \
       logger.log_dir=reduced
-    [[ $(grep -c 'memory.on_oom: a microbatch of 512 does not fit; the run takes 256 sequences and accumulates 2 microbatches' err.txt) -eq 1 ]] ||
+    [[ $(grep -c 'memory.on_oom: a microbatch of 1280 does not fit; the run takes 640 sequences and accumulates 2 microbatches' err.txt) -eq 1 ]] ||
       fail "not announced once: $(cat err.txt)"
     said err.txt 'rank 1: the system refused'
-    said out.txt '256 micro x 2 accumulate x 2 dp'
+    said out.txt '640 micro x 2 accumulate x 2 dp'
     # The same steps as those of a run that was configured so, to the last bit, and as with large microbatches but for
     # the order of sums.
-    expect 0 run 2 large.yaml "${wide[@]}" policy.train_micro_batch_size=256 logger.log_dir=configured
+    expect 0 run 2 large.yaml "${many[@]}" policy.train_micro_batch_size=640 logger.log_dir=configured
     same reduced/metrics.jsonl configured/metrics.jsonl 0
-    expect 0 run 2 large.yaml "${wide[@]}" policy.train_micro_batch_size=512 logger.log_dir=unlimited
+    expect 0 run 2 large.yaml "${many[@]}" policy.train_micro_batch_size=1280 logger.log_dir=unlimited
     same reduced/metrics.jsonl unlimited/metrics.jsonl 1e-5
     # Nothing is left to halve.
-    expect 71 limited 150000 large.yaml "${wide[@]}" policy.train_global_batch_size=2 policy.train_micro_batch_size=1 \
-      policy.model.vocab_size=40000 memory.on_oom=reduce_batch
+    expect 71 limited 150000 large.yaml "${many[@]}" policy.train_global_batch_size=2 policy.train_micro_batch_size=1 \
+      policy.model.hidden_size=256 policy.model.vocab_size=40000 memory.on_oom=reduce_batch
     said err.txt 'A microbatch of one sequence cannot be made smaller'
     ;;
   on_oom_stages) # one rank of a pipeline, whose first stage needs the most memory
