@@ -30,11 +30,17 @@ command -v python3 >/dev/null || {
 }
 script=$source_dir/scripts/gpu-validate.sh
 validate() { bash "$script" --device cpu --out results --commit test "$@"; }
-# field STAGE KEY: of the results; nothing without the stage. Also checks that the file is JSON.
+# field STAGE KEY: of the results, in one line; nothing without the stage. Also checks that the file is JSON, which is
+# read once: Python takes long to start.
 field() {
-  python3 -c 'import json, sys
-for s in json.load(open("results/gpu-validate.json"))["stages"]:
-    if s["stage"] == sys.argv[1]: print(s.get(sys.argv[2], ""))' "$@" || fail "the results are not JSON"
+  local results=results/gpu-validate.json
+  [[ -f $results && fields.txt -nt $results ]] || python3 -c 'import json, sys
+for s in json.load(open(sys.argv[1]))["stages"]:
+    for key, value in s.items(): print(s["stage"], key, " ".join(str(value).splitlines()))' "$results" >fields.txt || {
+    rm fields.txt
+    fail "the results are not JSON"
+  }
+  sed -n "s/^$1 $2 //p" fields.txt
 }
 status() { field "$1" status; }
 
