@@ -154,12 +154,13 @@ comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const in
               "rows of {}: {} elements in, {} out; {} sent, {} received", x.width, x.in.count, x.out.count,
               own, arrived);
     const int64_t size = size_of(x.in.dtype) * x.width;
+    // Rows that return may wait for their sums on some ranks when others are dispatched already.
+    const int tag = static_cast<int>(2 * i + (forth ? 0 : 1));
     const auto add = [&](bool send, int64_t first, int64_t n, int peer) {
       if (n == 0) return;
       const void* const base = send ? x.in.data : x.out.data;
       const comm::View part(static_cast<std::byte*>(const_cast<void*>(base)) + first * size, n * x.width,
                             x.in.dtype);
-      const int tag = static_cast<int>(i);
       messages.push_back(send ? comm::Message::send(part, peer, tag) : comm::Message::recv(part, peer, tag));
     };
     // As a source, then as a rank of experts.

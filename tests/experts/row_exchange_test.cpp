@@ -217,3 +217,35 @@ TEST_CASE("rows go to their experts and back", "[experts]") {
       }
   }
 }
+
+// A layer that recomputes its rows dispatches them while the gradients of other rows still wait for the sum
+// that they return after; on some ranks that takes longer than on others.
+TEST_CASE("rows that return may wait while others are dispatched", "[experts]") {
+  const Routing routing{"even", 12, 40, 2};
+  for (auto& backend : backends()) {
+    comm::Communicator& ranks = backend->comm();
+    const int size = ranks.size(), rank = ranks.rank();
+    if (size < 2 || size != test_world().size() || ranks.single_fifo()) continue;
+    CAPTURE(backend->name());
+    const auto rows = rows_of(routing, size);
+    const std::vector<int32_t> table = table_of(rows);
+    const RowExchange exchange({.experts = routing.experts, .ep = size, .etp = 1}, rank);
+    const auto sent = static_cast<size_t>(exchange.sent(table)),
+               received = static_cast<size_t>(exchange.received(table));
+    Data<float> in(*backend, std::vector<float>(sent, 1)), y(*backend, std::vector<float>(received, 2)),
+        out(*backend, received), returned(*backend, sent), sum(*backend, 1);
+    const std::array forth{RowExchange::Rows{in, out, 1}}, back{RowExchange::Rows{y, returned, 1}};
+    // The last rank's rows wait for a message that the first one sends when it has issued both.
+    constexpr int tag = 9;
+    std::vector<comm::Handle> handles;
+    if (rank + 1 == size) handles.push_back(ranks.recv_async(sum, 0, tag, backend->stream()));
+    const comm::After after =
+        handles.empty() ? comm::After(backend->stream()) : comm::After(backend->stream(), handles.front());
+    handles.push_back(exchange.combine(ranks, table, back, {}, after));
+    handles.push_back(exchange.dispatch(ranks, table, forth, {}, backend->stream()));
+    if (rank == 0) handles.push_back(ranks.send_async(sum, size - 1, tag, backend->stream()));
+    for (comm::Handle& handle : handles) handle.wait();
+    CHECK(out.read() == std::vector<float>(received, 1));
+    CHECK(returned.read() == std::vector<float>(sent, 2));
+  }
+}
