@@ -42,9 +42,28 @@ inline int listed_rounds(const memory::RoundsRange& r) {
   return std::min(r.most, 3);
 }
 
+/// The slots whose contents go on where a step in this round of the list writes them: those that the rounds
+/// fill, and in later backward rounds those that a step after the rounds reads. A backward pass may end with
+/// any round of the list, so that the contents of the first one must not be lost in the others.
+inline memory::SlotSet carried_into(const memory::LayerTable& table, const memory::RoundsRange& range,
+                                    bool backward, int round) {
+  if (listed_rounds(range) == 1) return 0;
+  memory::SlotSet carried = range.carried.bit();
+  if (!backward || round == 0) return carried;
+  memory::SlotSet written = 0, read = 0;
+  const auto& steps = table.steps();
+  for (auto i = static_cast<size_t>(range.begin); i < steps.size(); ++i)
+    if (i < static_cast<size_t>(range.end))
+      written |= steps[i].writes;
+    else
+      read |= steps[i].reads;
+  return carried | (written & read);
+}
+
 /// Calls step(index, round, carried) for the steps [begin, end) of a table in the order in which they are
-/// executed, and carry(slot, round) where rounds begin to fill a slot. `round`: place in the list, -1 outside
-/// of rounds. `single`: the steps are part of a round already, and run once.
+/// executed, and carry(slot) where rounds begin to fill a slot. `round`: place in the list, -1 outside of
+/// rounds. `carried`: carried_into() the round. `single`: the steps are part of a round already, and run
+/// once.
 template <class StepF, class Carry>
 void for_each_step(const memory::LayerTable& table, bool backward, bool single, StepF&& step, Carry&& carry) {
   const int begin = backward ? table.forward_steps() : 0;
@@ -57,15 +76,16 @@ void for_each_step(const memory::LayerTable& table, bool backward, bool single, 
       continue;
     }
     const int n = listed_rounds(*range);
-    const memory::SlotSet carried = n > 1 ? range->carried.bit() : 0;
-    if (carried != 0) carry(range->carried);
-    for (int round = 0; round < n; ++round)
+    if (n > 1 && range->carried) carry(range->carried);
+    for (int round = 0; round < n; ++round) {
+      const memory::SlotSet carried = carried_into(table, *range, backward, round);
       for (int k = range->begin; k < range->end; ++k) {
         // The forward pass ends with round 0, with which the backward pass begins.
         const bool zero = round == (backward ? 0 : n - 1);
         if (zero || table.steps()[static_cast<size_t>(k)].rounds != memory::Rounds::once)
           step(k, round, carried);
       }
+    }
     i = range->end;
   }
 }

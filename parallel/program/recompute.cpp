@@ -151,15 +151,16 @@ class Recomputing {
          .second = remade & layer.policy->recomputed()});
   }
 
-  /// The slot that the rounds of a step fill.
+  /// carried_into() the round of a step.
   SlotSet carried(const Step& s) const {
     if (s.round < 0) return 0;
-    for (const memory::RoundsRange& r : layers_.of(s.layer).table->rounds())
-      if (s.index >= r.begin && s.index < r.end && listed_rounds(r) > 1) return r.carried.bit();
+    const memory::LayerTable& table = *layers_.of(s.layer).table;
+    for (const memory::RoundsRange& r : table.rounds())
+      if (s.index >= r.begin && s.index < r.end) return carried_into(table, r, s.backward, s.round);
     return 0;
   }
 
-  /// Adds the visit and these steps. `outer`: what the rounds around a nested visit fill.
+  /// Adds the visit and these steps. `outer`: carried into the round around a nested visit.
   void run_again(Step s, uint64_t steps, const memory::LayerPolicy& policy, SlotSet outer) {
     out_.add(s, {}, {});
     const Layer& layer = layers_.of(s.layer);

@@ -7,6 +7,8 @@
 #include "apps/model/chunks.h"
 #include "apps/model/program/stage.h"
 #include "parallel/pipeline/equivalent.h"
+#include "parallel/program/live_ranges.h"
+#include "parallel/program/lower.h"
 #include "tests/catch.h"
 #include "tests/model/poison.h"
 #include "tests/model/tiny_model.h"
@@ -167,6 +169,66 @@ TEST_CASE("microbatches of a period have the losses and gradients of the whole l
   REQUIRE(losses[0].size() == microbatches);
   CHECK(losses[0] == losses[1]);
   CHECK(gradients[0] == gradients[1]);
+}
+
+// A run may have fewer rounds than the list: a gradient that is on its way after the first round must not
+// share memory with anything until the step after the rounds has read it.
+TEST_CASE("what is read after backward rounds lives on from each of them", "[model][program][memory]") {
+  using memory::Pass;
+  memory::LayerTable table;
+  const auto slot = [&](const char* name, bool port = false) {
+    return table.add({.name = name, .width = 1, .port = port});
+  };
+  const memory::Slot x = slot("x", true), kept = slot("kept"), rows = slot("rows"), out = slot("out"),
+                     d_out = slot("d_out", true), d_rows = slot("d_rows"), d_x = slot("d_x");
+  const auto step = [&](const char* name, Pass pass, memory::SlotSet reads, memory::SlotSet writes) {
+    table.add({.name = name, .pass = pass, .reads = reads, .writes = writes});
+  };
+  step("keep", Pass::forward, x.bit(), kept.bit() | out.bit());
+  table.begin_rounds(4, {});
+  step("rows", Pass::forward, kept.bit(), rows.bit());
+  table.end_rounds();
+  table.begin_rounds(4, {});
+  step("arrive", Pass::data, d_out.bit(), d_rows.bit());
+  step("leave", Pass::data, d_out.bit(), d_rows.bit());
+  step("wgrad", Pass::weight, rows.bit(), 0);
+  table.end_rounds();
+  step("sum", Pass::data, d_rows.bit(), d_x.bit());
+
+  const memory::LayerPolicy policy(table, rows.bit());
+  const program::Layers layers({{.name = "layer",
+                                 .table = &table,
+                                 .policy = &policy,
+                                 .later = &policy,
+                                 .ports = {x, {}, out, {}, d_out, d_x, {}, {}}}},
+                               [](const memory::SlotSpec&) { return 256; });
+  const Program p = program::add_recompute(
+      program::lower(pipeline::make_schedule({.microbatches = 1}, 0), layers, memory::training, true, false),
+      layers);
+  memory::Liveness liveness;
+  int last_tick = -1;
+  const program::Buffers buffers = program::live_ranges(p, layers, liveness, last_tick);
+  memory::MemoryPlan plan;
+  liveness.declare(plan);
+  const auto found = std::find_if(plan.buffers().begin(), plan.buffers().end(),
+                                  [](const auto& b) { return b.name == "layer d_rows"; });
+  REQUIRE(found != plan.buffers().end());
+  const auto ticks = [&](std::string_view name) {
+    std::vector<int> found_at;
+    for (size_t i = 0; i < p.steps.size(); ++i)
+      if (p.steps[i].kind == StepKind::compute &&
+          table.steps()[static_cast<size_t>(p.steps[i].index)].name == name)
+        found_at.push_back(buffers.first_tick + static_cast<int>(i));
+    return found_at;
+  };
+  REQUIRE(ticks("leave").size() == 3);
+  REQUIRE(ticks("sum").size() == 1);
+  for (const int leaves : ticks("leave"))
+    CHECK(std::any_of(found->lifetimes.begin(), found->lifetimes.end(), [&](const memory::Lifetime& l) {
+      return l.first <= leaves && ticks("sum")[0] <= l.last;
+    }));
+  // Between a round's arrival and its departure the contents are dead in the first round only.
+  CHECK(found->lifetimes.size() == 2);
 }
 
 // Every single entry of a step of a short program, removed: the plan or the run must fail, or the poisoned
