@@ -75,7 +75,8 @@ Outcome Learner::collect() {
   return {.loss = objective().loss(result.metrics, tokens),
           .norm = result.grad_norm,
           .loss_scale = result.loss_scale,
-          .skipped = result.skipped};
+          .skipped = result.skipped,
+          .expert_rounds = result.expert_rounds};
 }
 
 std::vector<Outcome> Learner::train(int64_t first, int64_t count) {

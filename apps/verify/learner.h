@@ -21,6 +21,7 @@ struct Outcome {
   double loss = 0, norm = 0;
   double loss_scale = 0;  ///< of the next step; 0: none
   bool skipped = false;
+  int64_t expert_rounds = 0;  ///< most exchanges of a layer with experts
 };
 
 class Learner {
@@ -40,6 +41,7 @@ class Learner {
 
   engine::Engine& engine() { return *engine_; }
   const plan::RunPlan& plan() const { return engine_->plan(); }
+  const plan::GridPosition& position() const { return setting_.position; }
 
   /// Loads the initial weights, of which it verifies this share. Not collective.
   void initialize(train::VerifyShare share);

@@ -1,7 +1,10 @@
 #pragma once
 // Seeded random samples, for runs whose data files are not needed.
 
+#include <memory>
+
 #include "apps/data/gpt_dataset.h"
+#include "core/config/load.h"
 
 namespace nrl::verify {
 
@@ -26,5 +29,9 @@ class RandomTokens : public data::TokenDataset {
   int64_t samples_, sequence_length_, vocab_size_;
   uint64_t seed_;
 };
+
+/// The samples of `steps` steps of a configuration. Where documents have rules, the last token of the
+/// vocabulary ends them.
+std::unique_ptr<data::TokenDataset> random_tokens(const ConfigResult& config, int64_t steps);
 
 }  // namespace nrl::verify

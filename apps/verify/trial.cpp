@@ -4,9 +4,7 @@
 
 namespace nrl::verify {
 
-TrialResult run_trial(comm::World& world, const ConfigResult& config, const data::TokenDataset& data,
-                      int64_t steps) {
-  TrialRuns runs(world, config, data, steps - 1);
+void compare_steps(TrialRuns& runs, int64_t steps) {
   Comparison& comparison = runs.comparison();
   Learner& layout = runs.layout();
   Learner* const reference = runs.reference();
@@ -32,6 +30,12 @@ TrialResult run_trial(comm::World& world, const ConfigResult& config, const data
     comparison.step(when, layout.collect(), expected, false);
     comparison.weights(when, runs.compare_held(held_weights));
   }
+}
+
+TrialResult run_trial(comm::World& world, const ConfigResult& config, const data::TokenDataset& data,
+                      int64_t steps) {
+  TrialRuns runs(world, config, data, steps - 1);
+  compare_steps(runs, steps);
   return runs.result();
 }
 

@@ -8,6 +8,12 @@
 
 namespace nrl::verify {
 
+class TrialRuns;
+
+/// Collective. Trains the first `steps` steps of both runs, until a check fails, and compares loss, gradients
+/// and weights after each.
+void compare_steps(TrialRuns& runs, int64_t steps);
+
 /// Collective; the result is the same on all ranks. After every step of `steps` compares loss, gradients and
 /// weights. `data` must have the samples of all steps. Errors that concern the configuration end in
 /// AgreedExit.

@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "apps/train/launch/launch.h"
-#include "apps/train/start/document_rules.h"
 #include "apps/train/start/run_config.h"
 #include "apps/train/start/run_data.h"
 #include "apps/train/state/model_source.h"
@@ -37,20 +36,16 @@ std::unique_ptr<data::TokenDataset> open_data(comm::World& world, const ConfigRe
                                               bool random) {
   std::unique_ptr<data::TokenDataset> dataset;
   train::run_collectively(world, [&] {
-    const Config& c = config.config;
-    const model::ModelSpec spec = train::load_model_spec(config);
-    const int64_t global = c.policy.train_global_batch_size;
-    if (!random) {
-      // In the order of the run, so that the steps are the first ones of training.
-      train::TrainData data = train::plan_train_data(c, spec.vocab_size, global);
-      train::extend_train_data(data, std::max(data.samples, steps * global));
-      dataset = std::move(data.dataset);
+    if (random) {
+      dataset = random_tokens(config, steps);
       return;
     }
-    data::DocumentRules rules = train::document_rules(c);
-    if (rules.any()) rules.end_token = static_cast<int32_t>(spec.vocab_size - 1);
-    dataset = std::make_unique<RandomTokens>(rules, steps * global, c.policy.max_total_sequence_length,
-                                             spec.vocab_size, static_cast<uint64_t>(resolved_loop(c).seed));
+    // In the order of the run, so that the steps are the first ones of training.
+    const Config& c = config.config;
+    const int64_t global = c.policy.train_global_batch_size;
+    train::TrainData data = train::plan_train_data(c, train::load_model_spec(config).vocab_size, global);
+    train::extend_train_data(data, std::max(data.samples, steps * global));
+    dataset = std::move(data.dataset);
   });
   return dataset;
 }

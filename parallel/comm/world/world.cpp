@@ -2,6 +2,7 @@
 
 #include <cstdlib>
 #include <exception>
+#include <utility>
 
 #include <unistd.h>
 
@@ -82,6 +83,10 @@ void World::reorder(std::span<const int> order) {
   mpi_->reorder(order);
   take_ranks();
   comm_ = mpi_->make_world();
+}
+
+void World::wrap(const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& wrapper) {
+  comm_ = wrapper(std::move(comm_));
 }
 
 World::~World() {

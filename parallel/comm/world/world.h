@@ -1,6 +1,7 @@
 #pragma once
 // The processes of a run: started by mpirun, srun or alone.
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -48,6 +49,9 @@ class World {
   /// Collective: `order[r]` is the present rank of the future rank r; ranks of a node must stay consecutive.
   /// Replaces comm(); communicators made from it must have been destroyed.
   void reorder(std::span<const int> order);
+
+  /// `wrapper` takes comm() and returns the communicator that replaces it, such as one that records calls.
+  void wrap(const std::function<std::unique_ptr<Communicator>(std::unique_ptr<Communicator>)>& wrapper);
 
   Communicator& comm() { return *comm_; }
   CollectiveLog& collective_log() { return *log_; }
