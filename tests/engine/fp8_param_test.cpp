@@ -1,5 +1,6 @@
 // Weights that are kept in FP8 (policy.fp8_cfg.fp8_param): training is that of weights which are gathered in
-// policy.precision and rounded in every step, bit by bit, with less memory and communication.
+// policy.precision and rounded in every step, bit by bit, with less memory and communication. tests/layouts
+// trains them in every layout.
 #include <cstring>
 #include <filesystem>
 
@@ -62,11 +63,6 @@ Keys recipe(const std::string& name) {
 }
 const std::vector<std::string> recipes{"tensorwise", "delayed", "blockwise"};
 
-/// A model that tensor-parallel ranks can divide.
-const std::string& divided_shape(const std::string& recipe) {
-  return recipe == "blockwise" ? divisible : model;
-}
-
 /// Of all ranks of the test.
 struct Group {
   comm::Communicator& ranks = test_world().comm();
@@ -106,48 +102,6 @@ Keys strategy(const std::string& name) {
 }
 
 }  // namespace
-
-TEST_CASE("weights kept in FP8 are those that each step rounds", "[engine][fp8]") {
-  const Group group;
-  for (const std::string& name : recipes)
-    for (const std::string precision : {"float32", "bfloat16"})
-      for (const std::string shards : {"ddp", "optim", "optim_grads", "optim_grads_params"}) {
-        CAPTURE(name, precision, shards);
-        Keys keys = recipe(name) + strategy(shards) +
-                    Keys{"policy.precision=" + precision, "policy.max_grad_norm=0.05"};
-        const int steps = precision == "float32" ? 2 : 3;
-        const Learned want = group.learn(keys, steps);
-        require_same(group.learn(keys + kept, steps), want);
-        if (shards == "ddp" || precision == "float32") continue;
-        keys.push_back("distributed.overlap_param_gather=true");
-        require_same(group.learn(keys + kept, steps), want);
-      }
-}
-
-TEST_CASE("weights are kept in FP8 in every layout", "[engine][fp8]") {
-  const int ranks = test_world().size();
-  std::vector<Keys> layouts{
-      {"policy.recompute.granularity=full"},
-      {"policy.offload_optimizer=true"},
-      {"policy.offload_optimizer=0.5", "distributed.shard_strategy=optim"},
-      {"policy.optimizer.use_precision_aware_optimizer=true", "policy.optimizer.exp_avg_sq_dtype=fp8",
-       "policy.precision=bfloat16", "distributed.shard_strategy=optim"}};
-  if (ranks > 1)
-    for (const std::string shards : {"ddp", "optim", "optim_grads_params"})
-      for (const std::string axis : {"tensor", "pipeline", "context"})
-        layouts.push_back(strategy(shards) + Keys{"distributed." + axis + "_parallel_size=2"});
-  if (ranks == 4) layouts.push_back(strategy("hsdp") + Keys{"distributed.dp_replicate_size=2"});
-  for (const std::string& name : recipes)
-    for (size_t i = 0; i < layouts.size(); ++i) {
-      if (name == "delayed" && i % 2 == 0) continue;  // its ranks communicate nothing of their own
-      const Keys& layout = layouts[i];
-      CAPTURE(name, layout);
-      Keys keys = recipe(name) + Keys{length(name, 32)} + layout;
-      if (name != "delayed") keys.push_back("policy.fp8_cfg.num_first_layers_in_bf16=1");
-      const Group group{.shape = divided_shape(name)};
-      require_same(group.learn(keys + kept, 2), group.learn(keys, 2));
-    }
-}
 
 TEST_CASE("a GPU keeps weights in FP8", "[engine][fp8]") {
   if (test_world().size() > 2) return;

@@ -1,11 +1,5 @@
-// GEMMs with FP8 operands: what recipes and their options do to the numbers, that recomputation and layouts
-// do nothing to them, and the state of scales.
-//
-// Ranks that share a tensor agree on its scale, so that a layout rounds the same numbers to FP8 with the same
-// scales. Sums in another order differ by 1e-7, which moves one in about 1e6 numbers over the middle of two
-// FP8 numbers. That number is then off by up to 2^-3, and with it all that follow, so that gradients of these
-// small models differ by 1e-2. Of several initial weights some have no such number in the first step: with
-// those the layout must agree. Scales on which ranks do not agree change every number with any weights.
+// GEMMs with FP8 operands: what recipes and their options do to the numbers, that recomputation does nothing
+// to them, and the state of scales. tests/layouts compares layouts with one rank.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -594,100 +588,6 @@ TEST_CASE("FP8 activations are recomputed bit by bit", "[engine][fp8]") {
                                                   "policy.recompute.modules=[activation]"}) > 0);
       }
     }
-}
-
-namespace {
-
-/// Scales of the step, of layers that this rank has.
-std::vector<float> scales_of(engine::Engine& e) {
-  const Tensor& t = e.plan().decoder->fp8().delayed().scale;
-  return t ? std::vector<float>(t.ptr<float>(), t.ptr<float>() + t.numel()) : std::vector<float>{};
-}
-
-/// The largest relative difference between one step on all ranks and on one: loss, gradient norm, evaluation,
-/// delayed scales, and gradients relative to the root mean square of their tensor.
-double layout_difference(const std::string& model, Keys keys, const Keys& layout, int seed) {
-  keys = keys + Keys{"policy.optimizer.eps=1e-3", "policy.train_global_batch_size=8",
-                     fmt::format("pretrain.seed={}", seed)};
-  comm::Communicator& world = test_world().comm();
-  const auto alone_ranks = world.split(world.rank(), 0, "alone");
-  Trainee alone(*alone_ranks, "cpu", tiny_config("cpu", keys, model));
-  const Learned want = alone.learn(1);
-  Trainee together(world, "cpu", tiny_config("cpu", keys + layout, model));
-  const Learned got = together.learn(1);
-  double worst = farthest(got, want);
-  const std::vector<float> scales = scales_of(together.engine()), wanted = scales_of(alone.engine());
-  for (size_t i = 0; i < scales.size(); ++i)
-    worst = std::max(worst, std::fabs(static_cast<double>(scales[i]) / wanted[i] - 1));
-  Elements gradients;
-  for (const auto& [name, elements] : got.elements)
-    if (name.starts_with("g/")) gradients[name] = elements;
-  std::string name;
-  worst = std::max(worst, largest_difference(gradients, want.elements, name));
-  world.all_reduce(std::span(&worst, 1), comm::Reduce::max);
-  return worst;
-}
-
-/// With the weights of some seed: with most, a number or two lie so near the middle of two FP8 numbers that
-/// sums in another order move them over it. How many do depends on the processor and the compiler.
-void require_same_step(const std::string& model, const Keys& keys, const Keys& layout) {
-  double least = INFINITY;
-  for (int seed = 1; seed <= 40 && least > 1e-3; ++seed)
-    least = std::min(least, layout_difference(model, keys, layout, seed));
-  CAPTURE(model, keys, layout, least);
-  CHECK(least <= 1e-3);
-}
-
-}  // namespace
-
-TEST_CASE("FP8 layouts make the step of one rank", "[engine][fp8]") {
-  const int ranks = test_world().size();
-  if (ranks == 1) return;
-  const std::string n = std::to_string(ranks);
-  const Keys tensor{"distributed.tensor_parallel_size=" + n, "distributed.sequence_parallel=false"},
-      sequence{"distributed.tensor_parallel_size=" + n, "distributed.sequence_parallel=true"};
-  std::vector<Keys> layouts{tensor, sequence, {}};
-  for (const char* strategy : {"optim", "optim_grads", "optim_grads_params"})
-    layouts.push_back({std::string("distributed.shard_strategy=") + strategy});
-  layouts.push_back({"distributed.pipeline_parallel_size=2"});
-  layouts.push_back({"distributed.context_parallel_size=2"});
-  for (const std::string recipe : {"tensorwise", "delayed"})
-    for (const Keys& layout : layouts)
-      require_same_step(llama, fp8(recipe, "32") + Keys{"policy.train_micro_batch_size=1"}, layout);
-  for (const std::string recipe : {"tensorwise", "delayed"})
-    for (const Keys& layout : {tensor, sequence, Keys{"distributed.shard_strategy=optim"},
-                               Keys{"distributed.pipeline_parallel_size=2"}})
-      require_same_step(llama, fp8(recipe, "32") + attention + Keys{"policy.train_micro_batch_size=1"},
-                        layout);
-  if (ranks > 2) return;
-  for (const std::string recipe : {"blockwise", "mxfp8"})
-    for (const Keys& layout : {tensor, sequence, Keys{"distributed.shard_strategy=optim_grads_params"}})
-      require_same_step(wide, fp8(recipe, "64"), layout);
-}
-
-// Experts that exchange the tokens of a microbatch, in the order of one rank. Scales that follow from earlier
-// steps do not depend on which tokens experts get together; those of whole tensors do, so that there is
-// memory for all rows in one round.
-TEST_CASE("FP8 layouts of experts make the step of one rank", "[engine][fp8][experts]") {
-  const int ranks = test_world().size();
-  if (ranks == 1) return;
-  const std::string n = std::to_string(ranks);
-  const Keys tensor{"distributed.tensor_parallel_size=" + n}, context{"distributed.context_parallel_size=2"},
-      one_round{"policy.model.moe_row_slack=0"}, gather{"policy.model.moe_token_dispatcher_type=allgather"},
-      gathered = Keys{"distributed.expert_parallel_size=" + n} + gather,
-      split = Keys{"distributed.expert_parallel_size=" + n} + one_round,
-      parts = Keys{"distributed.expert_tensor_parallel_size=" + n} + one_round,
-      two = Keys{"distributed.expert_parallel_size=2"} + one_round;
-  for (const std::string recipe : {"tensorwise", "delayed"})
-    for (const Keys& layout : {tensor, tensor + split, tensor + parts, tensor + gathered, context + two,
-                               tensor + two + Keys{"distributed.shard_strategy=optim"}})
-      require_same_step(experts, fp8(recipe, "32") + Keys{"policy.train_micro_batch_size=1"}, layout);
-  for (const Keys& layout : {split, parts, gathered})
-    require_same_step(experts, fp8("delayed", "32"), layout);
-  if (ranks > 2) return;
-  for (const std::string recipe : {"blockwise", "mxfp8"})
-    for (const Keys& layout : {tensor, tensor + split, tensor + parts})
-      require_same_step(wide_experts, fp8(recipe, "64"), layout);
 }
 
 // Microbatches of several ranks are one to the experts, whose largest numbers set the scale of all: single

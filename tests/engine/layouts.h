@@ -42,6 +42,15 @@ inline const std::string small_qwen2_moe =
 /// Elements of logical tensors by their index: of "w/NAME" (weights) and of "g/NAME" (gradients).
 using Elements = std::map<std::string, std::map<int64_t, float>>;
 
+/// Relative to each number.
+inline void require_near(const std::vector<double>& got, const std::vector<double>& want, double tolerance) {
+  REQUIRE(got.size() == want.size());
+  for (size_t i = 0; i < got.size(); ++i) {
+    CAPTURE(i, got[i], want[i]);
+    REQUIRE(std::fabs(got[i] - want[i]) <= tolerance * std::fabs(want[i]));
+  }
+}
+
 /// What training brought: per step the sum of log-probabilities and the gradient norm, last the sum of an
 /// evaluation; the gradients of the first step and the weights after the last one, as far as a rank has them.
 struct Learned {
@@ -86,7 +95,7 @@ class Trainee {
   Learned learn(int steps) {
     Learned out;
     for (int i = 0; i < steps; ++i) {
-      const engine::StepResult result = i == 1 ? counted_step() : train_step();
+      const engine::StepResult result = train_step();
       out.numbers.insert(out.numbers.end(), {result.metrics[0], result.grad_norm});
       out.numbers.insert(out.numbers.end(), result.router.begin(), result.router.end());
       if (i == 0) add_state("exp_avg", "g/", out.elements);
@@ -111,35 +120,6 @@ class Trainee {
     }
     engine_->step({.number = step_, .learning_rate = 1e-2, .loss_tokens = batch.tokens_per_step}, objective_);
     return engine_->collect();
-  }
-
-  /// A step that must communicate what a dry run of it counted: the bytes of rows that go to experts depend
-  /// on the router.
-  engine::StepResult counted_step() {
-    if (ranks_.size() == 1 || !ranks_.collective_log()) return train_step();
-    const auto totals = [&] {
-      engine_->finish_gathers();
-      std::map<std::string, std::array<int64_t, 2>> out;  // operations and bytes
-      for (const comm::LogTotal& t : ranks_.collective_log()->totals())
-        if (t.ranks > 1) out[fmt::format("{} {}", t.group, comm::name_of(t.op))] = {t.count, t.bytes};
-      return out;
-    };
-    const auto before = totals();
-    const engine::StepResult result = train_step();
-    if (result.expert_rounds > 1) return result;  // an even router needs one
-    std::map<std::string, std::array<int64_t, 2>> counted, planned;
-    for (const plan::Traffic& t : plan::by_operation(planned_traffic()))
-      planned[fmt::format("{} {}{}", name_of(t.group), name_of(t.op), t.balanced() ? " of experts" : "")] = {
-          t.count, t.balanced() ? 0 : t.bytes};
-    for (const auto& [name, total] : totals()) {
-      const auto earlier = before.contains(name) ? before.at(name) : std::array<int64_t, 2>{};
-      if (total == earlier) continue;
-      const bool experts = planned.contains(name + " of experts");
-      counted[experts ? name + " of experts" : name] = {total[0] - earlier[0],
-                                                        experts ? 0 : total[1] - earlier[1]};
-    }
-    CHECK(counted == planned);
-    return result;
   }
 
   /// engine::step_traffic() of a plan like the engine's.
@@ -261,11 +241,7 @@ inline void require_same_learning(const std::string& device, const std::string& 
   overrides.insert(overrides.end(), layout.begin(), layout.end());
   Trainee together(world, device, tiny_config(device, overrides, model));
   const Learned got = together.learn(steps);
-  REQUIRE(got.numbers.size() == want.numbers.size());
-  for (size_t i = 0; i < got.numbers.size(); ++i) {
-    CAPTURE(i, got.numbers[i], want.numbers[i]);
-    REQUIRE(std::fabs(got.numbers[i] - want.numbers[i]) <= tolerance * std::fabs(want.numbers[i]));
-  }
+  require_near(got.numbers, want.numbers, tolerance);
   std::string worst;
   const double difference = largest_difference(got.elements, want.elements, worst);
   CAPTURE(worst, difference);

@@ -1,6 +1,6 @@
-// Matrices, vocabulary and sequence divided over tensor-parallel ranks: losses, gradient norms, gradients and
-// weights of one rank. Tolerances are those of fp32 sums in another order, 1e-5 of a loss or norm and 1e-4 of
-// a tensor's root mean square after three steps.
+// Matrices, vocabulary, sequence and experts divided over ranks: bits and bytes, and a GPU's kernels and
+// communication. tests/layouts compares all layouts with one rank. Tolerances are those of fp32 sums in
+// another order, 1e-5 of a loss or norm and 1e-4 of a tensor's root mean square.
 #include "core/device/cpu/features.h"
 #include "tests/catch.h"
 #include "tests/engine/layouts.h"
@@ -33,113 +33,6 @@ std::vector<std::pair<bool, std::vector<std::string>>> overlaps() {
 
 }  // namespace
 
-TEST_CASE("tensor-parallel ranks learn what one rank learns", "[engine][tensor]") {
-  const int ranks = test_world().size();
-  for (const bool sequence : {false, true})
-    for (const std::string& model : {small_gpt2, small_llama, small_qwen3})
-      for (const std::string recompute :
-           {"recompute.granularity=none", "recompute.granularity=selective", "checkpoint_every=2"})
-        require_same_learning("cpu", model, {"policy." + recompute}, tensor_parallel(ranks, sequence), 1e-5);
-}
-
-TEST_CASE("tensor-parallel ranks with tokens of their own share experts", "[engine][tensor][experts]") {
-  const int ranks = test_world().size();
-  for (const std::string recompute : {"[norm]", "[norm, activation, moe]"})
-    require_same_learning("cpu", small_qwen2_moe,
-                          {"policy.recompute.granularity=selective", "policy.recompute.modules=" + recompute},
-                          tensor_parallel(ranks, true), 1e-5);
-  for (const std::string balance : {"aux_loss", "seq_aux_loss", "global_aux_loss"})
-    for (const std::string router :
-         {"",
-          ", moe_router_score_function: sigmoid, moe_router_enable_expert_bias: true, "
-          "moe_router_num_groups: 2, moe_router_group_topk: 1, moe_router_topk_scaling_factor: 1.5"}) {
-      std::string model = small_qwen2_moe;
-      model.insert(model.size() - 1,
-                   ", moe_aux_loss_coeff: 0.3, moe_z_loss_coeff: 0.1, "
-                   "moe_router_load_balancing_type: " +
-                       balance + router);
-      require_same_learning("cpu", model, {}, tensor_parallel(ranks, true), 1e-5);
-      if (ranks >= 4)
-        require_same_learning(
-            "cpu", model, {},
-            tensor_parallel(2, true) + std::vector<std::string>{"distributed.context_parallel_size=2"}, 1e-5);
-    }
-  if (ranks < 4) return;
-  for (const std::string strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
-    for (const std::string other : {"data_parallel_size=auto", "context_parallel_size=2"})
-      require_same_learning(
-          "cpu", small_qwen2_moe, {},
-          tensor_parallel(2, true) + std::vector<std::string>{"distributed.shard_strategy=" + strategy,
-                                                              "distributed." + other,
-                                                              "distributed.bucket_size_mb=0.001"},
-          1e-5);
-}
-
-TEST_CASE("with every sharding strategy of data-parallel ranks", "[engine][tensor]") {
-  const int ranks = test_world().size();
-  if (ranks < 4) return;
-  for (const bool sequence : {false, true})
-    for (const std::string& model : {small_gpt2, small_qwen3})
-      for (const std::string strategy : {"ddp", "optim", "optim_grads", "optim_grads_params"})
-        for (const bool overlap : {false, true}) {
-          if (overlap && strategy == "ddp") continue;
-          require_same_learning(
-              "cpu", model, {},
-              tensor_parallel(ranks / 2, sequence) +
-                  std::vector<std::string>{"distributed.shard_strategy=" + strategy,
-                                           fmt::format("distributed.overlap_param_gather={}", overlap),
-                                           "distributed.bucket_size_mb=0.001"},
-              1e-5);
-        }
-}
-
-TEST_CASE("with context parallelism", "[engine][tensor]") {
-  if (test_world().size() < 4) return;
-  for (const bool sequence : {false, true})
-    for (const std::string& model : {small_llama, small_qwen3})
-      require_same_learning(
-          "cpu", model, {},
-          tensor_parallel(2, sequence) + std::vector<std::string>{"distributed.context_parallel_size=2"},
-          1e-5);
-}
-
-TEST_CASE("with communication beside GEMMs", "[engine][tensor]") {
-  const int ranks = test_world().size();
-  for (const auto& [sequence, overlap] : overlaps())
-    for (const std::string& model : {small_gpt2, small_llama, small_qwen3}) {
-      const std::vector<std::string> layout = tensor_parallel(ranks, sequence) + overlap;
-      require_same_learning("cpu", model, {}, layout, 1e-5);
-      if (sequence)
-        require_same_learning(
-            "cpu", model, {},
-            layout + std::vector<std::string>{"policy.recompute.modules=[norm,activation,gather]"}, 1e-5);
-      require_same_learning("cpu", model, {},
-                            layout + std::vector<std::string>{"policy.gradient_checkpointing=true"}, 1e-5);
-      if (ranks < 4) continue;
-      const std::vector<std::string> half = tensor_parallel(2, sequence) + overlap;
-      require_same_learning("cpu", model, {},
-                            half + std::vector<std::string>{"distributed.pipeline_parallel_size=2",
-                                                            "distributed.pipeline_schedule=zb_h1",
-                                                            "policy.recompute.granularity=selective"},
-                            1e-5);
-      require_same_learning("cpu", model, {},
-                            half + std::vector<std::string>{"distributed.shard_strategy=optim_grads_params",
-                                                            "distributed.overlap_param_gather=true",
-                                                            "distributed.bucket_size_mb=0.001"},
-                            1e-5);
-    }
-}
-
-// bf16 rounds the ranks' parts of a sum: 2^-9 of a value for each.
-TEST_CASE("in bf16 the sums of tensor-parallel ranks are those of one rank rounded", "[engine][tensor]") {
-  const std::vector<std::string> bf16{"policy.precision=bfloat16"};
-  for (const bool sequence : {false, true})
-    require_same_learning("cpu", small_qwen3, bf16, tensor_parallel(test_world().size(), sequence), 2e-2);
-  for (const auto& [sequence, overlap] : overlaps())
-    require_same_learning("cpu", small_qwen3, bf16, tensor_parallel(test_world().size(), sequence) + overlap,
-                          2e-2);
-}
-
 TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor][device]") {
   if (test_world().size() > 2) return;  // kernels on fibers are slow
   const std::vector<std::string> f32{"policy.precision=float32"};
@@ -150,6 +43,13 @@ TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor
   require_same_learning("cuda", small_qwen2_moe, f32, tensor_parallel(2, true), 1e-5, 2);
   for (const auto& [sequence, overlap] : overlaps())
     require_same_learning("cuda", small_gpt2, f32, tensor_parallel(2, sequence) + overlap, 1e-5, 1);
+  for (const std::string axis : {"expert_parallel_size=2", "expert_tensor_parallel_size=2"})
+    for (const std::string dispatch :
+         {"moe_token_dispatcher_type=alltoall", "moe_token_dispatcher_type=allgather", "moe_row_slack=0.3"}) {
+      if (dispatch == "moe_row_slack=0.3" && axis.find("tensor") != std::string::npos) continue;
+      require_same_learning("cuda", small_qwen2_moe, f32, {"distributed." + axis, "policy.model." + dispatch},
+                            1e-5, 2);
+    }
 }
 
 namespace {
