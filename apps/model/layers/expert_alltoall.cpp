@@ -1,6 +1,7 @@
 // Rows that go to the ranks of their experts.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 
 #include "apps/model/layers/expert_dispatch.h"
 #include "core/ops/kernel_table.h"
@@ -28,6 +29,12 @@ class AllToAllDispatch final : public ExpertDispatch {
                                                                               : comm::Purpose::experts),
         activation_(b.recipe.activations()),
         gradient_(b.recipe.gradients()) {
+    if (most_rounds_ > 1 &&
+        b.recipe.of(b.layer, precision::Gemm::experts_in, precision::Role::input).scaling ==
+            Scaling::tensor &&
+        b.recipe.quantized().amax_history == 0 &&
+        exchange_.shape().ranks() % (b.layout.tensor * b.layout.context) != 0)
+      scale_ranks_ = microbatch_ranks(b.layout.tensor, b.layout.context);
     const int64_t hidden = b.spec.hidden;
     source_ = b.add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = sent_rows});
     offsets_at_ = exchange_.table_size();
@@ -302,6 +309,8 @@ class AllToAllDispatch final : public ExpertDispatch {
   const int parts_;      ///< T: of the matrices of an expert
   const bool regroups_;  ///< rows do not arrive by experts, or in blocks
   const int most_rounds_;
+  /// Set if ranks of other exchanges share the scales that are found in every round: they need as many.
+  std::optional<parallel::GroupId> scale_ranks_;
   const comm::Purpose purpose_;  ///< of rows: `experts` if their number depends on the router
   DType activation_, gradient_;
   int64_t d_row_bytes_;
@@ -339,6 +348,12 @@ void AllToAllDispatch::send_counts(const Run& r) const {
   const auto n = static_cast<int32_t>((exchange_.most_received(every) + rows - 1) / rows);
   NRL_CHECK(n <= most_rounds_, "{} rounds, at most {}", n, most_rounds_);
   host.back() = std::max(n, 1);
+  if (scale_ranks_) {
+    const Tensor agreed = values(r, offsets, offsets_at_, 1);
+    ops::upload(r.exec(), agreed, &host.back());
+    r.all_reduce(agreed, *scale_ranks_, comm::Reduce::max);
+    if (!r.exec().needed) ops::download(r.exec(), agreed, &host.back());
+  }
   if (int* const most = r.context().expert_rounds) *most = std::max(*most, host.back());
   const auto count = static_cast<size_t>(offsets_count_),
              groups = static_cast<size_t>(exchange_.group_count());
