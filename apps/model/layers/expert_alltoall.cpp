@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "apps/model/layers/expert_dispatch.h"
+#include "apps/model/linear/quantized_value.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
 #include "parallel/comm/ledger.h"
@@ -29,12 +30,7 @@ class AllToAllDispatch final : public ExpertDispatch {
                                                                               : comm::Purpose::experts),
         activation_(b.recipe.activations()),
         gradient_(b.recipe.gradients()) {
-    if (most_rounds_ > 1 &&
-        b.recipe.of(b.layer, precision::Gemm::experts_in, precision::Role::input).scaling ==
-            Scaling::tensor &&
-        b.recipe.quantized().amax_history == 0 &&
-        exchange_.shape().ranks() % (b.layout.tensor * b.layout.context) != 0)
-      scale_ranks_ = microbatch_ranks(b.layout.tensor, b.layout.context);
+    if (most_rounds_ > 1) scale_ranks_ = ranks_of_rounds(b);
     const int64_t hidden = b.spec.hidden;
     source_ = b.add({.name = "tokens of rows", .width = 1, .dtype = DType::i32, .rows = sent_rows});
     offsets_at_ = exchange_.table_size();
@@ -309,7 +305,7 @@ class AllToAllDispatch final : public ExpertDispatch {
   const int parts_;      ///< T: of the matrices of an expert
   const bool regroups_;  ///< rows do not arrive by experts, or in blocks
   const int most_rounds_;
-  /// Set if ranks of other exchanges share the scales that are found in every round: they need as many.
+  /// ranks_of_rounds(), where there may be several rounds.
   std::optional<parallel::GroupId> scale_ranks_;
   const comm::Purpose purpose_;  ///< of rows: `experts` if their number depends on the router
   DType activation_, gradient_;

@@ -43,6 +43,17 @@ std::array<std::optional<parallel::GroupId>, 2> ranks_of_scale(const ModelLayout
 
 }  // namespace
 
+std::optional<parallel::GroupId> ranks_of_rounds(const LayerBuilder& b) {
+  const ModelLayout& layout = b.layout;
+  const int of_microbatch = layout.tensor * layout.context, of_experts = layout.expert_ranks();
+  if (b.recipe.of(b.layer, Gemm::experts_in, Role::input).scaling != Scaling::tensor ||
+      b.recipe.quantized().amax_history > 0 || of_experts % of_microbatch == 0)
+    return std::nullopt;
+  // Groups of which neither divides the other form a chain over all ranks.
+  return of_microbatch % of_experts == 0 ? microbatch_ranks(layout.tensor, layout.context)
+                                         : batch_ranks(layout.tensor);
+}
+
 QuantizedValue::QuantizedValue(const LayerBuilder& b, const QuantizedSpec& operand)
     : spec_(operand),
       layer_(b.layer),

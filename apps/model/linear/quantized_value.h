@@ -29,6 +29,10 @@ struct QuantizedSpec {
   const GroupedRows* groups = nullptr;
 };
 
+/// The ranks that must take experts' rows in the same number of rounds (Run::rounds()), because every round
+/// finds scales over them; unset if the ranks of each exchange are enough, which do anyway.
+std::optional<parallel::GroupId> ranks_of_rounds(const LayerBuilder& b);
+
 /// The FP8 copies of x or dy.
 class QuantizedValue {
  public:
