@@ -85,15 +85,7 @@ class Candidates {
     std::vector<std::string> overrides = overrides_;
     overrides.insert(overrides.end(), more.begin(), more.end());
     ConfigResult result = load_config(path_, overrides);
-    try {
-      train::check_run(result, setting_);
-    } catch (const Error& e) {  // found while planning the memory
-      if (e.code() == Exit::internal) throw;
-      Diagnostic problem;
-      problem.exit = e.code();
-      problem.message = e.what();
-      result.add({problem});
-    }
+    train::check_tried_run(result, setting_);
     return result.diagnostics;
   }
 

@@ -177,7 +177,7 @@ class Search {
     return sum;
   }
 
-  // Whether values before dimension `d` have all of these tags.
+  // True if values before dimension `d` have all of these tags.
   bool tagged(const std::string& tags, int d, const Cell& cell) const {
     std::istringstream needed(tags);
     for (std::string tag; needed >> tag;) {
@@ -195,7 +195,7 @@ class Search {
   bool applies(int d, int v, const Cell& cell) const {
     return tagged(dimension(d).values[static_cast<size_t>(v)].only, d, cell);
   }
-  // Whether other dimensions or values apply or not, depending on its value.
+  // True if other dimensions or values apply or not, depending on the value of this one.
   bool tags_decide(int d) const {
     for (const Dimension& other : dimensions_)
       for (const Value& v : dimension(d).values)

@@ -104,7 +104,7 @@ void Linear::forward(Run& r, const Value& x) const {
   if (column_) column_->gather(r);
   if (input_) {
     Value all = x;
-    if (all.slot) all.slot = all.slot.id == ends_.x.id ? this->x() : all.slot;
+    if (all.slot.id == ends_.x.id) all.slot = this->x();
     input_.forward_steps(r, all);
   }
   const LinearEnds::Fused& fused = ends_.y_of;

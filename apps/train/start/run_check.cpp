@@ -162,4 +162,16 @@ void check_run(ConfigResult& result, const RunSetting& setting) {
   if (result.ok()) fit_memory(result, *model.spec, setting);
 }
 
+void check_tried_run(ConfigResult& result, const RunSetting& setting) {
+  try {
+    check_run(result, setting);
+  } catch (const Error& e) {
+    if (e.code() == Exit::internal) throw;
+    Diagnostic problem;
+    problem.exit = e.code();
+    problem.message = e.what();
+    result.add({problem});
+  }
+}
+
 }  // namespace nrl::train

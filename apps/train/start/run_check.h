@@ -24,6 +24,10 @@ struct RunSetting {
 /// the run's memory.
 void check_run(ConfigResult& result, const RunSetting& setting);
 
+/// check_run(), for a configuration that is only tried: an error in which the check itself ends, as may the
+/// planning of memory, becomes a problem too. Internal errors are thrown.
+void check_tried_run(ConfigResult& result, const RunSetting& setting);
+
 /// The last part of check_run(), for a configuration without other problems: takes smaller microbatches in
 /// `result`, with a warning, where they may be chosen and the run does not fit, or adds a problem (exit 71).
 void fit_memory(ConfigResult& result, const model::ModelSpec& spec, const RunSetting& setting);
