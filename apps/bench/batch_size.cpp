@@ -10,8 +10,8 @@
 #include "apps/plan/memory_check.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
-#include "apps/train/start/memory_fit.h"
 #include "apps/train/start/program_size.h"
 #include "apps/train/start/run_check.h"
 #include "apps/train/start/run_config.h"
@@ -132,8 +132,8 @@ class Tuner {
       Size size{.batch = configured};
       size.batch.micro = micro;
       size.batch.accumulation = each / micro;
-      ConfigResult changed = with(size.batch);
-      train::check_run(changed, {.world = world_.size(), .files = false, .memory = false});
+      ConfigResult changed = train::with_microbatch(config_, size.batch);
+      train::check_but_memory(changed, {.world = world_.size(), .files = false});
       if (changed.ok()) {
         sizes.push_back(size);
         continue;
@@ -148,12 +148,6 @@ class Tuner {
     return sizes;
   }
 
-  ConfigResult with(const BatchPlan& batch) const {
-    ConfigResult changed = config_;
-    train::set_microbatch(changed.config, batch);
-    return changed;
-  }
-
   std::unique_ptr<plan::RunPlan> plan_of(const ConfigResult& config) const {
     const Config& c = config.config;
     return plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, world_.size()),
@@ -166,7 +160,7 @@ class Tuner {
     const auto fits = [&](Size& size) {
       double share = 0;
       train::run_collectively(world_, [&] {
-        const ConfigResult config = with(size.batch);
+        const ConfigResult config = train::with_microbatch(config_, size.batch);
         const plan::CategoryBytes least = plan::minimum_memory(config.config, train::load_model_spec(config),
                                                                size.batch, placement_.device());
         size.bytes = plan::total(least);
@@ -206,7 +200,7 @@ class Tuner {
   }
 
   void measure(Size& size) {
-    const ConfigResult config = with(size.batch);
+    const ConfigResult config = train::with_microbatch(config_, size.batch);
     const Trial trial = time_steps(
         world_, placement_, config, [&] { return plan_of(config); }, args_.steps);
     size.step_ms = trial.step_ms;

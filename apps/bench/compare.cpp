@@ -7,6 +7,7 @@
 #include "apps/engine/step_traffic.h"
 #include "apps/plan/dry_rank.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/start/decide.h"
 #include "apps/train/start/placement.h"
 #include "apps/train/start/run_config.h"
 #include "apps/train/state/model_source.h"
@@ -133,14 +134,10 @@ class Comparison {
     }
     const Config& c = config->config;
     train::Placement placement(world_, *config);
-    const auto make_plan = [&] {
-      return plan::make_run_plan(c, train::load_model_spec(*config), resolve_batch(c, world_.size()),
-                                 placement.grid_position(), placement.device(), placement.host_threads(),
-                                 false, placement.memory());
-    };
+    const train::RankDecision decision(world_, *config, placement);
     const auto plan_of = [&] {
-      if (row.ms.empty()) row.sent = sent_bytes(make_plan(), c);
-      auto plan = make_plan();
+      if (row.ms.empty()) row.sent = sent_bytes(decision.plan_again(), c);
+      auto plan = decision.plan_again();
       row.planned = static_cast<double>(plan->memory.total_bytes());
       for (int k = 0; k < memory::category_count; ++k)
         row.bytes[static_cast<size_t>(k)] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));

@@ -7,11 +7,11 @@
 #include "apps/bench/steps.h"
 #include "apps/engine/engine.h"
 #include "apps/model/families/hf_config.h"
-#include "apps/plan/memory_check.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/report/timers.h"
+#include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_config.h"
 #include "apps/train/state/model_source.h"
@@ -139,10 +139,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
     phases.add("libraries", placement.accelerator().library_seconds, "device");
   }
   phases.begin("plan", "");
-  auto made =
-      plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), placement.grid_position(),
-                          placement.device(), placement.host_threads(), false, placement.memory());
-  if (gpu) plan::require_memory(config, *made, placement.capacity(), "the GPU");
+  auto made = train::RankDecision(world, config, placement).take();
   phases.begin("memory", "");
   const auto free_memory = [&] { return gpu ? placement.exec().device->free_memory() : 0; };
   const size_t free_before = free_memory();

@@ -32,7 +32,7 @@ int run_data_show(const DataShowArgs& args) {
          args.steps);
   const auto [first, last] = *steps;
   ConfigResult result = load_config(args.config.path, args.config.overrides);
-  train::check_run(result, {.world = 0, .memory = false});
+  train::check_but_memory(result, {.world = 0});
   std::cerr << render(result.diagnostics);
   if (!result.ok()) return static_cast<int>(result.exit_code());
   const model::ModelSpec spec = train::load_model_spec(result);

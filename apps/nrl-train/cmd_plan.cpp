@@ -18,6 +18,7 @@
 #include "apps/search/search.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/report/terminal.h"
+#include "apps/train/start/decide.h"
 #include "apps/train/start/plan_report.h"
 #include "apps/train/start/run_check.h"
 #include "apps/train/state/model_source.h"
@@ -119,9 +120,8 @@ int run_plan(const PlanArgs& args) {
   if (args.expert_load && !layouts)
     fail(Exit::usage,
          "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
-  train::check_run(
-      result,
-      {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false, .memory = false});
+  train::check_but_memory(result,
+                          {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false});
   if (gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, train::load_model_spec(result), *gpu));
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
   if (!result.ok()) return report(result);
@@ -129,12 +129,17 @@ int run_plan(const PlanArgs& args) {
   if (gpu) device.memory = gpu->properties().memory;
   result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world), device.type));
   if (!result.ok()) return report(result);
-  if (train::knows_memory(result.config, args.world, device)) {
+  BatchPlan batch = resolve_batch(result.config, args.world);
+  const bool known = train::knows_memory(result.config, args.world, device);
+  if (known) train::check_memory_limit(result);
+  if (known && result.ok()) {
     const std::vector<int> local = plan::local_sizes(result.config, args.world);
-    train::fit_memory(result, train::load_model_spec(result),
-                      {.world = args.world,
-                       .local = *std::max_element(local.begin(), local.end()),
-                       .gpu_memory = device.memory});
+    const model::ModelSpec spec = train::load_model_spec(result);
+    const train::DecisionFacts facts = train::planned_facts(
+        result, spec, args.world, *std::max_element(local.begin(), local.end()), device.memory);
+    const train::Decision decision = train::decide_alone(facts);
+    if (decision.fits) batch = decision.batch;
+    result.add(explain(facts, decision));
   }
   // On another machine the run may well fit.
   if (train::assumes_this_machine(result.config, args.world, device))
@@ -149,9 +154,9 @@ int run_plan(const PlanArgs& args) {
       }
   const int code = report(result);  // a run that is too large is shown as well
   if (args.program)
-    train::print_program(result, args.world, *args.program, device);
+    train::print_program(result, args.world, batch, *args.program, device);
   else
-    train::print_plan(result, args.world, device, gpu, args.buffers);
+    train::print_plan(result, args.world, batch, device, gpu, args.buffers);
   return code;
 }
 

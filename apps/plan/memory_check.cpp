@@ -238,12 +238,4 @@ void add_changes(Diagnostic& shortage, std::vector<std::string> changes) {
                         std::make_move_iterator(changes.end()));
 }
 
-void require_memory(const ConfigResult& result, const RunPlan& plan, size_t capacity,
-                    std::string_view owner) {
-  if (const auto shortage =
-          memory_shortage(result, plan.spec, plan.batch, planned_memory(result.config, plan),
-                          static_cast<double>(capacity), owner))
-    raise({*shortage});
-}
-
 }  // namespace nrl::plan

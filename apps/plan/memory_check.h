@@ -39,7 +39,4 @@ std::optional<Diagnostic> share_shortage(const ConfigResult& result, const model
 /// Puts changes with which the run fits into that problem, in place of the keys to lower.
 void add_changes(Diagnostic& shortage, std::vector<std::string> changes);
 
-/// Fails with that problem if the plan does not fit.
-void require_memory(const ConfigResult& result, const RunPlan& plan, size_t capacity, std::string_view owner);
-
 }  // namespace nrl::plan

@@ -138,7 +138,7 @@ Result search_layouts(const Request& request, const ModeledDevice& device) {
     for (std::string& key : layout.overrides()) overrides.push_back(std::move(key));
     ConfigResult config = load_config(request.config, overrides);
     if (config.ok())
-      train::check_run(config, {.world = request.world, .nodes = nodes, .files = false, .memory = false});
+      train::check_but_memory(config, {.world = request.world, .nodes = nodes, .files = false});
     if (!config.ok()) return false;
     ++out.tried;
     StagePlans plans = plan_stages(config, request.world, device, request.capacity);

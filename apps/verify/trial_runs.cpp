@@ -15,19 +15,12 @@ TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const data:
                      int64_t updates)
     : world_(world), config_(config), begin_(train::Timers::steady_seconds()), placement_(world, config) {
   const Config& c = config.config;
-  const auto make_plan = [this] {
-    return plan::make_run_plan(config_.config, train::load_model_spec(config_),
-                               resolve_batch(config_.config, world_.size()), placement_.grid_position(),
-                               placement_.device(), placement_.host_threads(), false, placement_.memory());
-  };
   const auto make_alone = [this](const plan::RunPlan& plan) {
     return make_reference_plan(config_, plan, placement_, world_.local_size());
   };
-  std::unique_ptr<plan::RunPlan> plan, alone;
+  decision_.emplace(world, config, placement_);
+  std::unique_ptr<plan::RunPlan> plan = decision_->take(), alone;
   train::run_collectively(world, [&] {
-    const ops::Exec& exec = placement_.exec();
-    plan = make_plan();
-    if (exec.device) plan::require_memory(config, *plan, placement_.capacity(), "the GPU");
     if (world.rank() == 0) alone = make_alone(*plan);
   });
   engine::TrainingOptions options = engine::training_options(c);
@@ -42,7 +35,7 @@ TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const data:
                              .options = options,
                              .exec = placement_.exec(),
                              .threads = placement_.host_threads(),
-                             .make_plan = make_plan};
+                             .make_plan = [this] { return decision_->plan_again(); }};
     layout_ = std::make_unique<Learner>(world, setting, data, std::move(plan));
     if (!alone) return;
     reference_groups_ = make_reference_groups(world, placement_);

@@ -4,7 +4,7 @@
 #include <memory>
 #include <optional>
 
-#include "apps/train/start/placement.h"
+#include "apps/train/start/decide.h"
 #include "apps/verify/reference.h"
 #include "apps/verify/trial_result.h"
 
@@ -28,6 +28,7 @@ class TrialRuns {
   const ConfigResult& config_;
   double begin_;
   train::Placement placement_;  // must outlive the engines
+  std::optional<train::RankDecision> decision_;
   std::optional<ReferenceGroups> reference_groups_;
   std::unique_ptr<Learner> layout_, reference_;
   std::optional<Comparison> comparison_;

@@ -14,7 +14,7 @@
 #include "apps/engine/step_traffic.h"
 #include "apps/plan/dry_rank.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/start/run_check.h"
+#include "apps/train/start/run_config.h"
 #include "apps/train/state/model_source.h"
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/trial.h"

@@ -3,7 +3,7 @@
 // finds sums and products that overflow.
 
 #include "apps/plan/run_plan.h"
-#include "apps/train/start/run_check.h"
+#include "apps/train/start/run_config.h"
 #include "apps/train/start/run_data.h"
 #include "apps/train/state/model_source.h"
 #include "tests/catch.h"

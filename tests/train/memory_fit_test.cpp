@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "apps/train/start/run_check.h"
+#include "apps/train/start/decide.h"
+#include "apps/train/start/run_config.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
@@ -41,11 +42,18 @@ double need(const ConfigResult& result, int world) {
 }
 
 std::vector<FittingChange> changes(const ConfigResult& result, int world, double capacity) {
-  const auto valid = [&](ConfigResult& changed) {
-    check_run(changed, {.world = world, .local = world, .files = false, .memory = false});
-    return changed.ok();
-  };
-  return changes_that_fit(result, world, valid, DeviceType::cpu, 1, capacity, static_cast<size_t>(capacity));
+  return changes_that_fit(result, world, DeviceType::cpu, 1, capacity, static_cast<size_t>(capacity));
+}
+
+/// The decision for one rank of this machine, of which `ranks` share the memory, with its messages.
+struct Decided : Decision {
+  Diagnostics messages;
+};
+Decided decided(const ConfigResult& result, int ranks) {
+  const model::ModelSpec spec = load_model_spec(result);
+  const DecisionFacts facts = planned_facts(result, spec, 1, ranks, 0);
+  const Decision d = decide_alone(facts);
+  return {d, explain(facts, d)};
 }
 
 }  // namespace
@@ -96,23 +104,28 @@ TEST_CASE("reduce_batch takes the largest microbatch that fits", "[fit]") {
         {"memory.on_oom=reduce_batch", std::string("policy.gradient_accumulation_steps=") + accumulation});
     const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (0.7 * need(result, 1)));
     check_run(result, {.world = 1, .local = ranks, .files = false});
-    INFO(render(result.diagnostics));
-    REQUIRE(result.ok());
-    REQUIRE(result.diagnostics.size() == 1);
-    CHECK(result.diagnostics[0].message ==
+    CHECK(result.diagnostics.empty());  // it fits
+    const Decided d = decided(result, ranks);
+    INFO(render(d.messages));
+    REQUIRE(d.fits);
+    REQUIRE(d.messages.size() == 1);
+    CHECK(d.messages[0].message ==
           "memory.on_oom: a microbatch of 16 does not fit; the run takes 8 sequences and accumulates 8 "
           "microbatches instead of 4: steps have the same samples and tokens");
-    const BatchPlan batch = resolve_batch(result.config, 1);
-    CHECK(batch.micro == 8);
-    CHECK(batch.accumulation == 8);
-    CHECK(batch.global == 64);
-    // It is what all ranks read.
-    const ConfigResult again = load_config_text(dump_resolved(result), "t.yaml");
+    CHECK(d.batch.micro == 8);
+    CHECK(d.batch.accumulation == 8);
+    CHECK(d.batch.global == 64);
+    CHECK(resolve_batch(result.config, 1).micro == 16);  // the configuration stays as it is
+    // A file that repeats the run has it.
+    const ConfigResult again = load_config_text(dump_resolved(with_microbatch(result, d.batch)), "t.yaml");
     CHECK(resolve_batch(again.config, 1).micro == 8);
+    CHECK(resolve_batch(again.config, 1).accumulation == 8);
   }
   ConfigResult none = config({"memory.on_oom=reduce_batch"});
   check_run(none, {.world = 1, .local = 1 << 20, .files = false});
   CHECK(none.exit_code() == Exit::out_of_memory);
+  CHECK(render(none.diagnostics).find("A microbatch of one sequence cannot be made smaller") !=
+        std::string::npos);
 }
 
 TEST_CASE("a microbatch of auto stays within memory.max_memory", "[fit]") {
@@ -123,15 +136,15 @@ TEST_CASE("a microbatch of auto stays within memory.max_memory", "[fit]") {
     ConfigResult result = config(
         {automatic[0], "memory.max_memory=" + max_memory, "policy.recompute.granularity=" + recompute});
     const auto ranks = static_cast<int>(static_cast<double>(cpu::machine_memory()) / (share * usual));
-    check_run(result, {.world = 1, .local = ranks, .files = false});
-    INFO(render(result.diagnostics));
-    CHECK(result.ok());
-    const int64_t micro = resolve_batch(result.config, 1).micro;
-    CHECK(result.diagnostics.size() == (micro == 32 ? 0U : 1U));
+    const Decided d = decided(result, ranks);
+    INFO(render(d.messages));
+    CHECK(d.fits);
+    const int64_t micro = d.batch.micro;
+    CHECK(d.messages.size() == (micro == 32 ? 0U : 1U));
     if (micro == 32) return micro;
-    CHECK(result.diagnostics[0].key == "policy.train_micro_batch_size");
+    CHECK(d.messages[0].key == "policy.train_micro_batch_size");
     CHECK(
-        result.diagnostics[0].message ==
+        d.messages[0].message ==
         fmt::format("policy.train_micro_batch_size: auto takes {} sequences and accumulates {} microbatches, "
                     "because 32 sequences do not fit",
                     micro, 64 / micro));
@@ -239,13 +252,11 @@ TEST_CASE("microbatches of FP8 shrink to whole blocks of scales", "[fit]") {
       ConfigResult result = config(overrides);
       const auto ranks =
           static_cast<int>(static_cast<double>(cpu::machine_memory()) / (share * need(result, 1)));
-      check_run(result, {.world = 1, .local = ranks, .files = false});
-      INFO(render(result.diagnostics));
-      if (result.ok())
-        CHECK(resolve_batch(result.config, 1).micro * length % 128 == 0);
-      else
-        CHECK(result.exit_code() == Exit::out_of_memory);
-      return result.ok() ? resolve_batch(result.config, 1).micro : 0;
+      const Decided d = decided(result, ranks);
+      INFO(render(d.messages));
+      CHECK(d.batch.micro * length % 128 == 0);
+      if (!d.fits) CHECK(exit_code(d.messages) == Exit::out_of_memory);
+      return d.fits ? d.batch.micro : 0;
     };
     CAPTURE(chosen);
     CHECK(reduced(32, 0.99) == (chosen ? 32 : 8));
@@ -283,28 +294,57 @@ TEST_CASE("a plan takes the microbatch that a run takes on a GPU of known memory
     CAPTURE(key);
     const ConfigResult given = config({"device=cuda", key});
     const model::ModelSpec spec = load_model_spec(given);
-    const auto need = [&](const Config& c) {
-      return needed_memory(c, spec, resolve_batch(c, 1), 1, DeviceType::cuda, 1, 1e18);
+    const BatchPlan batch = resolve_batch(given.config, 1);
+    const auto need = [&](const BatchPlan& b) {
+      return needed_memory(given.config, spec, b, 1, DeviceType::cuda, 1, 1e18);
     };
     const auto fitted = [&](size_t memory) {
-      ConfigResult result = given;
-      fit_memory(result, spec, {.world = 1, .gpu_memory = memory});
-      return result;
+      const DecisionFacts facts = planned_facts(given, spec, 1, 1, memory);
+      const Decision d = decide_alone(facts);
+      return Decided{d, explain(facts, d)};
     };
-    const ConfigResult unknown = fitted(0);
+    ConfigResult unknown = given;  // before the GPU is open
+    check_run(unknown, {.world = 1, .files = false});
     CHECK(unknown.diagnostics.empty());
-    CHECK(resolve_batch(unknown.config, 1).micro == resolve_batch(given.config, 1).micro);
-    const auto memory = static_cast<size_t>(0.8 * need(given.config));
-    const ConfigResult smaller = fitted(memory);
-    CHECK(smaller.ok());
-    CHECK(smaller.diagnostics.size() == 1);
-    CHECK(resolve_batch(smaller.config, 1).micro < resolve_batch(given.config, 1).micro);
-    CHECK(need(smaller.config) <= static_cast<double>(memory));
-    const ConfigResult refused = fitted(1 << 20);
-    CHECK(refused.exit_code() == Exit::out_of_memory);
-    CHECK(render(refused.diagnostics).find("the GPU has") != std::string::npos);
-    CHECK(resolve_batch(refused.config, 1).micro == resolve_batch(given.config, 1).micro);
+    const auto memory = static_cast<size_t>(0.8 * need(batch));
+    const Decided smaller = fitted(memory);
+    CHECK(smaller.fits);
+    CHECK(smaller.messages.size() == 1);
+    CHECK(smaller.batch.micro < batch.micro);
+    CHECK(need(smaller.batch) <= static_cast<double>(memory));
+    const Decided refused = fitted(1 << 20);
+    CHECK(exit_code(refused.messages) == Exit::out_of_memory);
+    CHECK(render(refused.messages).find("the GPU has") != std::string::npos);
   }
+}
+
+TEST_CASE("a decision whose memory cannot be allocated goes on with less", "[fit]") {
+  const ConfigResult result = config({"memory.on_oom=reduce_batch"});
+  const model::ModelSpec spec = load_model_spec(result);
+  const DecisionFacts facts = planned_facts(result, spec, 1, 1, 0);
+  std::vector<int64_t> planned;
+  const Planned plan = [&](const BatchPlan& batch) {
+    planned.push_back(batch.micro);
+    return Need{.capacity = facts.capacity};
+  };
+  std::optional<Decision> d = decide(facts, plan);
+  CHECK(explain(facts, *d).empty());
+  d = decide_below(facts, plan, *d, "rank 1: no pages");
+  d = decide_below(facts, plan, *d, "rank 0: no pages either");
+  REQUIRE(d);
+  CHECK(planned == std::vector<int64_t>{16, 8, 4});
+  const Diagnostics said = explain(facts, *d);
+  REQUIRE(said.size() == 1);
+  CHECK(said[0].message.find("a microbatch of 16 does not fit; the run takes 4") != std::string::npos);
+  CHECK(said[0].notes == std::vector<std::string>{"rank 1: no pages"});
+  for (int i = 0; i < 2; ++i) d = decide_below(facts, plan, *d, "");
+  REQUIRE(d);
+  CHECK(d->batch.micro == 1);
+  CHECK(!decide_below(facts, plan, *d, ""));
+  // Without the key there is nothing to take instead.
+  const ConfigResult fixed = config();
+  const DecisionFacts facts_of_fixed = planned_facts(fixed, spec, 1, 1, 0);
+  CHECK(!decide_below(facts_of_fixed, plan, decide(facts_of_fixed, plan), ""));
 }
 
 TEST_CASE("a run needs what its largest pipeline stage needs", "[fit]") {

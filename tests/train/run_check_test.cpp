@@ -1,12 +1,11 @@
 // What a run is checked against before it is set up.
 
-#include "apps/train/start/run_check.h"
-
 #include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "apps/train/launch/device_choice.h"
+#include "apps/train/start/run_config.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "tests/catch.h"

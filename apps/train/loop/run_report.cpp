@@ -48,7 +48,7 @@ RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double s
       return std::any_of(std::begin(own_files), std::end(own_files),
                          [&](const char* file) { return has_nonce(name, std::string(file) + ".tmp-"); });
     });
-    write_file_atomic(join_path(log_dir, config_file), dump_resolved(run.config_result));
+    write_file_atomic(join_path(log_dir, config_file), dump_resolved(run.repeatable));
   }
   terminal_.set_max_steps(run.max_steps());
 }

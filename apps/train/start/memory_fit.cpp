@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/train/start/run_check.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
@@ -12,11 +13,10 @@ using Overrides = std::vector<std::string>;
 
 class Search {
  public:
-  Search(const ConfigResult& result, int world, const std::function<bool(ConfigResult&)>& valid,
-         DeviceType device, int threads, double capacity, size_t memory)
+  Search(const ConfigResult& result, int world, DeviceType device, int threads, double capacity,
+         size_t memory)
       : text_(dump_resolved(result)),
         world_(world),
-        valid_(valid),
         device_(device),
         threads_(threads),
         capacity_(capacity),
@@ -25,7 +25,8 @@ class Search {
   /// The bytes that the run needs with these changes; unset if it is refused or does not fit.
   std::optional<double> fits(const Overrides& overrides) const {
     ConfigResult changed = load_config_text(text_, "changed.yaml", overrides);
-    if (!changed.ok() || !valid_(changed)) return std::nullopt;
+    if (changed.ok()) check_but_memory(changed, {.world = world_, .files = false});
+    if (!changed.ok()) return std::nullopt;
     const double need =
         needed_memory(changed.config, load_model_spec(changed), resolve_batch(changed.config, world_), world_,
                       device_, threads_, capacity_, memory_);
@@ -35,7 +36,6 @@ class Search {
  private:
   std::string text_;
   int world_;
-  const std::function<bool(ConfigResult&)>& valid_;
   DeviceType device_;
   int threads_;
   double capacity_;
@@ -68,12 +68,10 @@ double needed_memory(const Config& config, const model::ModelSpec& spec, const B
   return plan::total(largest_need(config, spec, batch, world, device, threads, memory));
 }
 
-std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,
-                                            const std::function<bool(ConfigResult&)>& valid,
-                                            DeviceType device, int threads, double capacity, size_t memory,
-                                            size_t most) {
+std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world, DeviceType device,
+                                            int threads, double capacity, size_t memory, size_t most) {
   const Config& c = result.config;
-  const Search search(result, world, valid, device, threads, capacity, memory);
+  const Search search(result, world, device, threads, capacity, memory);
   std::vector<FittingChange> found;
   const auto try_change = [&](const Overrides& change) {
     if (found.size() >= most) return true;
@@ -176,31 +174,8 @@ std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch) {
   return out;
 }
 
-BatchPlan least_microbatch(BatchPlan batch) {
-  while (const auto smaller = smaller_microbatch(batch)) batch = *smaller;
-  return batch;
-}
-
-void set_microbatch(Config& config, const BatchPlan& batch) {
-  config.policy.train_micro_batch_size = batch.micro;
-  if (config.policy.gradient_accumulation_steps)
-    config.policy.gradient_accumulation_steps = batch.accumulation;
-}
-
 bool chooses_microbatch(const Config& config) {
   return config.policy.train_micro_batch_size.is_auto() && !config.policy.gradient_accumulation_steps;
-}
-
-std::string microbatch_change(const BatchPlan& before, const BatchPlan& after, bool chosen) {
-  if (chosen)
-    return fmt::format(
-        "policy.train_micro_batch_size: auto takes {} sequences and accumulates {} microbatches, because {} "
-        "sequences do not fit",
-        after.micro, after.accumulation, before.micro);
-  return fmt::format(
-      "memory.on_oom: a microbatch of {} does not fit; the run takes {} sequences and accumulates {} "
-      "microbatches instead of {}: steps have the same samples and tokens",
-      before.micro, after.micro, after.accumulation, before.accumulation);
 }
 
 }  // namespace nrl::train

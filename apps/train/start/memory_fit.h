@@ -1,7 +1,6 @@
 #pragma once
-// Fits a run into the memory of a rank: smaller microbatches, and changes of the configuration that help.
+// Computes the memory of runs, smaller microbatches, and changes of a configuration that fit into memory.
 
-#include <functional>
 #include <optional>
 #include <span>
 #include <string>
@@ -11,7 +10,7 @@
 
 namespace nrl::train {
 
-/// What the rank of `config` that needs most needs (plan::planned_memory), from plans of
+/// The memory of the rank of `config` that needs most (plan::planned_memory), from plans of
 /// plan::typical_ranks(). `memory`: as for plan::make_run_plan().
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory = 0);
@@ -30,11 +29,8 @@ struct FittingChange {
 /// configuration and planned: a smaller microbatch, recomputation, sharding, bf16, more ranks for a model
 /// replica, then several of them together, and at last shorter samples, which change the training.
 /// `memory`: as for plan::make_run_plan(), by which auto chooses what to recompute.
-/// `valid` checks a changed configuration for all but its memory (check_run()).
-std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world,
-                                            const std::function<bool(ConfigResult&)>& valid,
-                                            DeviceType device, int threads, double capacity, size_t memory,
-                                            size_t most = 3);
+std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world, DeviceType device,
+                                            int threads, double capacity, size_t memory, size_t most = 3);
 
 /// The notes of a problem: "fits: policy.train_micro_batch_size: 2 (needs 1.3 GiB)".
 std::vector<std::string> fitting_notes(std::span<const FittingChange> changes);
@@ -43,16 +39,7 @@ std::vector<std::string> fitting_notes(std::span<const FittingChange> changes);
 /// multiple of BatchPlan::unit, and more accumulation. Unset if there is none, as for one sequence.
 std::optional<BatchPlan> smaller_microbatch(const BatchPlan& batch);
 
-/// The last of them: those of the smallest microbatch.
-BatchPlan least_microbatch(BatchPlan batch);
-
-/// Sets the microbatch and, where it is given, the accumulation.
-void set_microbatch(Config& config, const BatchPlan& batch);
-
 /// Whether the microbatch is auto and follows from no other key, so that it may be made smaller.
 bool chooses_microbatch(const Config& config);
-
-/// The announcement of a smaller microbatch, by memory.on_oom or by auto (`chosen`).
-std::string microbatch_change(const BatchPlan& before, const BatchPlan& after, bool chosen);
 
 }  // namespace nrl::train

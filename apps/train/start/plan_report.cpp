@@ -76,10 +76,10 @@ size_t rank_memory(const Config& config, int world, const DeviceChoice& device) 
 // Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
 // that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
 // that the work does not grow with their number.
-std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const DeviceChoice& device) {
+std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const BatchPlan& batch,
+                                   const DeviceChoice& device) {
   const Config& c = result.config;
   const model::ModelSpec spec = load_model_spec(result);
-  const BatchPlan batch = resolve_batch(c, world);
   const std::vector<int> local = plan::local_sizes(c, world);
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   constexpr size_t most_shards = 64;
@@ -244,18 +244,17 @@ bool assumes_this_machine(const Config& config, int world, const DeviceChoice& d
          plan::configured_nodes(config, world).empty();
 }
 
-void print_plan(const ConfigResult& result, int world, const DeviceChoice& choice,
+void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, const DeviceChoice& choice,
                 const plan::DeviceModel* gpu, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
   const ops::DryDevice dry =
       gpu ? ops::DryDevice(gpu->properties(), {})
           : plan::usual_device(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
-  std::vector<EqualRanks> ranks = plan_ranks(result, world, choice);
+  std::vector<EqualRanks> ranks = plan_ranks(result, world, batch, choice);
   const std::vector<plan::Traffic> traffic =
       engine::step_traffic(ranks.front().plan, engine::training_options(c), dry);
   const plan::RunPlan& plan = *ranks.front().plan;
-  const BatchPlan& batch = plan.batch;
   log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
             grouped(plan.whole.total()), plan.spec.layers,
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
@@ -349,11 +348,12 @@ void print_plan(const ConfigResult& result, int world, const DeviceChoice& choic
                                                     : "");
 }
 
-void print_program(const ConfigResult& result, int world, int rank, const DeviceChoice& device) {
+void print_program(const ConfigResult& result, int world, const BatchPlan& batch, int rank,
+                   const DeviceChoice& device) {
   const Config& c = result.config;
   const plan::GridPosition position = plan::grid_position(c, world, rank);
-  const auto plan = plan::make_run_plan(c, load_model_spec(result), resolve_batch(c, world), position,
-                                        device.type, 1, false, rank_memory(c, world, device));
+  const auto plan = plan::make_run_plan(c, load_model_spec(result), batch, position, device.type, 1, false,
+                                        rank_memory(c, world, device));
   output::write(output::Stream::out, plan::program_text(c, *plan));
 }
 

@@ -17,12 +17,13 @@ bool assumes_this_machine(const Config& config, int world, const DeviceChoice& d
 
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
 /// passed all checks but that of the memory. If ranks need different amounts of memory, the table is for
-/// those that need most. `device`: to plan for; a GPU need not be there. `gpu`: its model, if it was named.
-/// `buffers`: also list every buffer.
-void print_plan(const ConfigResult& result, int world, const DeviceChoice& device,
+/// those that need most. `batch`: as decided. `device`: to plan for; a GPU need not be there. `gpu`: its
+/// model, if it was named. `buffers`: also list every buffer.
+void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, const DeviceChoice& device,
                 const plan::DeviceModel* gpu, bool buffers);
 
 /// Prints all that a rank does in an optimizer step (plan::program_text()).
-void print_program(const ConfigResult& result, int world, int rank, const DeviceChoice& device);
+void print_program(const ConfigResult& result, int world, const BatchPlan& batch, int rank,
+                   const DeviceChoice& device);
 
 }  // namespace nrl::train

@@ -16,12 +16,17 @@ namespace nrl::train {
 
 struct Run {
   Run(comm::World& world, const ConfigResult& result)
-      : world(world), config_result(result), config(config_result.config), placement(world, config_result) {}
+      : world(world),
+        config_result(result),
+        repeatable(result),
+        config(config_result.config),
+        placement(world, config_result) {}
   Run(const Run&) = delete;
   Run& operator=(const Run&) = delete;
 
   comm::World& world;
-  ConfigResult config_result;  ///< changed by memory.on_oom: reduce_batch, before the first step
+  const ConfigResult config_result;
+  ConfigResult repeatable;  ///< with the microbatch that the run took, if that is not the configured one
   const Config& config;
   Placement placement;  // must outlive everything that uses its device and groups
   std::unique_ptr<engine::Engine> engine;

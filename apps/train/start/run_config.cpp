@@ -3,7 +3,10 @@
 #include <algorithm>
 
 #include "apps/plan/nodes.h"
+#include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/start/decide.h"
+#include "apps/train/state/model_source.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "parallel/grid/nodes.h"
@@ -26,6 +29,31 @@ void order_nodes(comm::World& world, const Config& config) {
 }
 
 }  // namespace
+
+void check_run(ConfigResult& result, const RunSetting& setting) {
+  check_but_memory(result, setting);
+  // The memory of GPUs is not known before they are open.
+  if (!result.ok() || !setting.memory || !setting.grid || setting.world == 0 ||
+      choose_device(result.config.device).type != DeviceType::cpu)
+    return;
+  check_memory_limit(result);
+  if (!result.ok()) return;
+  const model::ModelSpec spec = load_model_spec(result);
+  const DecisionFacts facts = planned_facts(result, spec, setting.world, setting.local, 0);
+  if (const Decision decision = decide_alone(facts); !decision.fits) result.add(explain(facts, decision));
+}
+
+void check_tried_run(ConfigResult& result, const RunSetting& setting) {
+  try {
+    check_run(result, setting);
+  } catch (const Error& e) {
+    if (e.code() == Exit::internal) throw;
+    Diagnostic problem;
+    problem.exit = e.code();
+    problem.message = e.what();
+    result.add({problem});
+  }
+}
 
 std::optional<ConfigResult> try_config_collectively(comm::World& world, const std::string& path,
                                                     const std::vector<std::string>& overrides,

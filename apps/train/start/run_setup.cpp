@@ -1,21 +1,17 @@
 #include "apps/train/start/run_setup.h"
 
 #include <algorithm>
-#include <functional>
-#include <optional>
 #include <utility>
 
 #include "apps/data/order_file.h"
 #include "apps/plan/memory_check.h"
-#include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
-#include "apps/train/start/memory_fit.h"
-#include "apps/train/start/run_check.h"
 #include "apps/train/state/hf_files.h"
 #include "apps/train/state/input_identity.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/ops/libraries.h"
@@ -92,62 +88,6 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
   add_order_warnings(run, validation.options);
 }
 
-/// How a run came to smaller microbatches: at first, and why.
-struct Fitting {
-  bool chosen = false;  ///< the microbatch is auto
-  std::optional<BatchPlan> before = {};
-  comm::ErrorConsensus why = {};
-};
-
-// Collective. Takes a smaller microbatch after `vote`, in which a rank had too little memory, or ends the
-// run. `explain` may fail with more than the message of the vote, on the rank that it names.
-void reduce_batch(Run& run, Fitting& fitting, const comm::ErrorConsensus& vote,
-                  const std::function<void()>& explain) {
-  Config& c = run.config_result.config;
-  const bool wanted =
-      vote.code == Exit::out_of_memory && (fitting.chosen || c.memory.on_oom == OnOom::reduce_batch);
-  const BatchPlan batch = resolve_batch(c, run.world.size());
-  if (const auto smaller = smaller_microbatch(batch); wanted && smaller) {
-    if (!fitting.before) {
-      fitting.before = batch;
-      fitting.why = vote;
-    }
-    set_microbatch(c, *smaller);
-    return;
-  }
-  const comm::ErrorConsensus last = attempt_collectively(run.world, [&] {
-    if (run.world.rank() != vote.rank) return;
-    if (vote.code == Exit::out_of_memory) explain();
-    fail(vote.code, "{}", vote.message);
-  });
-  if (run.world.rank() == last.rank)
-    log::error_text(
-        last.message +
-        (wanted ? fmt::format(". A microbatch of {} cannot be made smaller",
-                              batch.micro == 1 ? "one sequence" : fmt::format("{} sequences", batch.micro))
-                : ""));
-  throw AgreedExit{vote.code};
-}
-
-void announce(const Run& run, const Fitting& fitting) {
-  if (!fitting.before || run.world.rank() != 0) return;
-  log::warn("{} (rank {}: {})",
-            microbatch_change(*fitting.before, resolve_batch(run.config, run.world.size()), fitting.chosen),
-            fitting.why.rank, fitting.why.message);
-}
-
-// What makes the run fit into `capacity` bytes of a rank.
-std::vector<std::string> changes_for(const Run& run, double capacity) {
-  const ops::Exec& exec = run.placement.exec();
-  const auto valid = [&](ConfigResult& changed) {
-    check_run(changed, {.world = run.world.size(), .files = false, .memory = false});
-    return changed.ok();
-  };
-  return fitting_notes(changes_that_fit(run.config_result, run.world.size(), valid,
-                                        exec.device ? DeviceType::cuda : DeviceType::cpu,
-                                        run.placement.host_threads(), capacity, run.placement.memory()));
-}
-
 // Page-locked memory cannot be swapped out: asking for too much ends processes of the host, not the run.
 void require_host_memory(const plan::RunPlan& plan, size_t share) {
   const auto offloaded = static_cast<size_t>(plan.memory.bytes(memory::Tier::host)),
@@ -160,48 +100,17 @@ void require_host_memory(const plan::RunPlan& plan, size_t share) {
        human_bytes(offloaded), human_bytes(pinned), human_bytes(share));
 }
 
-// Collective. All ranks vote: if the plan of one does not fit, all plan smaller microbatches.
-std::unique_ptr<plan::RunPlan> make_plan(Run& run, Fitting& fitting) {
-  const ops::Exec& exec = run.placement.exec();
-  const auto memory = static_cast<double>(run.placement.capacity());
-  const std::string_view owner = exec.device ? "the GPU" : "this machine";
-  const double capacity = fitting.chosen ? run.config.memory.max_memory * memory : memory;
-  for (;;) {
-    std::unique_ptr<plan::RunPlan> plan;
-    std::optional<Diagnostic> shortage;
-    const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
-      const Config& c = run.config;
-      plan = plan::make_run_plan(c, load_model_spec(run.config_result), resolve_batch(c, run.world.size()),
-                                 run.placement.grid_position(), run.placement.device(),
-                                 run.placement.host_threads(), false, run.placement.memory());
-      const plan::CategoryBytes need = plan::planned_memory(c, *plan);
-      shortage = fitting.chosen
-                     ? plan::share_shortage(run.config_result, plan->spec, plan->batch, need, memory, owner)
-                     : plan::memory_shortage(run.config_result, plan->spec, plan->batch, need, memory, owner);
-      if (shortage)
-        fail(Exit::out_of_memory, "a rank needs {} of memory, but {} has {} for it{}",
-             human_bytes(static_cast<uint64_t>(plan::total(need))), owner,
-             human_bytes(static_cast<uint64_t>(capacity)), fitting.chosen ? " (memory.max_memory)" : "");
-      if (exec.device)
-        require_host_memory(*plan, cpu::machine_memory() / static_cast<size_t>(run.world.local_size()));
-    });
-    if (vote.code == Exit::ok) return plan;
-    reduce_batch(run, fitting, vote, [&] {
-      if (!shortage) return;
-      plan::add_changes(*shortage, changes_for(run, capacity));
-      raise({*shortage});
-    });
-  }
-}
-
-// Collective. Allocates the memory of `plan`, or of a plan with a smaller microbatch.
-std::unique_ptr<engine::Engine> allocate(Run& run, std::unique_ptr<plan::RunPlan> plan, Fitting& fitting) {
+// Collective. Allocates the memory of the plan that was decided, or of one with a smaller microbatch.
+std::unique_ptr<engine::Engine> allocate(Run& run, RankDecision& decision) {
   device::Runtime* device = run.placement.exec().device;
+  std::unique_ptr<plan::RunPlan> plan = decision.take();
   for (;;) {
     std::unique_ptr<engine::Engine> engine;
     const std::string needed = plan::memory_line(plan->memory);
     const double total = plan::total(plan::planned_memory(run.config, *plan));
     const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
+      if (device)
+        require_host_memory(*plan, cpu::machine_memory() / static_cast<size_t>(run.world.local_size()));
       try {
         engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(run.config),
                                                   run.placement.groups(), run.placement.exec());
@@ -212,18 +121,26 @@ std::unique_ptr<engine::Engine> allocate(Run& run, std::unique_ptr<plan::RunPlan
     });
     if (vote.code == Exit::ok) return engine;
     engine.reset();
-    reduce_batch(run, fitting, vote, [&] {
+    plan = nullptr;
+    if (vote.code == Exit::out_of_memory &&
+        decision.take_less(fmt::format("rank {}: {}", vote.rank, vote.message))) {
+      plan = decision.take();
+      continue;
+    }
+    run_collectively(run.world, [&] {
+      if (run.world.rank() != vote.rank) return;
+      if (vote.code != Exit::out_of_memory) fail(vote.code, "{}", vote.message);
       const size_t free = device ? device->free_memory() : cpu::obtainable_memory(),
                    used = device ? device->properties().memory - free : cpu::resident_bytes();
       std::string text = vote.message;
       const auto note = [&](const std::string& line) { text += "\n  = " + line; };
       note(fmt::format("in use without it: {} {}; to be had: {}", human_bytes(used),
                        device ? "of the GPU" : "by this process", human_bytes(free)));
-      for (const std::string& line : changes_for(run, std::min(static_cast<double>(free), total - 1)))
+      if (const std::string text = decision.no_less(); !text.empty()) note(text);
+      for (const std::string& line : decision.changes(std::min(static_cast<double>(free), total - 1)))
         note(line);
       fail(vote.code, "{}", text);
     });
-    plan = make_plan(run, fitting);
   }
 }
 
@@ -251,28 +168,32 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, 
   }
   const Inputs inputs = identify_inputs_collectively(world, c);
   phases.begin("plan", "planning the memory");
-  Fitting fitting{.chosen = chooses_microbatch(c)};
-  std::unique_ptr<plan::RunPlan> plan = make_plan(run, fitting);
+  RankDecision decision(world, run.config_result, run.placement);
   HfFiles hf;
   run_collectively(world, [&] {
-    open_data(run, *plan, phases);
-    run.record = make_record(c, plan->spec, plan->recipe.weights(), world.size(), inputs);
-    if (plan->device == DeviceType::cpu) run.record["kernels.isa"] = name_of(plan::isa_for(c.kernels));
+    const plan::RunPlan& plan = decision.plan();
+    open_data(run, plan, phases);
+    run.record = make_record(c, plan.spec, plan.recipe.weights(), world.size(), inputs);
+    if (plan.device == DeviceType::cpu) run.record["kernels.isa"] = name_of(plan::isa_for(c.kernels));
     if (world.rank() == 0 && c.checkpointing.enabled) {
       hf = collect_hf_files(c);
-      const std::string warning = auto_tokenizer_warning(plan->spec, hf);
+      const std::string warning = auto_tokenizer_warning(plan.spec, hf);
       if (!warning.empty()) log::warn("{}", warning);
     }
   });
-  warn_of_fp8_experts(run, *plan);
-  phases.begin("memory",
-               fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(plan->memory.total_bytes()))));
-  run.engine = allocate(run, std::move(plan), fitting);
+  warn_of_fp8_experts(run, decision.plan());
+  phases.begin(
+      "memory",
+      fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(decision.plan().memory.total_bytes()))));
+  run.engine = allocate(run, decision);
   run_collectively(world, [&] { run.engine->register_memory(); });
   run.record["policy.train_micro_batch_size"] = std::to_string(run.plan().batch.micro);
-  announce(run, fitting);
+  if (decision.decision().reduced()) {
+    run.repeatable = with_microbatch(run.config_result, run.plan().batch);
+    if (world.rank() == 0) output::write(output::Stream::err, render(decision.warnings()));
+  }
   run_collectively(world, [&] {
-    run.saver = std::make_unique<CheckpointSaver>(world, run.config_result, run.record, std::move(hf));
+    run.saver = std::make_unique<CheckpointSaver>(world, run.repeatable, run.record, std::move(hf));
     if (const RunLocks* locks = run.saver->locks())
       for (const std::string& takeover : locks->takeovers()) run.warnings.push_back(takeover);
   });
