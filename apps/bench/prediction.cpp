@@ -113,8 +113,7 @@ Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> 
   PredictedPart& gaps = part(between_kernels);
   for (const ops::Call& call : calls) {
     const std::string_view name = part_of(call.op, call.range);
-    NRL_CHECK(!name.empty(), "op {} belongs to no part of a step", call.op);
-    PredictedPart& p = part(name);
+    PredictedPart& p = part(name.empty() ? other : name);
     const plan::CallTime time = estimate(gpu, call, plan::likely);
     ++p.calls;
     p.bytes += call.cost.bytes() + call.cost.scratch;

@@ -107,6 +107,15 @@ class Decoder {
   Visits visits(memory::Mode mode) const;
   /// The program of training as text (program::text()).
   std::string program_text(const program::Notes& notes) const;
+  /// The program of training or evaluation of one microbatch, which Call::step of a dry run is an index of.
+  const program::Program& program(memory::Mode mode) const {
+    return stage_->program(mode == memory::training ? training_ : evaluation_);
+  }
+  /// The layer of a program's step, and the entry of its table for a compute step.
+  const Layer& layer(const program::Step& step) const { return stage_->layer(step.layer); }
+  const memory::Step& step(const program::Step& step) const {
+    return layer(step).table().steps()[static_cast<size_t>(step.index)];
+  }
   /// The table of every block of this rank.
   struct BlockTable {
     int block = 0;
@@ -123,11 +132,6 @@ class Decoder {
   memory::HostCopies& copies() { return stage_->copies(); }
   /// Bytes of a slot for a microbatch.
   int64_t bytes_of(const memory::SlotSpec& slot) const { return stage_->bytes_of(slot); }
-  /// `at_step` is called before every step while computing, also while kernels are collected
-  /// (ops::Exec::needed). Empty: no call.
-  void watch_steps(std::function<void(const memory::LayerTable& table, size_t step)> at_step) {
-    stage_->watch_steps(std::move(at_step));
-  }
   /// `watch` observes the visits while computing, also while kernels are collected (ops::Exec::needed). Null:
   /// none.
   void watch_layers(LayerWatch* watch) { stage_->watch_layers(watch); }

@@ -9,6 +9,7 @@
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/parallel.h"
+#include "core/ops/optimizer.h"
 #include "core/ops/peak.h"
 
 namespace nrl::plan {
@@ -201,21 +202,46 @@ const DeviceModel* model_of_device(const device::Properties& device) {
   return nullptr;
 }
 
-DeviceModel measure_cpu_model(int ranks, int threads) {
-  // Shared resources are measured with the threads of all ranks and divided by the ranks.
-  const int together = std::min(ranks * threads, cpu::available_cores());
+namespace {
+
+DeviceModel cpu_model(double flops, double copy) {
   DeviceModel m;
   m.name = "cpu";
   m.product = "CPU";
-  m.memory = static_cast<double>(cpu::machine_memory()) / ranks;
-  m.f32_flops = m.tf32_flops = ops::measure_fma_peak(together) * 1e9 / ranks;
-  m.copy = measure_copy(together) / ranks;
+  m.f32_flops = m.tf32_flops = flops;
+  m.copy = copy;
   m.gemm = cpu_gemm;
   m.forward = {cpu_attention_forward, cpu_attention_forward, cpu_attention_forward};
   m.backward = {cpu_attention_backward, cpu_attention_backward, cpu_attention_backward};
   m.node = {.bandwidth = m.copy / 4, .latency = 20e-6};
   m.network = {.bandwidth = 1.1e9, .latency = 60e-6};
   return m;
+}
+
+}  // namespace
+
+DeviceModel measure_cpu_model(int ranks, int threads) {
+  // Shared resources are measured with the threads of all ranks and divided by the ranks.
+  const int together = std::min(ranks * threads, cpu::available_cores());
+  DeviceModel m = cpu_model(ops::measure_fma_peak(together) * 1e9 / ranks, measure_copy(together) / ranks);
+  m.memory = static_cast<double>(cpu::machine_memory()) / ranks;
+  return m;
+}
+
+device::Properties usual_properties(const precision::Recipe& recipe) {
+  const precision::QuantizedGemms& q = recipe.quantized();
+  const bool newer = q.attention || q.weight.scaling == Scaling::mx32;
+  device::Properties properties;
+  properties.name = newer ? "B200" : "H100";
+  properties.major = newer ? 10 : 9;
+  properties.multiprocessors = ops::gpu_multiprocessors;
+  properties.memory = size_t{1} << 50;
+  return properties;
+}
+
+DeviceModel usual_model(DeviceType type, int threads, const precision::Recipe& recipe) {
+  if (type == DeviceType::cpu) return cpu_model(120e9 * threads, 10e9 * threads);
+  return *model_of_device(usual_properties(recipe));
 }
 
 double peak_flops(const device::Properties& device) {

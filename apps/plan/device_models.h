@@ -8,6 +8,7 @@
 
 #include "core/device/runtime.h"
 #include "core/ops/cost.h"
+#include "precision/recipe.h"
 
 namespace nrl::plan {
 
@@ -48,6 +49,12 @@ const DeviceModel* model_of_device(const device::Properties& device);
 /// One of `ranks` ranks with `threads` threads each on this machine's CPU. Takes about 50 ms: peak and
 /// bandwidth are measured.
 DeviceModel measure_cpu_model(int ranks, int threads);
+
+/// A GPU that runs `recipe`: a B200 for attention with FP8 operands and for MXFP8, else an H100.
+device::Properties usual_properties(const precision::Recipe& recipe);
+/// The model of that GPU, or of `threads` threads on a CPU with AVX-512, whose
+/// rates are assumed, not measured: the same on all ranks.
+DeviceModel usual_model(DeviceType type, int threads, const precision::Recipe& recipe);
 
 /// Dense bf16 FLOP/s of a GPU by the data sheet; 0 for a device that is not in the table.
 double peak_flops(const device::Properties& device);

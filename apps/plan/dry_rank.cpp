@@ -7,14 +7,7 @@ namespace nrl::plan {
 ops::DryDevice usual_device(DeviceType type, int threads, const precision::Recipe& recipe,
                             ops::Bf16Products products) {
   if (type == DeviceType::cpu) return ops::DryDevice(threads, products);
-  const precision::QuantizedGemms& q = recipe.quantized();
-  const bool newer = q.attention || q.weight.scaling == Scaling::mx32;
-  device::Properties properties;
-  properties.name = newer ? "B200" : "H100";
-  properties.major = newer ? 10 : 9;
-  properties.multiprocessors = ops::gpu_multiprocessors;
-  properties.memory = size_t{1} << 50;
-  return {properties, {}, threads};
+  return {usual_properties(recipe), {}, threads};
 }
 
 DryRank::DryRank(const PlannedRank& rank)

@@ -8,6 +8,7 @@
 
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
+#include "apps/plan/device_models.h"
 #include "apps/plan/param_groups.h"
 #include "core/ops/dry_run.h"
 #include "parallel/comm/ledger.h"
@@ -15,8 +16,8 @@
 
 namespace nrl::plan {
 
-/// A device that runs `recipe`: a CPU with `threads` threads per rank, or a B200 for attention with FP8
-/// operands and for MXFP8, else an H100. `products`: see ops::DryDevice.
+/// A device that runs `recipe`: a CPU with `threads` threads per rank, or a GPU with usual_properties().
+/// `products`: see ops::DryDevice.
 ops::DryDevice usual_device(DeviceType type, int threads, const precision::Recipe& recipe,
                             ops::Bf16Products products = ops::Bf16Products::upcast);
 

@@ -1,32 +1,9 @@
 #include "apps/plan/step_times.h"
 
-#include <algorithm>
-
+#include "apps/plan/device_models.h"
 #include "parallel/pipeline/messages.h"
 
 namespace nrl::plan {
-namespace {
-
-/// Rates that are usual, not measured: an H100 class GPU, and a core with AVX-512.
-struct Rates {
-  double gemm, attention;  ///< FLOP/s
-  double bytes;            ///< per second
-};
-Rates rates_of(const PlannedRank& rank) {
-  if (rank.device == DeviceType::cuda)
-    return rank.recipe.activations() == DType::f32 ? Rates{200e12, 40e12, 2.4e12}
-                                                   : Rates{600e12, 400e12, 2.4e12};
-  return Rates{100e9 * rank.partials, 50e9 * rank.partials, 8e9 * rank.partials};
-}
-
-double seconds_of(const ops::Call& call, const Rates& rates) {
-  const ops::Cost& cost = call.cost;
-  const double flops = cost.work == ops::Work::attention ? rates.attention : rates.gemm;
-  return std::max(cost.flops / flops, (cost.bytes() + cost.scratch) / rates.bytes);
-}
-
-}  // namespace
-
 StepTimes forward_step_times(PlannedRank rank) {
   rank.batch.positions = rank.batch.bounds = rank.batch.loss_weights = false;  // whole samples
   DryRank dry(rank);
@@ -38,23 +15,23 @@ StepTimes forward_step_times(PlannedRank rank) {
     rank.decoder.connect(
         messages.emplace(dry.groups()->channels(parallel::group::pp), sizes.pp, rank.grid.dense_point().pp));
 
-  const Rates rates = rates_of(rank);
-  StepTimes times;
-  double* current = nullptr;
-  const auto settle = [&] {
-    if (current)
-      for (const ops::Call& call : calls) *current += seconds_of(call, rates);
-    calls.clear();
-  };
-  rank.decoder.watch_steps([&](const memory::LayerTable& table, size_t step) {
-    settle();
-    std::vector<double>& of_table = times[&table];
-    of_table.resize(table.steps().size());
-    current = &of_table[step];
-  });
   rank.decoder.evaluate(dry.microbatch());
-  settle();
-  rank.decoder.watch_steps({});
+
+  const DeviceModel device = usual_model(rank.device, rank.partials, rank.recipe);
+  const program::Program& program = rank.decoder.program(memory::evaluation);
+  StepTimes times;
+  const auto of_table = [&](const program::Step& s) -> std::vector<double>& {
+    const memory::LayerTable& table = rank.decoder.layer(s).table();
+    std::vector<double>& out = times[&table];
+    out.resize(table.steps().size());
+    return out;
+  };
+  for (const program::Step& s : program.steps)
+    if (s.kind == program::StepKind::compute) of_table(s);
+  for (const ops::Call& call : calls)
+    if (const program::Step& s = program.steps.at(static_cast<size_t>(call.step));
+        s.kind == program::StepKind::compute)
+      of_table(s)[static_cast<size_t>(s.index)] += estimate(device, call, likely).seconds();
   return times;
 }
 

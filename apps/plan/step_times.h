@@ -1,6 +1,6 @@
 #pragma once
 // The predicted time of every forward step of a rank's blocks, from the cost formulas of its ops
-// (core/ops/cost.h) and round rates of a device. Only their proportions matter: they decide what is worth
+// (core/ops/cost.h) and a usual device's rates. Only their proportions matter: they decide what is worth
 // recomputing, and need neither a device nor memory.
 
 #include <map>

@@ -1,7 +1,6 @@
 #include "apps/search/step_estimate.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <string_view>
 
@@ -17,19 +16,6 @@
 
 namespace nrl::search {
 namespace {
-
-enum class Part : uint8_t { forward, data, weight, update };
-
-Part part_of(const ops::Call& call) {
-  const std::string_view op = call.op, range = call.range;
-  for (const char* update : {"adamw", "add_sum_of_squares", "decide_step", "router_bias"})
-    if (op == update) return Part::update;
-  // The head computes its gradients in the forward pass.
-  if (range == "loss_computation") return Part::forward;
-  if (range == "recompute") return Part::data;
-  if (op.ends_with("backward_weight") || op == "column_sums") return Part::weight;
-  return op.find("backward") != std::string_view::npos ? Part::data : Part::forward;
-}
 
 /// Seconds that a stage computes.
 struct StageSeconds {
@@ -48,46 +34,27 @@ struct StageSeconds {
   }
 };
 
-StageSeconds stage_seconds(std::span<const ops::Call> calls, const plan::DeviceModel& device,
-                           const model::ModelSpec& spec, const model::ModelLayout& layout,
+StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decoder& decoder,
+                           const plan::DeviceModel& device, const model::ModelLayout& layout,
                            int64_t microbatches) {
+  using program::StepKind;
   StageSeconds out;
   out.chunks.assign(static_cast<size_t>(layout.chunks),
                     {.forward = 0, .backward_data = 0, .backward_weight = 0});
-  std::vector<size_t> chunk_of(static_cast<size_t>(spec.layers));
-  for (int c = 0; c < layout.chunks; ++c) {
-    const model::BlockRange blocks = chunk_blocks(layout, spec.layers, layout.model_chunk(c));
-    for (int l = blocks.begin; l < blocks.end; ++l) chunk_of[static_cast<size_t>(l)] = static_cast<size_t>(c);
-  }
-  size_t chunk = 0;
+  const program::Program& program = decoder.program(memory::training);
   for (const ops::Call& call : calls) {
-    constexpr std::string_view layer = "layer_";
-    const std::string_view range = call.range;
-    size_t index = 0;
-    if (range.starts_with(layer) &&
-        std::from_chars(range.data() + layer.size(), range.data() + range.size(), index).ec == std::errc{})
-      chunk = chunk_of.at(index);
-    else if (range == "embedding")
-      chunk = 0;
-    else if (range == "loss_computation")
-      chunk = out.chunks.size() - 1;
     const double seconds =
         estimate(device, call, plan::likely).seconds() + plan::launch_gap * call.cost.launches;
-    pipeline::ChunkCosts& costs = out.chunks[chunk];
-    switch (part_of(call)) {
-      case Part::forward:
-        costs.forward += seconds;
-        break;
-      case Part::data:
-        costs.backward_data += seconds;
-        break;
-      case Part::weight:
-        costs.backward_weight += seconds;
-        break;
-      case Part::update:
-        out.update += seconds;
-        break;
+    const program::Step* const s = call.step < 0 ? nullptr : &program.steps[static_cast<size_t>(call.step)];
+    if (!s || s->kind == StepKind::reduce || s->kind == StepKind::update) {
+      out.update += seconds;
+      continue;
     }
+    pipeline::ChunkCosts& chunk = out.chunks[static_cast<size_t>(s->chunk)];
+    const bool weight = s->kind == StepKind::compute && decoder.step(*s).pass == memory::Pass::weight;
+    (weight                    ? chunk.backward_weight
+     : s->backward || s->again ? chunk.backward_data
+                               : chunk.forward) += seconds;
   }
   const auto n = static_cast<double>(microbatches);
   for (pipeline::ChunkCosts& c : out.chunks) {
@@ -224,7 +191,7 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
       step = engine.dry_step(engine.objective(), true);
     }
     StageSeconds stage =
-        stage_seconds(step.calls, device.model(), engine.plan().spec, engine.plan().layout, microbatches);
+        stage_seconds(step.calls, decoder, device.model(), engine.plan().layout, microbatches);
     const double data = exposed_data(c, engine.plan(), stage, comm);
     const double compute = stage.microbatch() * static_cast<double>(microbatches) + stage.update;
     if (compute + comm.layers + data > out.compute + out.layers + out.data) {

@@ -8,7 +8,8 @@
 namespace nrl::ops {
 
 void note_call(Exec& exec, const char* op, const Cost& cost) {
-  if (exec.calls) exec.calls->push_back({.op = op, .range = trace::innermost(), .cost = cost});
+  if (exec.calls)
+    exec.calls->push_back({.op = op, .range = trace::innermost(), .cost = cost, .step = exec.step});
 }
 
 void note_scratch(Exec& exec, size_t bytes) {

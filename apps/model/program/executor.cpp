@@ -26,12 +26,14 @@ void Executor::run() {
     }
     step();
   }
+  exec().step = -1;
   NRL_CHECK(started_.empty(), "the program does not wait for all that it starts");
 }
 
 const Step& Executor::pass() {
   const Step& s = next();
   places_.enter(list_, s, shift_);
+  exec().step = static_cast<int>(next_);
   if (all_.at_tick) all_.at_tick(memory_.first_tick + static_cast<int>(next_));
   ++next_;
   return s;
@@ -135,7 +137,6 @@ bool Executor::enter(Run& r, int index) {
       visit_nested(r);
   }
   pass();
-  if (all_.at_step) all_.at_step(r.layer_->table(), static_cast<size_t>(index));
   return true;
 }
 

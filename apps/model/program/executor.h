@@ -55,7 +55,6 @@ struct ProgramLayers {
   std::array<int64_t, row_domains> rows{};
   memory::HostCopies copies;
   LayerWatch* watch = nullptr;  ///< null: none
-  std::function<void(const memory::LayerTable&, size_t)> at_step;
   std::function<void(int)> at_tick;
 };
 

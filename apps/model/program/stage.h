@@ -67,10 +67,6 @@ class Stage {
 
   /// Null: none.
   void watch_layers(LayerWatch* watch) { all_.watch = watch; }
-  /// Called before each step of a table. Empty: no call.
-  void watch_steps(std::function<void(const memory::LayerTable& table, size_t step)> at_step) {
-    all_.at_step = std::move(at_step);
-  }
   /// For tests: called before each step with its tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { all_.at_tick = std::move(at_tick); }
 
