@@ -43,9 +43,8 @@ std::vector<std::string> with_default_command(int argc, char** argv, CLI::App& a
   if (std::find(names.begin(), names.end(), args.front()) != names.end()) return args;
   const bool looks_like_config = names_config || args.front().find_first_of("./") != std::string::npos;
   if (!looks_like_config) {
-    const std::string_view near = nearest(args.front(), names);
     fail(Exit::usage, "'{}' is neither a command nor a configuration file{}. Fix: see nrl-train --help",
-         args.front(), near.empty() ? "" : fmt::format("; did you mean '{}'?", near));
+         args.front(), did_you_mean(nearest(args.front(), names), "; "));
   }
   args.insert(args.begin(), "train");
   return args;

@@ -51,6 +51,10 @@ std::string_view nearest(std::string_view word, std::span<const std::string_view
   return best;
 }
 
+std::string did_you_mean(std::string_view near, std::string_view before) {
+  return near.empty() ? "" : fmt::format("{}did you mean '{}'?", before, near);
+}
+
 size_t utf8_length(std::string_view text) {
   const auto byte = [&](size_t i) { return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u; };
   const unsigned first = byte(0);

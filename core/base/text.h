@@ -16,6 +16,9 @@ int edit_distance(std::string_view a, std::string_view b);
 /// word with other separators or case; empty when there is none.
 std::string_view nearest(std::string_view word, std::span<const std::string_view> candidates);
 
+/// "did you mean 'NEAR'?" after `before`; empty if `near` is.
+std::string did_you_mean(std::string_view near, std::string_view before = "");
+
 /// Length (1 to 4) of the valid UTF-8 sequence at the start of `text`; 0 when it is invalid or empty.
 size_t utf8_length(std::string_view text);
 

@@ -203,9 +203,7 @@ class Converter {
         translated_ = std::string(name);
       }
     if (name.empty()) {
-      const std::string_view near =
-          node.text.size() <= 128 ? nearest(node.text, c.names) : std::string_view();
-      wrong_type(node, near.empty() ? "" : fmt::format("did you mean '{}'?", near));
+      wrong_type(node, node.text.size() <= 128 ? did_you_mean(nearest(node.text, c.names)) : "");
       return std::nullopt;
     }
     if (!c.built.empty() && std::find(c.built.begin(), c.built.end(), name) == c.built.end()) {

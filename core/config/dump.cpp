@@ -280,9 +280,8 @@ std::string explain(std::string_view name, bool* known) {
   }
   if (known) *known = false;
   const std::string near = schema.suggest(path);
-  return fmt::format(
-      "there is no key '{}'{}\n", clipped(path),
-      near.empty() ? "; nrl-train explain lists the sections" : fmt::format("; did you mean '{}'?", near));
+  return fmt::format("there is no key '{}'{}\n", clipped(path),
+                     near.empty() ? "; nrl-train explain lists the sections" : did_you_mean(near, "; "));
 }
 
 std::string config_markdown() {

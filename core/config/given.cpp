@@ -125,7 +125,7 @@ void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, 
         !spaced && near.starts_with(in_section) && near.find('.', in_section.size()) == std::string::npos
             ? near.substr(in_section.size())
             : near;
-    label = fmt::format("did you mean '{}'?", shown);
+    label = did_you_mean(shown);
     if (const Key* key = schema_.find(near))
       label += fmt::format("  ({}: {}{})", near, key->type_text(),
                            key->default_yaml().empty() ? "" : ", default " + key->default_yaml());

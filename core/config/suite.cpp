@@ -43,11 +43,6 @@ class SuiteReport {
   Report report_{result_};
 };
 
-std::string did_you_mean(std::string_view text, const std::vector<std::string_view>& names) {
-  const std::string_view near = nearest(text, names);
-  return near.empty() ? "" : fmt::format("did you mean '{}'?", near);
-}
-
 /// The keys of one mapping of a suite. read() assigns the members that were given to field() and calls the
 /// functions that were given to part().
 class Record {
@@ -83,7 +78,7 @@ class Record {
           std::find_if(keys_.begin(), keys_.end(), [&](const Item& i) { return i.key.path == entry.key; });
       if (found == keys_.end()) {
         out_.problem(entry.key_pos, fmt::format("unknown key '{}'", clipped(entry.key, 80)),
-                     did_you_mean(entry.key, names()),
+                     did_you_mean(nearest(entry.key, names())),
                      {fmt::format("keys here: {}", fmt::join(names(), ", "))});
         continue;
       }
@@ -179,9 +174,8 @@ class SuiteReader {
       const std::vector<std::string> defaults = default_overrides({&name, 1});
       c.reset.insert(c.reset.end(), defaults.begin(), defaults.end());
       if (!defaults.empty()) return;
-      const std::string near = schema.suggest(item.text);
       out_.problem(item.pos, fmt::format("unknown key '{}'", clipped(item.text, 80)),
-                   near.empty() ? "" : fmt::format("did you mean '{}'?", near));
+                   did_you_mean(schema.suggest(item.text)));
     });
   }
   void each_text(const Node& node, const std::string& name, const std::function<void(const Node&)>& item) {
@@ -249,7 +243,8 @@ class SuiteReader {
     for (const SuiteVariant& v : c.variants) names.push_back(v.name);
     const auto found = std::find(names.begin(), names.end(), name);
     if (found != names.end()) return static_cast<size_t>(found - names.begin());
-    out_.problem(pos, fmt::format("there is no variant '{}'", clipped(name, 80)), did_you_mean(name, names),
+    out_.problem(pos, fmt::format("there is no variant '{}'", clipped(name, 80)),
+                 did_you_mean(nearest(name, names)),
                  {fmt::format("variants here: {}", fmt::join(names, ", "))});
     return 0;
   }
