@@ -8,23 +8,6 @@
 namespace nrl::check {
 namespace {
 
-Diagnostic diagnostic_of(const Rule& rule, Broken broken, const ConfigResult& result) {
-  Diagnostic d;
-  if (!broken.place.empty()) {
-    d.file = std::move(broken.place);
-    d.message = std::move(broken.reason);
-    d.notes = std::move(broken.remedy);
-    return d;
-  }
-  if (broken.idle)
-    return without_effect(result, rule.keys[0], std::move(broken.reason), std::span(rule.keys).subspan(1),
-                          std::move(broken.remedy));
-  d = diagnose(result, broken.key.empty() ? rule.keys[0] : broken.key, std::move(broken.reason),
-               std::move(broken.label), std::move(broken.remedy), broken.severity);
-  d.exit = broken.exit;
-  return d;
-}
-
 const Rule on_oom{{"memory.on_oom"}, [](const Facts& f) -> Verdict {
                     const std::string why = microbatch_dependence(f.spec());
                     if (f.config().memory.on_oom != OnOom::reduce_batch || why.empty()) return {};
@@ -46,19 +29,6 @@ Diagnostics check_logits(const Facts& f) {
 }
 
 }  // namespace
-
-Diagnostics judge(std::span<const Rule> rules, const Facts& facts) {
-  Diagnostics out;
-  for (const Rule& rule : rules) {
-    if (!std::all_of(rule.keys.begin(), rule.keys.end(),
-                     [&](const std::string& key) { return facts.result.sound(key); }))
-      continue;
-    for (Broken& broken : rule.judge(facts))
-      if (!broken.idle || facts.result.origins.contains(rule.keys[0]))
-        out.push_back(diagnostic_of(rule, std::move(broken), facts.result));
-  }
-  return out;
-}
 
 Diagnostics check_model(const Facts& facts) {
   Diagnostics out = judge(size_rules(), facts);

@@ -86,7 +86,7 @@ Verdict judge_capacity(const Facts& f) {
 }
 
 Verdict judge_rounds(const Facts& f) {
-  if (!divided(f) || gathers(f) || f.spec().moe.row_slack <= 0 || !f.result.origins.contains(slack) ||
+  if (!divided(f) || gathers(f) || f.spec().moe.row_slack <= 0 || !f.result.given(slack) ||
       f.distributed().pipeline_schedule.value_or(ScheduleKind::one_f_one_b) != ScheduleKind::zb_h1)
     return {};
   return {{.reason = fmt::format(

@@ -253,8 +253,7 @@ Diagnostics check_fp8(const Facts& facts) {
   if (Diagnostics found = judge(fp8_layer_table, facts); !found.empty()) return found;
   if (facts.gpu && sound("device"))
     if (Diagnostics found = check_fp8_on_gpus(facts.result, facts.spec()); !found.empty()) return found;
-  if (Diagnostics found = judge(fp8_param_table, facts); !found.empty()) return found;
-  return judge(fp8_size_table, facts);
+  return judge_levels({fp8_param_table, fp8_size_table}, facts);
 }
 
 }  // namespace nrl::check

@@ -57,7 +57,7 @@ Verdict judge_vocabulary(const Facts& f, const DatasetConfig& set) {
            .remedy = {fmt::format("set {} to {} or more, or prepare the data with the model's tokenizer",
                                   size, manifest->vocab_size)},
            .label = fmt::format("{} was made with {} tokens", clipped(prefix), manifest->vocab_size),
-           .key = f.result.origins.contains(size) ? size : ""});
+           .key = f.result.given(size) ? size : ""});
     } catch (const Error& e) {
       out.push_back({.reason = e.what(), .exit = e.code()});
     }

@@ -70,6 +70,10 @@ struct DistributedConfig {
   bool grad_reduce_fp32_accumulation = false;
   AutoOr<double> bucket_size_mb;  ///< MiB of gradients per bucket; auto: parallel::auto_bucket_elements()
   bool nccl_ub = false;           ///< user buffers
+  /// Ranks of one copy of the model.
+  int64_t model_ranks() const {
+    return tensor_parallel_size * pipeline_parallel_size * context_parallel_size;
+  }
   bool splits_sequence() const { return tensor_parallel_size > 1 && sequence_parallel.value_or(true); }
   bool operator==(const DistributedConfig&) const = default;
 };
@@ -135,6 +139,10 @@ struct SchedulerConfig {
   std::optional<int64_t> lr_wsd_decay_iters;
   double min_lr = 0;
   ScheduleUnit unit = ScheduleUnit::optimizer_steps;
+  /// Steps of the decay that WSD ends with.
+  int64_t final_decay() const {
+    return lr_decay_style == LrDecayStyle::wsd ? lr_wsd_decay_iters.value_or(0) : 0;
+  }
   bool operator==(const SchedulerConfig&) const = default;
 };
 

@@ -197,11 +197,9 @@ std::string dump_resolved(const ConfigResult& result) {
       if (i >= open.size() || open[i] != sections[i])
         out += fmt::format("{:{}}{}:\n", "", 2 * i, sections[i].substr(sections[i].rfind('.') + 1));
     open = sections;
-    const auto it = result.origins.find(path);
-    const std::string from = it == result.origins.end() ? "default" : clipped(it->second.text);
     const std::string text =
         fmt::format("{:{}}{}: {}", "", 2 * sections.size(), path.substr(path.rfind('.') + 1), value);
-    out += fmt::format("{:<56}  # {}\n", text, from);
+    out += fmt::format("{:<56}  # {}\n", text, clipped(result.where(path)));
   };
   auto on_key = [&](const Key& key) {
     if (key.get) line(key.path, yaml_text(key.get(result.config)));

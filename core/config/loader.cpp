@@ -5,9 +5,9 @@
 #include "core/config/convert.h"
 #include "core/config/given.h"
 #include "core/config/layers.h"
+#include "core/config/needs.h"
 #include "core/config/references.h"
 #include "core/config/report.h"
-#include "core/config/validate.h"
 
 namespace nrl {
 namespace config_detail {
@@ -54,9 +54,8 @@ class Loader {
   /// Keys of other algorithms would have no effect: errors, reported once per section.
   void refuse_other_algorithms() {
     const Algorithm algorithm = result_.config.algorithm;
-    const auto origin = result_.origins.find("algorithm");
-    const std::string note = fmt::format("the algorithm is {} ({}); remove it", name_of(algorithm),
-                                         origin == result_.origins.end() ? "default" : origin->second.text);
+    const std::string note =
+        fmt::format("the algorithm is {} ({}); remove it", name_of(algorithm), result_.where("algorithm"));
     std::set<std::string> refused;
     std::erase_if(given_.values, [&](const auto& entry) {
       const auto& [path, given] = entry;
@@ -136,7 +135,12 @@ ConfigResult load(const Schema& schema, std::span<const std::string> overrides, 
 }
 
 ConfigResult validated(ConfigResult result) {
-  result.add(check_needs(result));
+  const IdleKeys idle = idle_keys(result);
+  result.add(idle.problems);
+  for (const Key* key : idle.parked) {  // as if they were not given
+    key->set(result.config, key->get(Config{}));
+    result.origins.erase(key->path);
+  }
   result.add(validate(result));
   return result;
 }

@@ -10,4 +10,7 @@ namespace nrl::config_detail {
 ConfigResult load_text(const Schema& schema, std::string_view text, const std::string& name,
                        std::span<const std::string> overrides = {});
 
+/// Problems between sound keys that do not depend on the number of ranks: core/config/rules.
+Diagnostics validate(const ConfigResult& result);
+
 }  // namespace nrl::config_detail

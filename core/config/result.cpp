@@ -19,6 +19,15 @@ bool ConfigResult::sound(std::string_view key) const {
   }
 }
 
+bool ConfigResult::sound(std::initializer_list<std::string_view> keys) const {
+  return std::all_of(keys.begin(), keys.end(), [this](std::string_view key) { return sound(key); });
+}
+
+std::string ConfigResult::where(std::string_view key) const {
+  const auto origin = origins.find(std::string(key));
+  return origin == origins.end() ? "default" : origin->second.text;
+}
+
 void ConfigResult::add(const Diagnostics& more) {
   for (const Diagnostic& d : more)
     if (d.severity == Severity::error && !d.key.empty()) unsound.insert(d.key);

@@ -1,6 +1,7 @@
 #pragma once
 // A loaded configuration: the typed Config, the origin of every value, and all problems.
 
+#include <initializer_list>
 #include <map>
 #include <memory>
 #include <set>
@@ -51,6 +52,11 @@ struct ConfigResult {
   /// Whether the value of the key, or of all keys of the section, is what the user gave. A check between keys
   /// must ask for each of them; otherwise it would report a default that replaces an invalid value.
   bool sound(std::string_view key) const;
+  bool sound(std::initializer_list<std::string_view> keys) const;
+  /// Whether the key was given; else it has its default.
+  bool given(std::string_view key) const { return origins.contains(std::string(key)); }
+  /// The place where the key was given, for messages; or "default".
+  std::string where(std::string_view key) const;
   /// Appends later problems, in file order; keys with errors become unsound.
   void add(const Diagnostics& more);
   bool ok() const { return !has_errors(diagnostics); }

@@ -50,6 +50,9 @@ inline Condition is_not(std::string key, std::string value, std::string phrase =
   return {.key = std::move(key), .is = false, .values = {std::move(value)}, .phrase = std::move(phrase)};
 }
 
+/// The name of a key: "loop.max_num_steps" is max_num_steps of the configured algorithm's loop.
+std::string full_name(const Config& config, const std::string& key);
+
 /// What a key needs to have an effect: any of these conditions.
 using Need = std::vector<Condition>;
 /// Its conditions, separated by "or".
@@ -87,7 +90,7 @@ struct Key {
   std::string words;  ///< further words allowed instead of a number, separated by '|'
   Choices choices;
   std::string help;
-  std::vector<Need> needs;        ///< all of them; without one the key has no effect (check_needs())
+  std::vector<Need> needs;        ///< all of them; without one the key has no effect (idle_keys())
   std::vector<std::string> idle;  ///< values, in canonical YAML, that ask for nothing, like the default
   std::vector<Alias> aliases;
   std::string default_text;          ///< of keys without a member

@@ -1,13 +1,13 @@
-// Keys that have no effect without another key, by the needs in the option table.
+#include "core/config/needs.h"
+
 #include <algorithm>
 #include <utility>
 
 #include <spdlog/fmt/ranges.h>
 
 #include "core/config/load.h"
-#include "core/config/schema.h"
+#include "core/config/rule.h"
 #include "core/config/source.h"
-#include "core/config/validate.h"
 
 namespace nrl::config_detail {
 namespace {
@@ -16,7 +16,7 @@ bool contains(const std::vector<std::string>& values, const std::string& value) 
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// Of a key that was given.
+/// Whether a key that was given has its value from there.
 bool on_command_line(const ConfigResult& result, std::string_view key) {
   const auto source = static_cast<size_t>(result.origins.at(std::string(key)).source);
   return result.sources->all[source].is_override;
@@ -24,19 +24,16 @@ bool on_command_line(const ConfigResult& result, std::string_view key) {
 
 class NeedsCheck {
  public:
-  explicit NeedsCheck(ConfigResult& result) : result_(result), c_{result, out_} {}
+  explicit NeedsCheck(const ConfigResult& result) : result_(result) {}
 
-  Diagnostics run() {
+  IdleKeys run() {
     for (const Key& key : Schema::get().keys())
-      if (asks(key) && c_.sound({key.path}))
+      if (asks(key) && result_.sound(key.path))
         if (const Need* need = missing(key)) judge(key, *need);
-    for (const auto& [need, keys] : parked_) warn(*need, keys);
-    // After all have been judged by what was given.
-    for (const auto& [need, keys] : parked_)
-      for (const Key* key : keys) {
-        key->set(result_.config, key->get(Config{}));
-        result_.origins.erase(key->path);
-      }
+    for (const auto& [need, keys] : parked_) {
+      warn(*need, keys);
+      out_.parked.insert(out_.parked.end(), keys.begin(), keys.end());
+    }
     return std::move(out_);
   }
 
@@ -45,17 +42,17 @@ class NeedsCheck {
 
   /// Whether the key has a value that asks for something.
   bool asks(const Key& key) const {
-    return !key.needs.empty() && c_.given(key.path) && value(key) != key.default_yaml() &&
+    return !key.needs.empty() && result_.given(key.path) && value(key) != key.default_yaml() &&
            !contains(key.idle, value(key));
   }
 
-  /// What the key lacks, or what a key lacks that it needs; null: nothing, or it is not known because of
-  /// another error.
+  /// The need that the key lacks, or that a key lacks that it needs; null: nothing, or it is not known
+  /// because of another error.
   const Need* missing(const Key& key) const {
     for (const Need& need : key.needs) {
       const Need* lacks = &need;
       for (const Condition& condition : need) {
-        if (!c_.sound({condition.key})) return nullptr;
+        if (!result_.sound(condition.key)) return nullptr;
         if (!condition.holds(result_.config)) continue;
         const Key& other = *Schema::get().find(condition.key);
         lacks = asks(other) ? missing(other) : nullptr;
@@ -75,7 +72,7 @@ class NeedsCheck {
         result_, key.path,
         fmt::format("{}: {} has no effect without {}", key.path, value(key), text_of(need)), others, notes);
     if (problem.severity == Severity::error) {
-      out_.push_back(std::move(problem));
+      out_.problems.push_back(std::move(problem));
       return;
     }
     const auto same = std::find_if(parked_.begin(), parked_.end(),
@@ -91,17 +88,17 @@ class NeedsCheck {
     for (const Key* key : keys)
       if (!turned_off_later(need, *key)) names.push_back(key->path);
     if (names.empty()) return;
-    c_.warning(names.front(),
-               fmt::format("{} {} no effect without {}", fmt::join(names, ", "),
-                           names.size() == 1 ? "has" : "have", text_of(need)),
-               values_of(need, true));
+    out_.problems.push_back(diagnose(result_, names.front(),
+                                     fmt::format("{} {} no effect without {}", fmt::join(names, ", "),
+                                                 names.size() == 1 ? "has" : "have", text_of(need)),
+                                     "", values_of(need, true), Severity::warning));
   }
 
   /// Whether the command line turned off what a key of the file needs, which says enough.
   bool turned_off_later(const Need& need, const Key& key) const {
     return !on_command_line(result_, key.path) &&
            std::any_of(need.begin(), need.end(), [&](const Condition& c) {
-             return c_.given(c.key) && on_command_line(result_, c.key);
+             return result_.given(c.key) && on_command_line(result_, c.key);
            });
   }
 
@@ -109,22 +106,25 @@ class NeedsCheck {
   std::vector<std::string> values_of(const Need& need, bool given) const {
     std::vector<std::string> out;
     for (const Condition& condition : need)
-      if (!given || c_.given(condition.key))
-        out.push_back(fmt::format("{} is {} ({})", condition.key, value(*Schema::get().find(condition.key)),
-                                  c_.where(condition.key)));
+      if (!given || result_.given(condition.key))
+        out.push_back(filled_in(result_, fmt::format("<={}>", condition.key)));
     return out;
   }
 
-  ConfigResult& result_;
-  Diagnostics out_;
-  Checker c_;
+  const ConfigResult& result_;
+  IdleKeys out_;
   std::vector<std::pair<const Need*, std::vector<const Key*>>> parked_;  ///< keys by what they lack
 };
 
 }  // namespace
 
+std::string full_name(const Config& config, const std::string& key) {
+  constexpr std::string_view loop = "loop.";
+  return key.starts_with(loop) ? loop_key(config, key.substr(loop.size())) : key;
+}
+
 bool Condition::holds(const Config& config) const {
-  const Value value = Schema::get().find(key)->get(config);
+  const Value value = Schema::get().find(full_name(config, key))->get(config);
   const auto listed = [&](const Value& v) { return contains(values, yaml_text(v)); };
   const auto* list = std::get_if<List>(&value.v);
   return is == (list ? std::any_of(list->begin(), list->end(), listed) : listed(value));
@@ -146,7 +146,7 @@ std::string text_of(const Need& need, std::string_view section) {
   return out;
 }
 
-Diagnostics check_needs(ConfigResult& result) {
+IdleKeys idle_keys(const ConfigResult& result) {
   return NeedsCheck(result).run();
 }
 
@@ -156,10 +156,9 @@ namespace nrl {
 
 Diagnostic without_effect(const ConfigResult& result, std::string_view key, std::string message,
                           std::span<const std::string> others, std::vector<std::string> notes) {
-  const auto given = [&](std::string_view k) { return result.origins.contains(std::string(k)); };
   const auto on_command_line = [&](std::string_view k) { return config_detail::on_command_line(result, k); };
   const bool parked = std::any_of(others.begin(), others.end(), [&](const std::string& other) {
-    return given(other) && given(key) && (on_command_line(other) || !on_command_line(key));
+    return result.given(other) && result.given(key) && (on_command_line(other) || !on_command_line(key));
   });
   return diagnose(result, key, std::move(message), "", std::move(notes),
                   parked ? Severity::warning : Severity::error);

@@ -1,0 +1,235 @@
+// Rules about the model and its data, the length and the batch of the run, and its outputs.
+#include <cmath>
+
+#include "core/base/text.h"
+#include "core/config/rules/tables.h"
+
+namespace nrl::config_detail {
+namespace {
+
+constexpr const char *steps = "loop.max_num_steps", *warmup = "policy.scheduler.lr_warmup_iters",
+                     *ratio = "policy.scheduler.warmup_ratio", *decay = "policy.scheduler.lr_decay_iters",
+                     *wsd = "policy.scheduler.lr_wsd_decay_iters", *style = "policy.scheduler.lr_decay_style";
+
+ConfigRule dataset(const std::string& set, DatasetConfig DataConfig::*member) {
+  return {{set + ".data_path"}, [=](const ConfigResult& r) {
+            const auto& [paths, weights] = r.config.data.*member;
+            Verdict out;
+            if (weights && weights->size() != paths.size())
+              out.push_back({.reason = fmt::format("{}.weights has {} numbers for {} paths", set,
+                                                   weights->size(), paths.size()),
+                             .key = set + ".weights"});
+            if (std::find(paths.begin(), paths.end(), "") != paths.end())
+              out.push_back({set + ".data_path holds an empty path"});
+            return out;
+          }};
+}
+
+Verdict judge_model(const ConfigResult& r) {
+  if (r.config.policy.model_name || r.given("policy.model.model_type")) return {};
+  return {
+      {"there is no model: neither policy.model_name nor policy.model.model_type is given",
+       {"policy.model_name: DIRECTORY starts from a Hugging Face model directory",
+        "policy.model: {model_type: llama, vocab_size: 8192, hidden_size: 384, ...} starts from scratch"}}};
+}
+
+bool splits_off_validation(const Config& c) {
+  return c.data.split && (*c.data.split)[1] > 0;
+}
+
+Verdict judge_validation(const ConfigResult& r) {
+  const LoopConfig& loop = resolved_loop(r.config);
+  const char* key = loop.val_period > 0 ? "val_period"
+                    : loop.val_at_start ? "val_at_start"
+                    : loop.val_at_end   ? "val_at_end"
+                                        : nullptr;
+  if (!key || !r.config.data.validation.data_path.empty() || splits_off_validation(r.config)) return {};
+  return {{.reason = "evaluation is enabled, but there is no validation data",
+           .remedy = {"give data.validation.data_path, or data.split: \"99,1,0\""},
+           .key = loop_key(r.config, key)}};
+}
+
+// The optimizer update computes in fp32.
+Verdict judge_betas(const ConfigResult& r) {
+  Verdict out;
+  for (const double beta : r.config.policy.optimizer.betas)
+    if (static_cast<float>(beta) >= 1)
+      out.push_back({fmt::format("policy.optimizer.betas: {} rounds to 1 in fp32; must stay below 1", beta)});
+  return out;
+}
+
+Verdict judge_length(const ConfigResult& r) {
+  const LoopConfig& loop = resolved_loop(r.config);
+  if (loop.max_num_steps || loop.max_num_epochs) return {};
+  return {{fmt::format("{} or {} must be given", loop_key(r.config, "max_num_steps"),
+                       loop_key(r.config, "max_num_epochs")),
+           {"how long to train; max_num_steps: 0 only writes the initial checkpoint"}}};
+}
+
+// Tokens are counted in 64 bits.
+Verdict judge_tokens(const ConfigResult& r) {
+  const PolicyConfig& p = r.config.policy;
+  const auto number =
+      static_cast<double>(std::max<int64_t>(resolved_loop(r.config).max_num_steps.value_or(1), 1));
+  const double tokens = number * static_cast<double>(p.train_global_batch_size) *
+                        static_cast<double>(p.max_total_sequence_length);
+  if (tokens <= 0x1p62) return {};
+  return {{fmt::format("the run would see {:.1e} tokens, more than can be counted", tokens),
+           {"that is max_num_steps x train_global_batch_size x max_total_sequence_length"}}};
+}
+
+Verdict judge_min_lr(const ConfigResult& r) {
+  const double lr = r.config.policy.optimizer.lr, min_lr = r.config.policy.scheduler.min_lr;
+  if (min_lr <= lr) return {};
+  return {{fmt::format("min_lr {} is above lr {}", min_lr, lr),
+           {fmt::format("lr is at {}", r.where("policy.optimizer.lr"))}}};
+}
+
+// A decay that ends before it can begin is a contradiction; one beyond the run is only unusual.
+Verdict judge_decay(const ConfigResult& r) {
+  const SchedulerConfig& s = r.config.policy.scheduler;
+  const auto number = resolved_loop(r.config).max_num_steps;
+  if (number == 0 || !s.lr_decay_iters || s.lr_decay_style == LrDecayStyle::constant) return {};
+  const int64_t end = *s.lr_decay_iters, first = warmup_steps(s, end);
+  if (first > end)
+    return {{.reason = fmt::format("the warm-up ({} steps) is longer than lr_decay_iters ({})", first, end)}};
+  if (first + s.final_decay() > end)
+    return {{.reason = fmt::format("warm-up ({}) and final decay ({}) are longer than lr_decay_iters ({})",
+                                   first, s.final_decay(), end),
+             .key = wsd}};
+  if (number && end < *number)
+    return {
+        {.reason = fmt::format("the rate reaches min_lr at step {}, before the last step {}", end, *number),
+         .key = decay,
+         .severity = Severity::warning}};
+  return {};
+}
+
+Verdict judge_run(const ConfigResult& r) {
+  const SchedulerConfig& s = r.config.policy.scheduler;
+  const int64_t number = resolved_loop(r.config).max_num_steps.value_or(0);
+  const std::string text = number == 0 ? "" : schedule_beyond_run(r.config, number);
+  if (text.empty()) return {};
+  return {{.reason = text,
+           .remedy = {fmt::format("max_num_steps is at {}", r.where(loop_key(r.config, "max_num_steps")))},
+           .key = s.lr_warmup_iters > number ? warmup
+                  : s.lr_decay_iters         ? decay
+                                             : wsd,
+           .severity = Severity::warning}};
+}
+
+Verdict judge_profile(const ConfigResult& r) {
+  const ProfilingConfig& p = r.config.profiling;
+  const auto range = parse_step_range(p.steps);
+  if (!range)
+    return {{.reason = fmt::format("profiling.steps is \"{}\"", p.steps),
+             .label = "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\""}};
+  const auto& steps = resolved_loop(r.config).max_num_steps;
+  if (!p.enabled || !steps || range->first <= *steps) return {};
+  return {{.reason = fmt::format("profiling.steps: the run has only {} steps, so none is traced", *steps),
+           .severity = Severity::warning}};
+}
+
+Verdict judge_samples(const ConfigResult& r) {
+  const DistributedConfig& d = r.config.distributed;
+  if (r.config.logger.sample_period == 0) return {};
+  for (const auto& [key, ranks, part] :
+       {std::tuple(key::tensor, d.tensor_parallel_size, "a part of every matrix"),
+        std::tuple("distributed.expert_parallel_size", d.expert_parallel_size, "a part of the experts"),
+        std::tuple("distributed.expert_tensor_parallel_size", d.expert_tensor_parallel_size,
+                   "a part of every expert")})
+    if (ranks > 1 && r.sound(key))
+      return {
+          {fmt::format("logger.sample_period needs the whole model on one rank, which has {}", part),
+           {fmt::format("{} is at {}; set sample_period to 0 and use nrl-train generate with a checkpoint",
+                        key, r.where(key))}}};
+  return {};
+}
+
+const ConfigRule training_table[] = {
+    not_empty({"policy.model_name"}),
+    {{"policy.model.model_type", "policy.model_name"}, judge_model},
+    not_empty({"policy.tokenizer.name"}),
+    row({is("policy.attention.memory_efficient", {"false"})},
+        {.reason = "policy.attention.memory_efficient: false is not supported",
+         .label = "every attention kernel here is memory efficient; remove it"}),
+    not_empty({"data.train.data_path"}, "data.train.data_path must be given",
+              {"the prefix of a token file; `nrl-train prepare` makes one from text"}),
+    dataset("data.train", &DataConfig::train),
+    dataset("data.validation", &DataConfig::validation),
+    row({"data.split"}, [](const Config& c) { return c.data.split && (*c.data.split)[0] <= 0; },
+        {"data.split leaves nothing for training"}),
+    row({"data.split"},
+        [](const Config& c) {
+          const auto split = c.data.split.value_or(std::array<double, 3>{});
+          return !std::isfinite(split[0] + split[1] + split[2]);
+        },
+        {"data.split: the shares add up to infinity; give smaller numbers"}),
+    row({"data.split", "data.validation.data_path"},
+        [](const Config& c) { return splits_off_validation(c) && !c.data.validation.data_path.empty(); },
+        {"data.split and data.validation.data_path both give validation data",
+         {"data.validation.data_path is at <@data.validation.data_path>; use one of them, or a split of "
+          "\"1,0,0\""}}),
+    {{"data.split", "data.validation.data_path"}, judge_validation},
+    {{"policy.optimizer.betas"}, judge_betas},
+    row({"policy.optimizer.eps"},
+        [](const Config& c) { return static_cast<float>(c.policy.optimizer.eps) == 0; },
+        {"<:policy.optimizer.eps> rounds to 0 in fp32; must stay above 0"}),
+    {{steps, "loop.max_num_epochs"}, judge_length},
+    {{steps, "policy.train_global_batch_size", key::length}, judge_tokens},
+    row({is_not(ratio, "null"), is_not(warmup, "0")},
+        {"the warm-up is given twice",
+         {"lr_warmup_iters is at <@policy.scheduler.lr_warmup_iters>; use one of them"}}),
+    {{"policy.scheduler.min_lr", "policy.optimizer.lr"}, judge_min_lr},
+    row({is(style, {"WSD"}), is(wsd, {"null"})},
+        {.reason = "WSD needs policy.scheduler.lr_wsd_decay_iters",
+         .label = "the length of the final decay, often 10 to 20 % of the run"}),
+    row({is(steps, {"1"}), is_not(style, "constant"), is(decay, {"null"}),
+         is("policy.scheduler.min_lr", {"0"})},
+        {.reason = "the only step has a learning rate of 0: the schedule ends there",
+         .remedy = {"use policy.scheduler.lr_decay_style: constant, or policy.scheduler.lr_decay_iters of 2 "
+                    "or more"},
+         .severity = Severity::warning}),
+    row({is(ratio, {"1"}), is(style, {"WSD"}), is_not(wsd, "null"), is_not(wsd, "0")},
+        {"warmup_ratio 1 leaves no steps for the final decay of WSD"}),
+    {{warmup, ratio, decay, wsd, style, steps}, judge_decay},
+    {{warmup, ratio, decay, wsd, style, steps}, judge_run},
+    {{"profiling.steps"}, judge_profile},
+    not_empty({"checkpointing.checkpoint_dir"}),
+    not_empty({"checkpointing.resume"}, "checkpointing.resume is empty: expected auto, never or a directory"),
+    not_empty({"logger.log_dir"}),
+    row({is_not(key::samples, "0"), is("policy.precision", {"float16"})},
+        {"<:logger.sample_period> does not go with policy.precision: float16",
+         {"text is generated in float32 or bfloat16",
+          "set it to 0 and use nrl-train generate with a checkpoint, which computes in fp32"}}),
+    row({is_not(key::samples, "0"), is(key::sharding, {"optim_grads_params", "hsdp"})},
+        {"<:logger.sample_period> needs all parameters on rank 0, which has a shard of them",
+         {"set it to 0 and use nrl-train generate with a checkpoint, or use another "
+          "distributed.shard_strategy than <distributed.shard_strategy>"}}),
+    {{key::samples}, judge_samples},
+    // The other strategies with shards refuse samples with any weights.
+    row({is_not(key::samples, "0"), is("policy.fp8_cfg.enabled", {"true"}),
+         is("policy.fp8_cfg.fp8_param", {"true"}), is(key::sharding, {"optim", "optim_grads"})},
+        {"<:logger.sample_period> needs all parameters on rank 0, which has them in FP8 and a shard of "
+         "others",
+         {"set it to 0 and use nrl-train generate with a checkpoint, or set policy.fp8_cfg.fp8_param to "
+          "false"}}),
+    row({is_not(key::samples, "0"), is_not(key::stages, "1")},
+        {"logger.sample_period: no rank has all layers to generate text with",
+         {"<=distributed.pipeline_parallel_size>",
+          "set it to 0, and use nrl-train generate on a checkpoint"}}),
+    {{"policy.train_micro_batch_size", "policy.gradient_accumulation_steps",
+      "distributed.data_parallel_size"},
+     [](const ConfigResult& r) {
+       const auto& replicas = r.config.distributed.data_parallel_size;
+       return judge_batch(r.config, replicas.is_auto() ? std::nullopt : std::optional(replicas.value()));
+     }},
+};
+
+}  // namespace
+
+std::span<const ConfigRule> training_rules() {
+  return training_table;
+}
+
+}  // namespace nrl::config_detail
