@@ -68,9 +68,8 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   }
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));
   if (options.loss_scale.active()) plan_->decoder->scale_loss(step_scalars_.rows(S::loss_scale, 1));
-  reducer_ =
-      std::make_unique<GroupReducer>(groups_, *ranks_, options.overlap_grad_reduce, exec_, &plan_->traffic);
-  plan_->decoder->watch_layers(reducer_.get());
+  reducer_ = std::make_unique<GroupReducer>(groups_, *ranks_, options.overlap_grad_reduce, exec_);
+  plan_->decoder->connect(reducer_.get());
   OffloadedUpdate::Staging staging;
   OffloadedUpdate::Host updates;
   if (plan_->offload_staging >= 0) {

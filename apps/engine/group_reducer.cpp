@@ -8,6 +8,7 @@
 namespace nrl::engine {
 
 using comm::Purpose, comm::PurposeScope;
+using program::Step, program::StepKind;
 
 namespace {
 
@@ -24,8 +25,8 @@ comm::View bytes_or_numbers(const Tensor& t) {
 }  // namespace
 
 GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
-                           ops::Exec& exec, const plan::StepTraffic* traffic)
-    : groups_(groups.size()), exec_(exec), traffic_(traffic) {
+                           ops::Exec& exec)
+    : groups_(groups.size()), exec_(exec) {
   for (size_t i = 0; i < groups.size(); ++i) {
     const GroupTensors& t = groups[i];
     const plan::ParamGroup& g = *t.group;
@@ -105,54 +106,33 @@ void GroupReducer::wait_gathers() {
     if (g.reducer) g.reducer->wait_gathers();
 }
 
-void GroupReducer::begin_program(memory::Mode mode) {
-  program_ = nullptr;
-  if (traffic_) program_ = mode == memory::training ? &traffic_->training : &traffic_->evaluation;
-  visit_ = 0;
-}
-
-const plan::LayerTraffic* GroupReducer::current() const {
-  if (program_ == nullptr || program_->empty()) return nullptr;
-  NRL_CHECK(visit_ < program_->size(), "visit {} of {}", visit_, program_->size());
-  return &(*program_)[visit_];
-}
-
-void GroupReducer::begin_layer() {
-  const plan::LayerTraffic* const t = current();
-  if (!t) return;
-  const PurposeScope purpose(Purpose::weights);
-  for (const auto* list : {&t->gather, &t->prefetch})
-    for_each_group(*list, [&](int group, const std::vector<int>& buckets) {
-      groups_[static_cast<size_t>(group)].gather->start(buckets);
-    });
-  for (const plan::BucketRef& b : t->gather) of(b).gather->wait(b.bucket);
-  for (const plan::OpenBucket& b : t->open) open(b);
+void GroupReducer::execute(const Step& step, std::span<const int> buckets) {
+  Group& g = groups_[static_cast<size_t>(step.index)];
+  const bool waits = step.kind == StepKind::wait;
+  const bool weights = step.subject() == StepKind::gather || step.kind == StepKind::release;
+  const PurposeScope purpose(weights ? Purpose::weights : Purpose::gradients);
+  if (step.kind == StepKind::gather) return g.gather->start(buckets);
+  if (step.kind == StepKind::reduce) return g.reducer->issue();
+  for (const int b : buckets)
+    if (step.kind == StepKind::open)
+      open(g, b, step);
+    else if (!weights)
+      g.reducer->settle(b);
+    else if (waits)
+      g.gather->wait(b);
+    else
+      g.gather->release(b);
 }
 
 // Clears the gradients that the microbatches add to from their first contribution on.
-void GroupReducer::open(const plan::OpenBucket& b) {
-  const PurposeScope purpose(Purpose::gradients);
-  Group& g = of(b);
-  g.reducer->settle(b.bucket);
-  g.reducer->open(b.bucket, b.last, b.microbatches);
+void GroupReducer::open(Group& g, int bucket, const Step& step) {
+  g.reducer->open(bucket, step.last, step.microbatches);
   const trace::Range range("zero_gradients");
-  const parallel::ElementRange bucket = g.tensors.group->layout.range(b.bucket);
+  const parallel::ElementRange elements = g.tensors.group->layout.range(bucket);
   for (const parallel::ElementRange& r : g.tensors.group->zeroed)
-    if (r.begin >= bucket.begin && r.end <= bucket.end)
-      ops::zero(exec_, {.x = g.tensors.bucket_gradients[static_cast<size_t>(b.bucket)].rows(
-                            r.begin - bucket.begin, r.size())});
-}
-
-void GroupReducer::end_layer() {
-  if (const plan::LayerTraffic* const t = current()) {
-    const PurposeScope purpose(Purpose::gradients);
-    for_each_group(t->reduce, [&](int group, const std::vector<int>&) {
-      groups_[static_cast<size_t>(group)].reducer->issue();
-    });
-    for (const plan::BucketRef& b : t->release) of(b).gather->release(b.bucket);
-    for (const plan::BucketRef& b : t->settle) of(b).reducer->settle(b.bucket);
-  }
-  ++visit_;
+    if (r.begin >= elements.begin && r.end <= elements.end)
+      ops::zero(exec_, {.x = g.tensors.bucket_gradients[static_cast<size_t>(bucket)].rows(
+                            r.begin - elements.begin, r.size())});
 }
 
 }  // namespace nrl::engine

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "apps/engine/group_tensors.h"
-#include "apps/plan/layer_traffic.h"
+#include "apps/model/program/executor.h"
 #include "parallel/data/grad_reducer.h"
 #include "parallel/data/weight_gather.h"
 #include "parallel/grid/groups.h"
@@ -17,14 +17,12 @@ namespace nrl::engine {
 /// weights. If groups share a communicator, all ranks must report their parameters in the same order. The
 /// groups' memory, the exec and the communicators must outlive the reducer.
 ///
-/// As LayerWatch it gathers the weights that a layer needs, and reduces sharded gradients, as planned in
-/// StepTraffic.
-class GroupReducer : public model::LayerWatch {
+/// Executes the steps of programs that gather sharded weights and reduce sharded gradients.
+class GroupReducer : public model::ShardedSteps {
  public:
-  /// `ranks`: has the groups of all ParamGroups. `traffic`: of the groups, if some are sharded; must outlive
-  /// the reducer.
+  /// `ranks`: has the groups of all ParamGroups.
   GroupReducer(std::span<const GroupTensors> groups, const parallel::Groups& ranks, bool overlap,
-               ops::Exec& exec, const plan::StepTraffic* traffic = nullptr);
+               ops::Exec& exec);
 
   /// Begins a step. Must be called before the first ready().
   void start();
@@ -47,9 +45,7 @@ class GroupReducer : public model::LayerWatch {
   /// The same for the groups that are kept in FP8 only.
   void gather_fp8();
 
-  void begin_program(memory::Mode mode) override;
-  void begin_layer() override;
-  void end_layer() override;
+  void execute(const program::Step& step, std::span<const int> buckets) override;
 
  private:
   struct Group {
@@ -60,17 +56,12 @@ class GroupReducer : public model::LayerWatch {
   struct Location {
     int group = -1, index = 0;  // in the group
   };
-  Group& of(const plan::BucketRef& b) { return groups_[static_cast<size_t>(b.group)]; }
   void start_gather(Group& g);
-  void open(const plan::OpenBucket& b);
-  const plan::LayerTraffic* current() const;
+  void open(Group& g, int bucket, const program::Step& step);
 
   std::vector<Group> groups_;
   std::vector<Location> locations_;  // by parameter; only of trainable groups
   ops::Exec& exec_;
-  const plan::StepTraffic* traffic_;
-  const std::vector<plan::LayerTraffic>* program_ = nullptr;
-  size_t visit_ = 0;
 };
 
 }  // namespace nrl::engine

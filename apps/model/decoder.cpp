@@ -79,7 +79,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                    .layout = layout,
                                                    .recompute = options_.recompute,
                                                    .offload = options_.offload}),
-                                   domain_rows(part_, options_.layout, n, residual, chunk, false));
+                                   domain_rows(part_, options_.layout, n, residual, chunk, false),
+                                   options_.sharded);
   if (!options_.training.actions.empty())
     training_ = stage_->add_program(memory::training, options_.training, layout);
   pipeline::ScheduleOptions forward{.kind = pipeline::ScheduleKind::forward_only,
@@ -233,14 +234,8 @@ std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
   return out;
 }
 
-Decoder::Visits Decoder::visits(memory::Mode mode) const {
-  const int program = mode == memory::evaluation ? evaluation_ : training_;
-  if (program < 0) return {};
-  return {stage_->visits(program, false), stage_->visits(program, true)};
-}
-
-std::string Decoder::program_text(const program::Notes& notes) const {
-  return program::text(stage_->program(training_), stage_->all_layers(), notes);
+std::string Decoder::program_text() const {
+  return program::text(program(memory::training), stage_->all_layers());
 }
 
 void Decoder::run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first) {

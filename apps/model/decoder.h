@@ -34,6 +34,7 @@ struct DecoderOptions {
   pipeline::Schedule training = {};
   /// With several stages: microbatches that evaluate() takes at once instead of one by one.
   int evaluated = 1;
+  ShardedParameters sharded = {};
 };
 
 /// Tokens of a chunk of the head, for `tokens` in a microbatch: equal chunks whose logits are at most 128 MiB
@@ -99,14 +100,8 @@ class Decoder {
   /// last stage has them.
   const Tensor& log_prob() const { return context_.log_prob; }
 
-  /// The visits of layers in one mode: `listed` by the program, with ticks; `executed`, its period included.
-  struct Visits {
-    std::vector<LayerVisit> listed, executed;
-  };
-  /// memory::training or memory::evaluation; empty for a mode without a schedule.
-  Visits visits(memory::Mode mode) const;
   /// The program of training as text (program::text()).
-  std::string program_text(const program::Notes& notes) const;
+  std::string program_text() const;
   /// The program of training or evaluation of one microbatch, which Call::step of a dry run is an index of.
   const program::Program& program(memory::Mode mode) const {
     return stage_->program(mode == memory::training ? training_ : evaluation_);
@@ -116,6 +111,8 @@ class Decoder {
   const memory::Step& step(const program::Step& step) const {
     return layer(step).table().steps()[static_cast<size_t>(step.index)];
   }
+  /// Stage::buckets() of all schedules.
+  const program::RangesOfBuckets& buckets() const { return stage_->buckets(); }
   /// The table of every block of this rank.
   struct BlockTable {
     int block = 0;
@@ -132,9 +129,9 @@ class Decoder {
   memory::HostCopies& copies() { return stage_->copies(); }
   /// Bytes of a slot for a microbatch.
   int64_t bytes_of(const memory::SlotSpec& slot) const { return stage_->bytes_of(slot); }
-  /// `watch` observes the visits while computing, also while kernels are collected (ops::Exec::needed). Null:
-  /// none.
-  void watch_layers(LayerWatch* watch) { stage_->watch_layers(watch); }
+  /// Executes the steps of sharded weights and gradients, also while kernels are collected
+  /// (ops::Exec::needed). Null: they are skipped.
+  void connect(ShardedSteps* sharded) { stage_->connect(sharded); }
 
   /// For tests: `at_tick` is called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { stage_->watch_ticks(std::move(at_tick)); }

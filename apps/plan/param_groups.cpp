@@ -349,4 +349,47 @@ void add_squared_norm(ops::Exec& exec, const ParamGroup& group, const Tensor& gr
     ops::add_sum_of_squares(exec, {.x = gradients.rows(r.begin, r.size()), .out = norm, .accumulate = true});
 }
 
+model::ShardedParameters sharded_parameters(std::span<const ParamGroup> groups) {
+  model::ShardedParameters out;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    const ParamGroup& g = groups[i];
+    out.groups.push_back(g.name);
+    for (size_t p = 0; p < g.parameters.size(); ++p) {
+      const program::BucketId bucket{static_cast<int>(i), g.layout.place(static_cast<int>(p)).bucket};
+      if (g.weights_gathered) out.weights[g.parameters[p]] = bucket;
+      if (g.gradients_sharded) out.gradients[g.parameters[p]] = bucket;
+    }
+  }
+  return out;
+}
+
+void declare_buckets(std::span<ParamGroup> groups, const program::RangesOfBuckets& ranges,
+                     memory::MemoryPlan& memory) {
+  const auto declare = [&](const ParamGroup& g, int group, const char* what, memory::Category category,
+                           std::vector<memory::Lifetime> program::BucketRanges::*lives, DType dtype) {
+    std::vector<memory::BufferId> ids;
+    for (int b = 0; b < static_cast<int>(g.layout.buckets().size()); ++b) {
+      const auto at = ranges.find({group, b});
+      NRL_CHECK(at != ranges.end() && !(at->second.*lives).empty(), "no layer uses bucket {} of {}", b,
+                g.name);
+      ids.push_back(memory.add(fmt::format("{} bucket {} {}", g.name, b, what), category,
+                               g.layout.buckets()[static_cast<size_t>(b)].size * size_of(dtype),
+                               at->second.*lives));
+    }
+    return ids;
+  };
+  for (const auto& [bucket, range] : ranges)
+    if (range.microbatches > 1) groups[static_cast<size_t>(bucket.group)].add_microbatches();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    ParamGroup& g = groups[i];
+    const auto group = static_cast<int>(i);
+    if (g.weights_gathered)
+      g.gathered = declare(g, group, "gathered weights", memory::Category::weights,
+                           &program::BucketRanges::weights, g.read_type());
+    if (g.gradients_sharded)
+      g.bucket_gradients = declare(g, group, "gradients", memory::Category::gradients,
+                                   &program::BucketRanges::gradients, g.gradient);
+  }
+}
+
 }  // namespace nrl::plan

@@ -3,9 +3,11 @@
 
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
+#include "apps/model/program/stage.h"
 #include "apps/model/spec/parameters.h"
 #include "core/ops/exec.h"
 #include "memory/plan.h"
@@ -58,7 +60,7 @@ struct ParamGroup {
   /// True if weights or gradients are kept in shards: the strategy shards them, the group is trainable and
   /// there is more than one shard.
   bool weights_sharded = false, gradients_sharded = false;
-  /// Layers read the weights from buffers per bucket, like sharded gradients (plan_layer_traffic()).
+  /// Layers read the weights from buffers per bucket, like sharded gradients (declare_buckets()).
   bool weights_gathered = false;
   /// Layers read the weights in FP8 only (ParamGroup::codes). `weights` are then what the optimizer updates,
   /// kept in shards as its state is.
@@ -155,5 +157,13 @@ inline constexpr int offload_slots = 3;
 std::vector<ParamGroup> make_param_groups(
     const model::ParameterList& parameters,
     const std::function<GroupOptions(const std::string& group)>& options, memory::MemoryPlan& memory);
+
+/// The buckets of groups whose weights or gradients are sharded.
+model::ShardedParameters sharded_parameters(std::span<const ParamGroup> groups);
+
+/// Declares the buffers of these buckets in `memory` (not yet solved): ParamGroup::gathered and
+/// ParamGroup::bucket_gradients.
+void declare_buckets(std::span<ParamGroup> groups, const program::RangesOfBuckets& ranges,
+                     memory::MemoryPlan& memory);
 
 }  // namespace nrl::plan

@@ -188,11 +188,6 @@ void add_workspace(RunPlan& plan) {
 
 namespace {
 
-TrafficOptions traffic_options(const Config& config) {
-  return {.prefetch = config.distributed.overlap_param_gather,
-          .overlap_reduce = config.distributed.overlap_grad_reduce};
-}
-
 using Rules = std::vector<model::RecomputeRule>;
 
 void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) {
@@ -273,7 +268,9 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                                       p.spec.attention_dropout > 0});
   const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
   // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
-  const bool sharded = shards(p.groups);
+  model::ShardedParameters sharded = sharded_parameters(p.groups);
+  sharded.prefetch = config.distributed.overlap_param_gather;
+  sharded.overlap_reduce = config.distributed.overlap_grad_reduce;
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length / p.layout.context,
       .max_sequence = p.sequence_length,
@@ -287,10 +284,11 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .device = device,
       .layout = p.layout,
       .training = pipeline::shortest_equivalent(schedule, p.layout.stage),
-      .evaluated = p.layout.stages > 1 && !sharded ? schedule.microbatches : 1};
+      .evaluated = p.layout.stages > 1 && !sharded.any() ? schedule.microbatches : 1,
+      .sharded = sharded};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   add_workspace(p);
-  p.traffic = plan_layer_traffic(*p.decoder, p.groups, traffic_options(config), p.memory);
+  declare_buckets(p.groups, p.decoder->buckets(), p.memory);
   p.memory.solve();
   return plan;
 }
@@ -409,10 +407,6 @@ std::string memory_line(const memory::MemoryPlan& plan) {
   if (const int64_t offloaded = plan.bytes(memory::Tier::host); offloaded > 0)
     text += fmt::format(", offloaded {}", human_bytes(static_cast<uint64_t>(offloaded)));
   return text;
-}
-
-std::string program_text(const Config& config, const RunPlan& plan) {
-  return program_text(*plan.decoder, plan.groups, traffic_options(config));
 }
 
 }  // namespace nrl::plan

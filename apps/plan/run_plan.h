@@ -9,7 +9,6 @@
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
 #include "apps/plan/grid_position.h"
-#include "apps/plan/layer_traffic.h"
 #include "apps/plan/param_groups.h"
 #include "apps/plan/recompute.h"
 #include "core/config/load.h"
@@ -43,7 +42,6 @@ struct RunPlan {
   memory::MemoryPlan memory;
   std::string offload_directory;  ///< memory.offload_dir; empty: unset
   std::vector<ParamGroup> groups;
-  StepTraffic traffic;
   memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
   memory::BufferId staging = -1;  ///< GPU: see add_staging()
   /// GPU runs with offloaded optimizer state: page-locked memory of engine::OffloadedUpdate, offload_slots
@@ -99,9 +97,5 @@ std::string fp8_text(const Config& config, const RunPlan& plan);
 
 /// Memory by category, for messages: "weights 475 MiB  gradients ...  = 2.31 GiB, offloaded 1.2 GiB".
 std::string memory_line(const memory::MemoryPlan& plan);
-
-/// All that the rank does in an optimizer step, one line each (program::text()), with the gathers and
-/// reductions of sharded weights and gradients.
-std::string program_text(const Config& config, const RunPlan& plan);
 
 }  // namespace nrl::plan

@@ -46,7 +46,7 @@ StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decode
     const double seconds =
         estimate(device, call, plan::likely).seconds() + plan::launch_gap * call.cost.launches;
     const program::Step* const s = call.step < 0 ? nullptr : &program.steps[static_cast<size_t>(call.step)];
-    if (!s || s->kind == StepKind::reduce || s->kind == StepKind::update) {
+    if (!s || (!s->of_microbatch() && s->buckets == 0)) {
       out.update += seconds;
       continue;
     }

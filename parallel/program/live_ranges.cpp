@@ -1,5 +1,7 @@
 #include "parallel/program/live_ranges.h"
 
+#include "core/base/error.h"
+
 namespace nrl::program {
 
 namespace {
@@ -95,6 +97,98 @@ Buffers live_ranges(const Program& program, const Layers& layers, memory::Livene
   Buffers out = Recorder(program, layers, liveness, last_tick + 1).all();
   last_tick += static_cast<int>(program.steps.size());
   return out;
+}
+
+namespace {
+
+class BucketRecorder {
+ public:
+  BucketRecorder(const Program& program, const Layers& layers, int first_tick, RangesOfBuckets& to)
+      : p_(program), layers_(layers), first_tick_(first_tick), to_(to) {}
+
+  void all() {
+    std::array<States, 2> at_begin;
+    for (size_t i = 0; i < p_.steps.size(); ++i) {
+      if (i == p_.period.begin) at_begin = states_;
+      NRL_CHECK(p_.period.times == 0 || i != p_.period.end || at_begin == states_,
+                "the period of the program ends with other weights or gradients than it begins with");
+      tick_ = first_tick_ + static_cast<int>(i);
+      step(p_.steps[i]);
+    }
+    NRL_CHECK(states_ == (std::array<States, 2>{}), "weights or gradients are in use at the program's end");
+  }
+
+ private:
+  enum class State : uint8_t {
+    unused,   // others may use its buffer
+    started,  // weights: being gathered; gradients: being summed
+    ready,    // weights can be read, gradients be added to
+  };
+  enum Kind : uint8_t { weights, gradients };
+  using States = std::map<BucketId, State>;  // without unused ones
+
+  void step(const Step& s) {
+    const bool waits = s.kind == StepKind::wait;
+    if (s.begins_visit()) visit(s);
+    if (waits && s.of == StepKind::reduce && s.buckets == 0)
+      while (!states_[gradients].empty())
+        move(gradients, states_[gradients].begin()->first, State::started, State::unused);
+    for (const int bucket : p_.buckets_of(s)) {
+      const BucketId b{s.index, bucket};
+      if (s.kind == StepKind::gather) {
+        move(weights, b, State::unused, State::started);
+      } else if (waits && s.of == StepKind::gather) {
+        move(weights, b, State::started, State::ready);
+      } else if (s.kind == StepKind::release) {
+        move(weights, b, State::ready, State::unused);
+      } else if (s.kind == StepKind::open) {
+        move(gradients, b, State::unused, State::ready);
+        to_[b].microbatches = std::max(to_[b].microbatches, s.microbatches);
+      } else if (waits) {
+        move(gradients, b, State::started, State::unused);
+      } else {
+        move(gradients, b, State::ready, State::started);
+      }
+    }
+  }
+
+  void visit(const Step& s) {
+    const Layer& layer = layers_.of(s.layer);
+    for (const BucketId& b : layer.weights[s.backward])
+      NRL_CHECK(is(weights, b, State::ready), "{} reads weights that are not gathered: {}", layer.name,
+                layers_.name(b));
+    if (p_.mode != memory::training) return;
+    for (const BucketId& b : layer.gradients[s.backward])
+      NRL_CHECK(is(gradients, b, State::ready), "{} adds to gradients that are not open: {}", layer.name,
+                layers_.name(b));
+  }
+
+  bool is(Kind kind, BucketId b, State state) const {
+    const auto at = states_[kind].find(b);
+    return state == (at == states_[kind].end() ? State::unused : at->second);
+  }
+  void move(Kind kind, BucketId b, State from, State to) {
+    NRL_CHECK(is(kind, b, from), "a step of {} comes too early or too late", layers_.name(b));
+    std::vector<memory::Lifetime>& lives = kind == weights ? to_[b].weights : to_[b].gradients;
+    states_[kind][b] = to;
+    if (from == State::unused) lives.push_back({tick_, tick_});
+    if (to != State::unused) return;
+    lives.back().last = tick_;
+    states_[kind].erase(b);
+  }
+
+  const Program& p_;
+  const Layers& layers_;
+  const int first_tick_;
+  int tick_ = 0;
+  std::array<States, 2> states_;  // by Kind
+  RangesOfBuckets& to_;
+};
+
+}  // namespace
+
+void add_bucket_ranges(const Program& program, const Layers& layers, int first_tick, RangesOfBuckets& to) {
+  BucketRecorder(program, layers, first_tick, to).all();
 }
 
 }  // namespace nrl::program

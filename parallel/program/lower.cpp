@@ -59,7 +59,7 @@ class Lowering {
         finish(a, [&](const Step& s) { return s.kind == StepKind::send; });
         break;
       case ActionKind::finish_reduce:
-        out_.add({.kind = StepKind::reduce}, {}, {});
+        out_.add({.kind = StepKind::wait, .of = StepKind::reduce}, {}, {});
         break;
       case ActionKind::step:
         out_.add({.kind = StepKind::update}, {}, {});

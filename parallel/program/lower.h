@@ -29,4 +29,14 @@ std::vector<memory::SlotSet> offloaded_slots(const Program& program, const Layer
 /// the host like any other.
 Program add_offload(Program program, const Layers& layers);
 
+/// Sharded weights are gathered before the visits that read them and released when the next visit does not.
+/// `prefetch`: the gathers for a visit start before the visit that precedes it.
+Program gather_on_use(const Program& program, const Layers& layers, bool prefetch);
+
+/// Training: sharded gradients are opened before the first visit that adds to them, for as many microbatches
+/// as follow until none of them has a part of its passes still to come, and are then reduced. `overlap`: the
+/// sums are waited for after the next visit, else at once. Sums of the last visit are left to the wait at
+/// the end of the step. Comes after gather_on_use(): buckets are opened when the gathers are in flight.
+Program reduce_when_complete(const Program& program, const Layers& layers, bool overlap);
+
 }  // namespace nrl::program

@@ -14,6 +14,10 @@ std::string Layers::name(SlotId slot) const {
   return fmt::format("{} {}", of(slots[static_cast<size_t>(slot)].layer).name, spec(slot).name);
 }
 
+std::string Layers::name(BucketId bucket) const {
+  return fmt::format("{} bucket {}", groups[static_cast<size_t>(bucket.group)], bucket.bucket);
+}
+
 void Layers::link() {
   begins_ = {0};
   for (size_t l = 0; l < layers.size(); ++l) {
@@ -35,12 +39,16 @@ void Layers::link() {
   begins_.push_back(static_cast<int>(layers.size()));
 }
 
-void Program::add(Step step, std::span<const Use> reads, std::span<const Use> writes) {
+void Program::add(Step step, std::span<const Use> reads, std::span<const Use> writes,
+                  std::span<const int> of_group) {
   step.uses = static_cast<uint32_t>(uses.size());
   step.reads = static_cast<uint16_t>(reads.size());
   step.writes = static_cast<uint16_t>(writes.size());
   uses.insert(uses.end(), reads.begin(), reads.end());
   uses.insert(uses.end(), writes.begin(), writes.end());
+  step.first_bucket = static_cast<uint32_t>(buckets.size());
+  step.buckets = static_cast<uint16_t>(of_group.size());
+  buckets.insert(buckets.end(), of_group.begin(), of_group.end());
   steps.push_back(step);
 }
 
@@ -72,33 +80,11 @@ void Places::enter(const Program& program, const Step& step, int shift) {
 namespace {
 
 std::string_view name_of(StepKind kind) {
-  switch (kind) {
-    case StepKind::visit:
-      return "visit";
-    case StepKind::compute:
-      return "compute";
-    case StepKind::carry:
-      return "carry";
-    case StepKind::copy:
-      return "copy";
-    case StepKind::send:
-      return "send";
-    case StepKind::receive:
-      return "receive";
-    case StepKind::offload:
-      return "offload";
-    case StepKind::fetch:
-      return "fetch";
-    case StepKind::wait:
-      return "wait";
-    case StepKind::report:
-      return "report";
-    case StepKind::reduce:
-      return "reduce";
-    case StepKind::update:
-      break;
-  }
-  return "update";
+  static constexpr std::array<std::string_view, 15> names{
+      "visit", "compute", "carry",  "copy",    "send",           "receive", "offload", "fetch",
+      "wait",  "report",  "gather", "release", "open gradients", "reduce",  "update"};
+  static_assert(names.size() == static_cast<size_t>(StepKind::update) + 1);
+  return names[static_cast<size_t>(kind)];
 }
 
 std::string line(const Program& program, const Layers& layers, const Step& s) {
@@ -125,41 +111,30 @@ std::string line(const Program& program, const Layers& layers, const Step& s) {
     out += fmt::format("wait for {}", name_of(s.of));
   else
     out += name_of(s.kind);
-  if (!s.within_visit() && s.kind < StepKind::reduce) out += fmt::format(", microbatch {}", s.microbatch);
+  if (!s.within_visit() && s.of_microbatch()) out += fmt::format(", microbatch {}", s.microbatch);
+  if (s.microbatches > 1) out += fmt::format(", {} microbatches", s.microbatches);
   if (s.round > 0) out += fmt::format(" (round {})", s.round);
   const auto reads = program.reads(s), writes = program.writes(s);
   if (!reads.empty() || !writes.empty()) out += ":" + list(reads);
   if (!writes.empty()) out += " ->" + list(writes);
+  if (s.buckets > 0) out += ":";
+  for (const int b : program.buckets_of(s)) out += fmt::format(" [{}]", layers.name(BucketId{s.index, b}));
   return out;
 }
 
 }  // namespace
 
-std::string text(const Program& program, const Layers& layers, const Notes& notes) {
+std::string text(const Program& program, const Layers& layers) {
   std::string out;
   const Period& period = program.period;
-  size_t visits = 0;
-  bool open = false;  // a visit, whose notes are still to come
-  const auto end_visit = [&] {
-    if (open && visits <= notes.after.size()) out += notes.after[visits - 1];
-    open = false;
-  };
   for (size_t i = 0; i < program.steps.size(); ++i) {
-    const Step& s = program.steps[i];
-    if (!s.within_visit()) end_visit();
     if (period.times > 0 && i == period.begin)
       out += fmt::format(
           "{} times, {} each:\n", period.times + 1,
           period.microbatches == 1 ? "a microbatch" : fmt::format("{} microbatches", period.microbatches));
     if (period.times > 0 && i == period.end) out += "end\n";
-    if (s.begins_visit()) {
-      if (visits < notes.before.size()) out += notes.before[visits];
-      ++visits;
-      open = true;
-    }
-    out += line(program, layers, s) + "\n";
+    out += line(program, layers, program.steps[i]) + "\n";
   }
-  end_visit();
   return out;
 }
 
@@ -169,8 +144,8 @@ Program unrolled(const Program& program) {
   period.for_each_part(program.steps.size(), [&](size_t begin, size_t end, int repetition) {
     for (size_t i = begin; i < end; ++i) {
       Step s = program.steps[i];
-      if (s.kind < StepKind::reduce) s.microbatch += repetition * period.microbatches;
-      out.add(s, program.reads(program.steps[i]), program.writes(program.steps[i]));
+      if (s.of_microbatch()) s.microbatch += repetition * period.microbatches;
+      out.take(program, s);
     }
   });
   return out;

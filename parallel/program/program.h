@@ -1,7 +1,7 @@
 #pragma once
 // A program is the list of everything that a rank does in an optimizer step or an evaluation, in order: the
 // steps of its layers, copies, messages, and what follows the passes. lower() makes it from a schedule and
-// the tables of the layers, add_recompute() and add_offload() extend it, one loop executes it
+// the tables of the layers, the policies of lower.h extend it, one loop executes it
 // (apps/model/program/stage.h), and questions about a step are folds over it: live_ranges.h gives the memory.
 // It knows no model.
 //
@@ -9,7 +9,10 @@
 // backward pass recomputes or fetches. Which of them a step means follows from the steps before it (Places).
 
 #include <algorithm>
+#include <array>
+#include <compare>
 #include <cstdint>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -39,6 +42,13 @@ inline bool names(std::span<const Use> uses, SlotId slot) {
   return std::any_of(uses.begin(), uses.end(), [&](const Use& u) { return u.slot() == slot; });
 }
 
+/// A bucket of a parameter group: weights that are gathered, and gradients that are summed, at once.
+struct BucketId {
+  int group = 0, bucket = 0;
+  auto operator<=>(const BucketId&) const = default;
+};
+using Buckets = std::set<BucketId>;
+
 /// A layer of this rank, as far as the program must know it.
 struct Layer {
   std::string name;
@@ -47,6 +57,8 @@ struct Layer {
   const memory::LayerPolicy* later = nullptr;   ///< of later rounds, which keep nothing
   memory::Ports ports = {};
   int chunk = 0;
+  /// Sharded weights that a pass reads and sharded gradients that it adds to: forward, backward.
+  std::array<Buckets, 2> weights = {}, gradients = {};
   std::vector<SlotId> slots = {};  ///< by slot of the table; -1: a port without a neighbor
 };
 
@@ -90,9 +102,12 @@ struct Layers {
   }
   /// "block 0 norm1".
   std::string name(SlotId slot) const;
+  /// "dense bucket 0".
+  std::string name(BucketId bucket) const;
 
   std::vector<Layer> layers;
   std::vector<SlotInfo> slots;
+  std::vector<std::string> groups;  ///< names of parameter groups, if some are sharded
 
  private:
   void link();
@@ -108,31 +123,42 @@ enum class StepKind : uint8_t {
   receive,  ///< starts to receive it
   offload,  ///< starts to copy slots to the host
   fetch,    ///< starts to copy them back
-  wait,     ///< for a send, receive, offload or fetch with the same slots
+  wait,     ///< for a send, receive, offload or fetch with the same slots, or a gather or reduce of buckets
   report,   ///< the log-probabilities of a microbatch are complete
-  reduce,   ///< gradients are summed over the data-parallel ranks
+  gather,   ///< starts to gather sharded weights, in one operation
+  release,  ///< sharded weights are not read until they are gathered again
+  open,     ///< sharded gradients begin: the next `microbatches` microbatches add to them
+  reduce,   ///< starts to sum complete sharded gradients over the data-parallel ranks, in one operation
   update,   ///< clip, update and gather the weights
 };
 
 struct Step {
   StepKind kind = StepKind::compute;
   StepKind of = StepKind::compute;  ///< wait: the kind of step that it completes
-  bool backward = false;            ///< of the visit, as the next three; messages and copies: of the gradient
+  /// Of the visit, as the next three; messages and copies: of the gradient; with buckets: for a visit of a
+  /// backward pass.
+  bool backward = false;
   bool dgrad = false, wgrad = false;
   bool again = false;                 ///< forward steps run again, for a backward pass
   bool nested = false;                ///< visit, again: within the visit of the layer itself
   bool starts = false, ends = false;  ///< visit: the first or last one of the chunk's pass
-  bool last = false;                  ///< completes weight gradients (pipeline::Action::last)
+  /// Completes weight gradients (pipeline::Action::last); open: the gradients are the step's last ones.
+  bool last = false;
   /// Visit, nested: only where the rounds before it were a single one, because later ones have its results.
   bool one_round = false;
   int8_t round = -1;  ///< of the list, from 0 (RoundsRange); -1: in no rounds
   int16_t chunk = 0;
   int layer = 0;      ///< in Layers
-  int16_t index = 0;  ///< compute: of the step in the layer's table
+  int16_t index = 0;  ///< compute: of the step in the layer's table; with buckets: of their group
   int microbatch = 0;
-  // Accessed slots: set by Program::add().
-  uint32_t uses = 0;
-  uint16_t reads = 0, writes = 0;
+  int microbatches = 1;  ///< open
+  // Accessed slots and buckets: set by Program::add().
+  uint32_t uses = 0, first_bucket = 0;
+  uint16_t reads = 0, writes = 0, buckets = 0;
+
+  /// A wait: the kind of step that it completes.
+  StepKind subject() const { return kind == StepKind::wait ? of : kind; }
+  bool of_microbatch() const { return subject() < StepKind::gather; }
 
   bool begins_visit() const { return kind == StepKind::visit && !nested; }
   /// The step belongs to the visit before it, or to one that is nested in that.
@@ -148,13 +174,20 @@ struct Program {
   memory::Mode mode = memory::training;
   std::vector<int> stashes = {};  ///< by chunk; microbatch m uses stash m % stashes
   std::vector<Step> steps = {};
-  std::vector<Use> uses = {};  ///< of the steps
+  std::vector<Use> uses = {};     ///< of the steps
+  std::vector<int> buckets = {};  ///< of the steps, in the groups Step::index
   Period period = {};
 
   /// Adds the step with these accesses. A slot that is written and not read begins new contents.
-  void add(Step step, std::span<const Use> reads, std::span<const Use> writes);
+  void add(Step step, std::span<const Use> reads, std::span<const Use> writes,
+           std::span<const int> of_group = {});
   std::span<const Use> reads(const Step& s) const { return {uses.data() + s.uses, s.reads}; }
   std::span<const Use> writes(const Step& s) const { return {uses.data() + s.uses + s.reads, s.writes}; }
+  /// The step's buckets, of the group Step::index. A wait for a reduce without buckets is for all gradients
+  /// of the step, sharded or not.
+  std::span<const int> buckets_of(const Step& s) const {
+    return {buckets.data() + s.first_bucket, s.buckets};
+  }
   /// Index of the step after the visit that begins at `visit`.
   size_t visit_end(size_t visit) const {
     do ++visit;
@@ -162,7 +195,9 @@ struct Program {
     return visit;
   }
   /// Adds a step of another program of the same layers.
-  void take(const Program& from, const Step& step) { add(step, from.reads(step), from.writes(step)); }
+  void take(const Program& from, const Step& step) {
+    add(step, from.reads(step), from.writes(step), from.buckets_of(step));
+  }
 };
 
 /// The step that waits for `step`.
@@ -195,15 +230,9 @@ class Places {
   std::vector<uint8_t> second_;
 };
 
-/// Lines that are added to the text around the visits of layers, by index of the visit. Nested visits do not
-/// count.
-struct Notes {
-  std::vector<std::string> before = {}, after = {};
-};
-
 /// One line per step, indented below its visit, without numbers that depend on other steps: the texts of two
 /// layouts can be compared by a program like diff.
-std::string text(const Program& program, const Layers& layers, const Notes& notes = {});
+std::string text(const Program& program, const Layers& layers);
 
 /// The program with every step of its period in full.
 Program unrolled(const Program& program);

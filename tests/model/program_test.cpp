@@ -30,7 +30,8 @@ const std::string config = R"({"model_type":"llama","vocab_size":67,"hidden_size
 
 /// The layers of a stage of the model.
 std::unique_ptr<Stage> make_stage(TinyModel& m, LayerContext& context, const ModelLayout& layout,
-                                  const RecomputePolicy& recompute, const OffloadPolicy& offload) {
+                                  const RecomputePolicy& recompute, const OffloadPolicy& offload,
+                                  ShardedParameters sharded = {}) {
   context.exec = &m.exec_;
   context.spec = &m.spec_;
   context.layout = layout;
@@ -40,7 +41,8 @@ std::unique_ptr<Stage> make_stage(TinyModel& m, LayerContext& context, const Mod
                                                  .layout = layout,
                                                  .recompute = recompute,
                                                  .offload = offload}),
-                                 std::array<int64_t, row_domains>{TinyModel::tokens, TinyModel::tokens, 10});
+                                 std::array<int64_t, row_domains>{TinyModel::tokens, TinyModel::tokens, 10},
+                                 std::move(sharded));
 }
 
 bool same(const Program& a, const Program& b) {
@@ -50,10 +52,13 @@ bool same(const Program& a, const Program& b) {
       for (const Use& u : uses) out.push_back(u.code);
       return out;
     };
-    return std::tuple(x.kind, x.of, x.backward, x.dgrad, x.wgrad, x.again, x.nested, x.last, x.round, x.chunk,
-                      x.layer, x.index, x.microbatch) ==
-               std::tuple(y.kind, y.of, y.backward, y.dgrad, y.wgrad, y.again, y.nested, y.last, y.round,
-                          y.chunk, y.layer, y.index, y.microbatch) &&
+    const auto fields = [](const Step& s) {
+      return std::tuple(s.kind, s.of, s.backward, s.dgrad, s.wgrad, s.again, s.nested, s.last, s.round,
+                        s.chunk, s.layer, s.index, s.microbatch, s.microbatches);
+    };
+    const auto buckets = a.buckets_of(x), others = b.buckets_of(y);
+    return fields(x) == fields(y) &&
+           std::equal(buckets.begin(), buckets.end(), others.begin(), others.end()) &&
            codes(a.reads(x)) == codes(b.reads(y)) && codes(a.writes(x)) == codes(b.writes(y));
   };
   return a.stashes == b.stashes &&
@@ -71,6 +76,21 @@ OffloadPolicy some_offloaded(unsigned seed) {
     std::mt19937 random(seed + 100 * static_cast<unsigned>(block));
     return t.offloadable() & random();
   };
+}
+
+/// Parameters in random buckets of two groups, of which one has sharded weights.
+ShardedParameters some_sharded(unsigned seed, const ParameterList& parameters) {
+  std::mt19937 random(seed);
+  ShardedParameters out{
+      .groups = {"a", "b"}, .prefetch = random() % 2 == 0, .overlap_reduce = random() % 2 == 0};
+  for (int p = 0; p < static_cast<int>(parameters.all.size()); ++p) {
+    // Most buckets are of one layer, some of layers that are far apart.
+    const program::BucketId bucket{static_cast<int>(random() % 2),
+                                   random() % 8 == 0 ? static_cast<int>(random() % 3) : p / 6};
+    if (bucket.group == 0) out.weights[p] = bucket;
+    out.gradients[p] = bucket;
+  }
+  return out;
 }
 
 /// The losses and gradients of a program of two microbatches in memory planned for it and poisoned outside of
@@ -112,8 +132,9 @@ std::vector<std::vector<float>> results_of(TinyModel& m, Stage& stage, LayerCont
 }  // namespace
 
 TEST_CASE("a program with a period has the steps of the whole one", "[model][program]") {
+  constexpr int microbatches = 36;
   TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1, test::TinyOptions{});
-  int folded = 0, moving = 0;
+  int folded = 0, moving = 0, throughout = 0;
   for (const auto& [kind, stages, chunks] : {std::tuple(ScheduleKind::single, 1, 1),
                                              {ScheduleKind::single, 1, 2},
                                              {ScheduleKind::one_f_one_b, 2, 1},
@@ -126,7 +147,7 @@ TEST_CASE("a program with a period has the steps of the whole one", "[model][pro
           const pipeline::ScheduleOptions options{.kind = kind,
                                                   .stages = stages,
                                                   .chunks_per_stage = chunks,
-                                                  .microbatches = 36,
+                                                  .microbatches = microbatches,
                                                   .overlap_messages = overlap && stages > 1};
           CAPTURE(static_cast<int>(kind), stages, chunks, overlap, stage, seed);
           ModelLayout layout;
@@ -135,7 +156,8 @@ TEST_CASE("a program with a period has the steps of the whole one", "[model][pro
           layout.chunks = chunks;
           LayerContext context;
           const auto s = make_stage(m, context, layout, seed > 0 ? some_recomputed(seed) : RecomputePolicy{},
-                                    seed % 2 == 1 ? some_offloaded(seed) : OffloadPolicy{});
+                                    seed % 2 == 1 ? some_offloaded(seed) : OffloadPolicy{},
+                                    seed > 1 ? some_sharded(seed, m.parameters_) : ShardedParameters{});
           const pipeline::Schedule schedule = pipeline::shortest_equivalent(options, stage);
           const Program list = s->lowered(memory::training, schedule, layout);
           folded += list.period.times > 0;
@@ -143,9 +165,12 @@ TEST_CASE("a program with a period has the steps of the whole one", "[model][pro
                                 [](const Step& x) { return x.kind == StepKind::fetch; });
           const Program whole = s->lowered(memory::training, pipeline::make_schedule(options, stage), layout);
           CHECK(same(program::unrolled(list), whole));
+          throughout += std::any_of(list.steps.begin(), list.steps.end(),
+                                    [](const Step& x) { return x.microbatches == microbatches; });
         }
   CHECK(folded > 60);
   CHECK(moving > 20);
+  CHECK(throughout > 0);
 }
 
 TEST_CASE("microbatches of a period have the losses and gradients of the whole list",

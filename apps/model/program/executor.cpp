@@ -16,7 +16,6 @@ Executor::Executor(ProgramLayers& all, ProgramMemory& memory, const program::Pro
     : all_(all), memory_(memory), list_(list), on_(on), places_(list, all.list) {}
 
 void Executor::run() {
-  if (all_.watch) all_.watch->begin_program(list_.mode);
   int repetitions = list_.period.times;
   while (next_ < list_.steps.size()) {
     if (next_ == list_.period.end && repetitions > 0) {
@@ -55,9 +54,11 @@ void Executor::step() {
     case StepKind::report:
       if (on_.hooks && on_.hooks->log_probs_ready) on_.hooks->log_probs_ready(microbatch(s));
       return;
+    case StepKind::gather:
+    case StepKind::release:
+    case StepKind::open:
     case StepKind::reduce:
-      if (on_.hooks && on_.hooks->finish_reduce) on_.hooks->finish_reduce();
-      return;
+      return communicate(s);
     case StepKind::update: {
       const trace::Range range("optimizer_step");
       if (on_.hooks && on_.hooks->update) on_.hooks->update();
@@ -86,7 +87,6 @@ void Executor::visit() {
   r.last_ = s.last;
   {
     const trace::Range range(all_.trace_names[static_cast<size_t>(s.layer)]);
-    if (all_.watch) all_.watch->begin_layer();
     if (s.backward) {
       r.cursor_ = r.layer_->table().forward_steps();
       r.layer_->backward(r);
@@ -96,7 +96,6 @@ void Executor::visit() {
       r.layer_->forward(r);
     }
     NRL_CHECK(in_flight_.empty(), "{} does not wait for all communication", r.layer_->name());
-    if (all_.watch) all_.watch->end_layer();
   }
   if (s.ends) pass_.reset();
 }
@@ -236,7 +235,16 @@ void Executor::start(const Step& s) {
   started_.push_back(std::move(now));
 }
 
+void Executor::communicate(const Step& s) {
+  if (s.buckets == 0) {
+    if (on_.hooks && on_.hooks->finish_reduce) on_.hooks->finish_reduce();
+  } else if (all_.sharded) {
+    all_.sharded->execute(s, list_.buckets_of(s));
+  }
+}
+
 void Executor::wait(const Step& s) {
+  if (!s.of_microbatch()) return communicate(s);
   const program::SlotId slot = s.reads > 0 ? list_.reads(s)[0].slot() : list_.writes(s)[0].slot();
   const auto found = std::find_if(started_.begin(), started_.end(), [&](const Started& t) {
     return t.kind == s.of && t.slot == slot && t.microbatch == microbatch(s);

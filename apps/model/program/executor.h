@@ -16,14 +16,12 @@
 
 namespace nrl::model {
 
-/// Observes the visits of layers in the order of Stage::visits().
-class LayerWatch {
+/// Executes the steps of sharded weights and gradients: gather, release, open, reduce, and waits for them.
+class ShardedSteps {
  public:
-  virtual ~LayerWatch() = default;
-  /// Before the first visit of a program.
-  virtual void begin_program(memory::Mode mode) = 0;
-  virtual void begin_layer() = 0;
-  virtual void end_layer() = 0;
+  virtual ~ShardedSteps() = default;
+  /// `buckets`: of the step (program::Program::buckets_of()), at least one.
+  virtual void execute(const program::Step& step, std::span<const int> buckets) = 0;
 };
 
 /// The parts of a step outside the layers. Empty hooks are skipped.
@@ -54,7 +52,7 @@ struct ProgramLayers {
   std::vector<const char*> trace_names;  ///< the same
   std::array<int64_t, row_domains> rows{};
   memory::HostCopies copies;
-  LayerWatch* watch = nullptr;  ///< null: none
+  ShardedSteps* sharded = nullptr;  ///< null: their steps are skipped
   std::function<void(int)> at_tick;
 };
 
@@ -109,6 +107,7 @@ class Executor {
   void skip_nested();
   void start(const program::Step& s);
   void wait(const program::Step& s);
+  void communicate(const program::Step& s);
   void copy(const program::Step& s);
   Tensor tensor_of(program::SlotId slot, int microbatch) const;
   Tensor with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const;

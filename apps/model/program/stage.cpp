@@ -6,10 +6,16 @@
 namespace nrl::model {
 
 using program::Program;
-using program::Step;
 
-Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows) : chunks_(std::move(chunks)) {
+Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows, ShardedParameters sharded)
+    : chunks_(std::move(chunks)), sharded_(std::move(sharded)) {
   all_.rows = rows;
+  const auto buckets_of = [](const std::map<int, program::BucketId>& buckets, const std::vector<int>& of) {
+    program::Buckets out;
+    for (const int parameter : of)
+      if (const auto at = buckets.find(parameter); at != buckets.end()) out.insert(at->second);
+    return out;
+  };
   std::vector<program::Layer> layers;
   for (size_t c = 0; c < chunks_.size(); ++c)
     for (const auto& layer : chunks_[c]) {
@@ -21,16 +27,25 @@ Stage::Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows) :
                         .later = &layer->policy(true),
                         .ports = layer->ports(),
                         .chunk = static_cast<int>(c)});
+      for (const bool backward : {false, true}) {
+        const ParameterUse use = layer->parameters(backward);
+        layers.back().weights[backward] = buckets_of(sharded_.weights, use.weights);
+        layers.back().gradients[backward] = buckets_of(sharded_.gradients, use.gradients);
+      }
     }
   all_.list =
       program::Layers(std::move(layers), [this](const memory::SlotSpec& slot) { return bytes_of(slot); });
+  all_.list.groups = sharded_.groups;
 }
 
 Program Stage::lowered(memory::Mode mode, const pipeline::Schedule& schedule,
                        const ModelLayout& layout) const {
   Program p = program::lower(schedule, all_.list, mode, layout.stages == 1, layout.last_stage());
   p = program::add_recompute(std::move(p), all_.list);
-  return program::add_offload(std::move(p), all_.list);
+  p = program::add_offload(std::move(p), all_.list);
+  if (!sharded_.any()) return p;
+  p = program::gather_on_use(p, all_.list, sharded_.prefetch);
+  return program::reduce_when_complete(p, all_.list, sharded_.overlap_reduce);
 }
 
 int Stage::add_program(memory::Mode mode, const pipeline::Schedule& schedule, const ModelLayout& layout) {
@@ -42,6 +57,8 @@ int Stage::add_program(memory::Mode mode, const pipeline::Schedule& schedule, co
 int Stage::add_program(Program program) {
   Planned planned{.list = std::move(program)};
   planned.buffers = program::live_ranges(planned.list, all_.list, liveness_, last_tick_);
+  if (sharded_.any())
+    program::add_bucket_ranges(planned.list, all_.list, planned.buffers.first_tick, buckets_);
   programs_.push_back(std::move(planned));
   return static_cast<int>(programs_.size()) - 1;
 }
@@ -84,27 +101,6 @@ void Stage::execute(int program, const Execution& on) {
 
 void Stage::execute(int program, const Program& list, const Execution& on) {
   Executor(all_, programs_[static_cast<size_t>(program)].memory, list, on).run();
-}
-
-std::vector<LayerVisit> Stage::visits(int program, bool in_full) const {
-  const Planned& planned = programs_[static_cast<size_t>(program)];
-  const std::vector<Step>& steps = planned.list.steps;
-  const int tick = planned.buffers.first_tick;
-  const program::Period period = in_full ? planned.list.period : program::Period{};
-  std::vector<LayerVisit> out;
-  period.for_each_part(steps.size(), [&](size_t begin, size_t end, int) {
-    for (size_t i = begin; i < end; ++i) {
-      const Step& s = steps[i];
-      if (!s.begins_visit()) continue;
-      out.push_back({.layer = &layer(s.layer),
-                     .backward = s.backward,
-                     .dgrad = !s.backward || s.dgrad,
-                     .wgrad = !s.backward || s.wgrad,
-                     .first_tick = tick + static_cast<int>(i),
-                     .last_tick = tick + static_cast<int>(planned.list.visit_end(i)) - 1});
-    }
-  });
-  return out;
 }
 
 int64_t Stage::bytes_of(const memory::SlotSpec& slot) const {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,21 +17,21 @@
 
 namespace nrl::model {
 
-/// One pass of a layer over a microbatch. Forward steps that a layer runs again for the layers above it are
-/// a forward pass.
-struct LayerVisit {
-  const Layer* layer = nullptr;
-  bool backward = false;
-  bool dgrad = true, wgrad = true;  ///< backward: the kinds of steps it has
-  /// The ticks from the beginning of the visit to its last step.
-  int first_tick = 0, last_tick = 0;
+/// The buckets of sharded parameters, by index in ParameterList::all, and when they are communicated.
+struct ShardedParameters {
+  std::vector<std::string> groups = {};  ///< names, by BucketId::group
+  std::map<int, program::BucketId> weights = {}, gradients = {};
+  bool prefetch = true;        ///< program::gather_on_use()
+  bool overlap_reduce = true;  ///< program::reduce_when_complete()
+
+  bool any() const { return !weights.empty() || !gradients.empty(); }
 };
 
 class Stage {
  public:
   /// Chunks in the order of the forward pass, whose policies must not change any more. `rows`: the largest
   /// number of rows of each RowDomain.
-  Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows);
+  Stage(std::vector<Chunk> chunks, std::array<int64_t, row_domains> rows, ShardedParameters sharded = {});
 
   /// A program for training, evaluation or generation, of the layout's stage. Programs never run concurrently
   /// and share memory. Returns its id, from 0.
@@ -51,8 +52,8 @@ class Stage {
 
   const program::Program& program(int id) const { return programs_[static_cast<size_t>(id)].list; }
   const program::Layers& all_layers() const { return all_.list; }
-  /// The visits of a program; `in_full`: with its period as often as it is executed, else with ticks.
-  std::vector<LayerVisit> visits(int program, bool in_full) const;
+  /// When the buffers of sharded parameters are in use, in the ticks of all programs.
+  const program::RangesOfBuckets& buckets() const { return buckets_; }
   /// The layer behind an index of the program's layers.
   Layer& layer(int index) const { return *all_.layers[static_cast<size_t>(index)]; }
   /// Index of the first layer of a chunk.
@@ -65,8 +66,8 @@ class Stage {
   /// Bytes of a slot's buffer, of a microbatch of full size.
   int64_t bytes_of(const memory::SlotSpec& slot) const;
 
-  /// Null: none.
-  void watch_layers(LayerWatch* watch) { all_.watch = watch; }
+  /// Null: the steps of sharded weights and gradients are skipped.
+  void connect(ShardedSteps* sharded) { all_.sharded = sharded; }
   /// For tests: called before each step with its tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { all_.at_tick = std::move(at_tick); }
 
@@ -78,11 +79,13 @@ class Stage {
   };
 
   std::vector<Chunk> chunks_;
+  const ShardedParameters sharded_;
   ProgramLayers all_;
   memory::Liveness liveness_;
   int last_tick_ = -1;
   std::vector<memory::BufferId> ids_;  // by id in the Liveness
   std::vector<Planned> programs_;
+  program::RangesOfBuckets buckets_;
 };
 
 }  // namespace nrl::model

@@ -354,7 +354,7 @@ void print_program(const ConfigResult& result, int world, const BatchPlan& batch
   const plan::GridPosition position = plan::grid_position(c, world, rank);
   const auto plan = plan::make_run_plan(c, load_model_spec(result), batch, position, device.type, 1, false,
                                         rank_memory(c, world, device));
-  output::write(output::Stream::out, plan::program_text(c, *plan));
+  output::write(output::Stream::out, plan->decoder->program_text());
 }
 
 }  // namespace nrl::train

@@ -22,7 +22,7 @@ bool assumes_this_machine(const Config& config, int world, const DeviceChoice& d
 void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, const DeviceChoice& device,
                 const plan::DeviceModel* gpu, bool buffers);
 
-/// Prints all that a rank does in an optimizer step (plan::program_text()).
+/// Prints all that a rank does in an optimizer step (model::Decoder::program_text()).
 void print_program(const ConfigResult& result, int world, const BatchPlan& batch, int rank,
                    const DeviceChoice& device);
 

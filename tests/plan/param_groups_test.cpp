@@ -1,8 +1,7 @@
-// What sharded weights and gradients communicate around each layer, and what their buffers cost.
-#include "apps/plan/layer_traffic.h"
+// What sharded weights and gradients of parameter groups communicate, and what their buffers cost.
+#include "apps/plan/param_groups.h"
 
 #include <map>
-#include <set>
 
 #include "apps/engine/step_traffic.h"
 #include "apps/model/families/hf_config.h"
@@ -126,51 +125,6 @@ TEST_CASE("at most two layers are gathered at once, and the gradients of two red
   }
 }
 
-TEST_CASE("every weight is gathered when a layer reads it, and every gradient reduced once", "[plan]") {
-  for (const bool tied : {false, true})
-    for (const bool overlap : {false, true})
-      for (const int microbatches : {1, 3}) {
-        CAPTURE(tied, overlap, microbatches);
-        const auto p = plan_of({.strategy = "optim_grads_params",
-                                .tied = tied,
-                                .overlap = overlap,
-                                .microbatches = microbatches});
-        const auto visits = p->decoder->visits(memory::training).executed;
-        REQUIRE(visits.size() == p->traffic.training.size());
-        REQUIRE(visits.size() == static_cast<size_t>(2 * microbatches * 10));  // 8 blocks, embedding and head
-        std::set<BucketRef> gathered, open, reducing;
-        std::map<BucketRef, int> opened;
-        for (size_t i = 0; i < visits.size(); ++i) {
-          const LayerTraffic& t = p->traffic.training[i];
-          gathered.insert(t.gather.begin(), t.gather.end());
-          gathered.insert(t.prefetch.begin(), t.prefetch.end());
-          CHECK(t.prefetch.empty() >= !overlap);
-          const auto use = visits[i].layer->parameters(visits[i].backward);
-          const auto bucket_of = [&](int parameter) {
-            const ParamGroup& g = p->groups[0];
-            const auto at = std::find(g.parameters.begin(), g.parameters.end(), parameter);
-            return BucketRef{0, g.layout.place(static_cast<int>(at - g.parameters.begin())).bucket};
-          };
-          for (const int w : use.weights)
-            CHECK(std::count(t.gather.begin(), t.gather.end(), bucket_of(w)) == 1);
-          for (const OpenBucket& b : t.open) {
-            CHECK(!reducing.contains(b));
-            CHECK(open.insert(b).second);
-            ++opened[b];
-          }
-          for (const int w : use.gradients) CHECK(open.contains(bucket_of(w)));
-          for (const BucketRef& b : t.release) CHECK(gathered.erase(b) == 1);
-          for (const BucketRef& b : t.settle) CHECK(open.erase(b) == 1);
-          const bool last =
-              i >= visits.size() / static_cast<size_t>(microbatches) * static_cast<size_t>(microbatches - 1);
-          for (const OpenBucket& b : t.open) CHECK((b.last == last && b.microbatches == 1));
-        }
-        CHECK(gathered.empty());
-        CHECK(opened.size() == p->groups[0].layout.buckets().size());
-        for (const auto& [bucket, times] : opened) CHECK(times == microbatches);
-      }
-}
-
 // The dry run of a long schedule is that of a shorter one: what it places in shared memory must be apart in
 // the long one, too.
 TEST_CASE("buffers that live at once in the whole schedule share no memory", "[plan]") {
@@ -195,7 +149,7 @@ TEST_CASE("buffers that live at once in the whole schedule share no memory", "[p
         model::Decoder decoder(p->spec, p->parameters, options, whole);
         decoder.add_workspace(whole, 0);
         std::vector<ParamGroup> groups = p->groups;
-        plan_layer_traffic(decoder, groups, {}, whole);
+        declare_buckets(groups, decoder.buckets(), whole);
         // The same buffers in the same order; the plan has others before them.
         const auto before =
             static_cast<size_t>(p->groups[0].gathered[0]) - static_cast<size_t>(groups[0].gathered[0]);
@@ -256,7 +210,7 @@ TEST_CASE("one rank has no shards, whatever the strategy", "[plan]") {
   for (const char* strategy : {"optim", "optim_grads", "optim_grads_params"}) {
     const auto p = plan_of({.strategy = strategy, .world = 1});
     CHECK(p->memory.total_bytes() == ddp->memory.total_bytes());
-    CHECK(p->traffic.training.empty());
+    CHECK(p->decoder->buckets().empty());
   }
 }
 
@@ -271,54 +225,5 @@ TEST_CASE("gradients in bf16 cost a staging buffer of two buckets", "[plan]") {
     for (const parallel::Bucket& b : p->groups[0].layout.buckets()) bucket = std::max(bucket, b.size);
     CHECK(bytes(*p, Category::gradients) - bytes(*plain, Category::gradients) ==
           2 * bucket * 2 * (fp32_sums ? 2 : 1));
-  }
-}
-
-TEST_CASE("buckets stay open until no microbatch has a part to come", "[plan]") {
-  for (const bool tied : {false, true}) {
-    CAPTURE(tied);
-    const auto p = plan_of({.strategy = "optim_grads", .tied = tied});
-    const std::vector<model::LayerVisit> visits = p->decoder->visits(memory::training).executed;
-    // By bucket: how often it is opened, and for how many microbatches in all and the last time.
-    struct Opened {
-      int times = 0, microbatches = 0, most = 0, last = 0;
-    };
-    const auto opened = [&](const std::vector<model::LayerVisit>& of) {
-      std::map<BucketRef, Opened> out;
-      for (const LayerTraffic& t : layer_traffic(of, p->groups, {}))
-        for (const OpenBucket& b : t.open) {
-          Opened& o = out[b];
-          CHECK(o.last == 0);
-          ++o.times;
-          o.microbatches += b.microbatches;
-          o.most = std::max(o.most, b.microbatches);
-          o.last += b.last ? 1 : 0;
-        }
-      CHECK(out.size() == p->groups[0].layout.buckets().size());
-      for (const auto& [bucket, o] : out) CHECK((o.microbatches == 2 && o.last == 1));
-      return out;
-    };
-    for (const auto& [bucket, o] : opened(visits)) CHECK((o.times == 2 && o.most == 1));
-    // The forward pass of the second microbatch before the backward pass of the first one: the head has added
-    // to its gradient.
-    const auto half = static_cast<std::ptrdiff_t>(visits.size() / 4), one = 2 * half;
-    std::vector<model::LayerVisit> overlapping(visits.begin(), visits.begin() + half);
-    overlapping.insert(overlapping.end(), visits.begin() + one, visits.begin() + one + half);
-    overlapping.insert(overlapping.end(), visits.begin() + half, visits.begin() + one);
-    overlapping.insert(overlapping.end(), visits.begin() + one + half, visits.end());
-    REQUIRE(overlapping.size() == visits.size());
-    int together = 0;
-    for (const auto& [bucket, o] : opened(overlapping)) together += o.most == 2 ? 1 : 0;
-    CHECK(together == 1);
-    // Zero-bubble schedules defer weight gradients: here those of both microbatches.
-    std::vector<model::LayerVisit> deferred;
-    for (const bool weight : {false, true})
-      for (size_t i = 0; i < visits.size(); ++i) {
-        model::LayerVisit v = visits[i];
-        if (!v.backward && weight) continue;
-        if (v.backward) v.dgrad = !weight, v.wgrad = weight;
-        deferred.push_back(v);
-      }
-    for (const auto& [bucket, o] : opened(deferred)) CHECK((o.times == 1 && o.most == 2));
   }
 }
