@@ -42,7 +42,7 @@ HostCopies::Ticket HostCopies::unused() {
 
 HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind kind) {
   const Ticket ticket = unused();
-  Pending& p = pending_[static_cast<size_t>(ticket)];
+  Pending& p = pending_[ticket];
   p.used = true;
   p.to_host = kind == CopyKind::device_to_host;
   HostCopyStatistics& copied = current().copied;
@@ -113,10 +113,10 @@ void HostCopies::end_step() {
 
 HostCopyStatistics HostCopies::collect() {
   NRL_CHECK(collected_ < ended_, "no step has ended");
-  Step& step = steps_[static_cast<size_t>(collected_++ % max_steps)];
+  Step& step = steps_[collected_++ % max_steps];
   HostCopyStatistics copied = std::exchange(step.copied, {});
   for (const Ticket ticket : step.timed) {
-    const Pending& p = pending_[static_cast<size_t>(ticket)];
+    const Pending& p = pending_[ticket];
     const auto seconds = [&](const device::Event& from) {
       return std::max(device_->elapsed_ms(from.get(), p.end.get()), 0.0) * 1e-3;
     };

@@ -73,7 +73,7 @@ class HostCopies {
     std::vector<Ticket> timed;  // GPU: their times are read when the step is collected
   };
   Ticket unused();
-  Step& current() { return steps_[static_cast<size_t>(ended_ % max_steps)]; }
+  Step& current() { return steps_[ended_ % max_steps]; }
   void copy(std::span<const HostCopy> copies, device::CopyKind kind);
 
   device::Runtime* device_ = nullptr;

@@ -82,13 +82,13 @@ SlotSet LayerTable::inputs() const {
 
 SlotSet LayerTable::reads_of(uint64_t steps) const {
   SlotSet set = 0;
-  for (; steps != 0; steps &= steps - 1) set |= steps_[static_cast<size_t>(std::countr_zero(steps))].reads;
+  for (; steps != 0; steps &= steps - 1) set |= steps_[std::countr_zero(steps)].reads;
   return set;
 }
 
 SlotSet LayerTable::writes_of(uint64_t steps) const {
   SlotSet set = 0;
-  for (; steps != 0; steps &= steps - 1) set |= steps_[static_cast<size_t>(std::countr_zero(steps))].writes;
+  for (; steps != 0; steps &= steps - 1) set |= steps_[std::countr_zero(steps)].writes;
   return set;
 }
 
@@ -131,7 +131,7 @@ LayerPolicy::LayerPolicy(const LayerTable& table, SlotSet recomputed, SlotSet of
     const SlotSet bit = SlotSet{1} << s;
     if ((recomputed & bit) == 0) continue;
     for (int i = 0; i < table.forward_steps(); ++i) {
-      const Step& step = steps[static_cast<size_t>(i)];
+      const Step& step = steps[i];
       if (!recomputes(step) || (step.writes & bit) == 0 || (!from_ports && (step.reads & ports) != 0))
         continue;
       if (producer_[s] < 0 || (step.reads & (recomputed | ports)) == 0) producer_[s] = static_cast<int8_t>(i);

@@ -43,7 +43,7 @@ int Liveness::add(std::string name, int64_t bytes, Category category, Tier tier)
 }
 
 void Liveness::use(int buffer, int tick, bool begins) {
-  Buffer& b = buffers_[static_cast<size_t>(buffer)];
+  Buffer& b = buffers_[buffer];
   if (begins && (b.lifetimes.empty() || b.lifetimes.back().last < tick)) {
     b.lifetimes.push_back({tick, tick});
     return;
@@ -61,26 +61,26 @@ std::vector<BufferId> Liveness::declare(MemoryPlan& plan) const {
   std::vector<int> shared(buffers_.size());  // the buffer whose memory each one uses
   std::iota(shared.begin(), shared.end(), 0);
   const auto root = [&](int i) {
-    while (shared[static_cast<size_t>(i)] != i) i = shared[static_cast<size_t>(i)];
+    while (shared[i] != i) i = shared[i];
     return i;
   };
   std::vector<std::vector<Lifetime>> lives;
   for (const Buffer& b : buffers_) lives.push_back(b.lifetimes);
   for (const auto& [pair, ticks] : takeovers_) {
     const int output = root(pair.first), input = root(pair.second);
-    const Buffer &out = buffers_[static_cast<size_t>(output)], &in = buffers_[static_cast<size_t>(input)];
+    const Buffer &out = buffers_[output], &in = buffers_[input];
     if (output == input || out.bytes != in.bytes || out.tier != in.tier) continue;
-    auto life = joined(lives[static_cast<size_t>(input)], lives[static_cast<size_t>(output)], ticks);
+    auto life = joined(lives[input], lives[output], ticks);
     if (!life) continue;
-    lives[static_cast<size_t>(input)] = std::move(*life);
-    shared[static_cast<size_t>(output)] = input;
+    lives[input] = std::move(*life);
+    shared[output] = input;
   }
   std::vector<BufferId> ids(buffers_.size(), -1);
   for (size_t i = 0; i < buffers_.size(); ++i)
     if (shared[i] == static_cast<int>(i) && !lives[i].empty())
       ids[i] =
           plan.add(buffers_[i].name, buffers_[i].category, buffers_[i].bytes, lives[i], buffers_[i].tier);
-  for (size_t i = 0; i < buffers_.size(); ++i) ids[i] = ids[static_cast<size_t>(root(static_cast<int>(i)))];
+  for (size_t i = 0; i < buffers_.size(); ++i) ids[i] = ids[root(static_cast<int>(i))];
   return ids;
 }
 

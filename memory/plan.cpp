@@ -173,7 +173,7 @@ void* Arenas::at(const MemoryPlan& plan, BufferId id) const {
     alignas(MemoryPlan::alignment) static std::byte first[MemoryPlan::alignment];
     return first + id * MemoryPlan::alignment;
   }
-  const auto& buffer = plan.buffers()[static_cast<size_t>(id)];
+  const auto& buffer = plan.buffers()[id];
   const auto& block = blocks_[static_cast<size_t>(buffer.tier)];
   NRL_CHECK(buffer.offset + buffer.bytes <= block.size, "buffer {} lies outside its arena", buffer.name);
   return block.data + buffer.offset;

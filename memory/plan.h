@@ -76,7 +76,7 @@ class MemoryPlan {
   /// that is free during all of its lifetimes.
   void solve();
 
-  int64_t offset(BufferId id) const { return buffers_[static_cast<size_t>(id)].offset; }
+  int64_t offset(BufferId id) const { return buffers_[id].offset; }
   /// Bytes of the tier's arena.
   int64_t bytes(Tier tier) const { return arena_[static_cast<size_t>(tier)]; }
   /// Bytes by label in Tier::device; they add up to its arena. Memory shared by buffers that are not always

@@ -115,10 +115,10 @@ void attention_case(Machine& machine, const AttentionCase& c, const char* implem
     sets.push_back(attention_set(memory, c, dtype));
     ops::attention_forward(e, sets.back().forward);  // computes out and lse for the backward pass
   }
-  const double forward = machine.seconds(
-      [&](int i) { ops::attention_forward(e, sets[static_cast<size_t>(i % count)].forward); }, count);
-  const double backward = machine.seconds(
-      [&](int i) { ops::attention_backward(e, sets[static_cast<size_t>(i % count)].backward); }, count);
+  const double forward =
+      machine.seconds([&](int i) { ops::attention_forward(e, sets[i % count].forward); }, count);
+  const double backward =
+      machine.seconds([&](int i) { ops::attention_backward(e, sets[i % count].backward); }, count);
   ops::synchronize(e);
   const double flops = cost(e, sets.front().forward).flops,
                backward_flops = cost(e, sets.front().backward).flops;
@@ -193,7 +193,7 @@ Differences compare_attention(Machine& machine, const AttentionCase& c, DType dt
     const auto of = [&](const std::vector<float>& values) {
       return [&values, &r, &c](int64_t row_and_head, int64_t i) {
         const int64_t at = row_and_head / r.heads * r.row_step + (r.first + row_and_head % r.heads) * c.d + i;
-        return static_cast<double>(values[static_cast<size_t>(at)]);
+        return static_cast<double>(values[at]);
       };
     };
     const double rms = ops::rms_of(n * r.heads, c.d, of(r.want));

@@ -25,7 +25,7 @@ ConfigResult layout_of(nrl::comm::World& world, const Args& args) {
   // Host memory unless asked: opening GPUs would surprise who measures MPI.
   out.config.device = args.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu;
   std::vector<int> ranks(static_cast<size_t>(world.nodes().back()) + 1);
-  for (const int node : world.nodes()) ++ranks[static_cast<size_t>(node)];
+  for (const int node : world.nodes()) ++ranks[node];
   const bool even = std::all_of(ranks.begin(), ranks.end(), [&](int n) { return n == ranks[0]; });
   if (even) out.config.distributed.tensor_parallel_size = ranks[0];
   return out;
@@ -64,10 +64,9 @@ int comm(nrl::comm::World& world, const Args& args) {
     const std::vector<CommTiming> timings =
         nrl::comm::comm_benchmark(group, sizes, args.quick ? 1e-4 : 0.1, device);
     std::vector<double> of_ranks(static_cast<size_t>(world.size())), rates;
-    of_ranks[static_cast<size_t>(world.rank())] = rate_of(timings);
+    of_ranks[world.rank()] = rate_of(timings);
     world.comm().all_reduce(of_ranks);
-    for (const std::vector<int>& members : kind.groups)
-      rates.push_back(of_ranks[static_cast<size_t>(members.front())]);
+    for (const std::vector<int>& members : kind.groups) rates.push_back(of_ranks[members.front()]);
     log::line(kind.heading());
     log::line(nrl::comm::format_timings(timings) + kind.remarks(rates, world.hosts(), model));
   }

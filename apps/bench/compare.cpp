@@ -140,7 +140,7 @@ class Comparison {
       auto plan = decision.plan_again();
       row.planned = static_cast<double>(plan->memory.total_bytes());
       for (int k = 0; k < memory::category_count; ++k)
-        row.bytes[static_cast<size_t>(k)] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));
+        row.bytes[k] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));
       if (i == 0) {
         model_ = fmt::format("{} parameters, {} x {} tokens a step", grouped(plan->whole.total()),
                              plan->batch.global, plan->sequence_length);
@@ -178,7 +178,7 @@ class Comparison {
                                           {"used_bytes", row.trial.used_bytes},
                                           {"sent_bytes", row.sent}});
       for (int k = 0; k < memory::category_count; ++k)
-        json.set(std::string(memory::name_of(static_cast<Category>(k))), row.bytes[static_cast<size_t>(k)]);
+        json.set(std::string(memory::name_of(static_cast<Category>(k))), row.bytes[k]);
       if (row.trial.copies) json.set("offload", row.trial.copies.json());
       add(out, std::move(json));
     }

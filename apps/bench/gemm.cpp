@@ -119,7 +119,7 @@ class GemmOperands {
   };
   static int64_t weight_rows(const GemmCase& c) { return std::max<int64_t>(c.experts, 1) * c.m; }
   double timed(const std::function<void(const Set&)>& call) {
-    const double t = machine_.seconds([&](int i) { call(sets_[static_cast<size_t>(i % count_)]); }, count_);
+    const double t = machine_.seconds([&](int i) { call(sets_[i % count_]); }, count_);
     ops::synchronize(machine_.exec());
     return t;
   }
@@ -198,7 +198,7 @@ void gelu_case(Machine& machine, const GemmCase& c, DType dtype, double peak, Re
                     .dpre = memory.normal(dtype, {c.n, c.m})});
   const double flops = ops::linear_flops(c.n, c.m, c.k);
   const auto rate = [&](const std::function<void(const Set&)>& call) {
-    const double t = machine.seconds([&](int i) { call(sets[static_cast<size_t>(i % count)]); }, count);
+    const double t = machine.seconds([&](int i) { call(sets[i % count]); }, count);
     ops::synchronize(e);
     return t;
   };

@@ -42,7 +42,7 @@ std::string GroupKind::remarks(const std::vector<double>& rates, const std::vect
     if (rates[g] >= slow * typical || ++found > most) continue;
     std::vector<std::string> on;
     for (const int rank : groups[g]) {
-      const std::string& host = hosts[static_cast<size_t>(rank)];
+      const std::string& host = hosts[rank];
       if (std::find(on.begin(), on.end(), host) == on.end()) on.push_back(host);
     }
     out += fmt::format("slow: ranks {} ({}): all_reduce reaches {:.0f} % of the median group\n",

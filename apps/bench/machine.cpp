@@ -232,7 +232,7 @@ Tensor Tensors::integers(std::initializer_list<int64_t> shape, int64_t below) {
 
 Tensor Tensors::arithmetic(int64_t n, int64_t first, int64_t step) {
   std::vector<int32_t> values(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = static_cast<int32_t>(first + i * step);
+  for (int64_t i = 0; i < n; ++i) values[i] = static_cast<int32_t>(first + i * step);
   return copy_of(DType::i32, {n}, values.data());
 }
 

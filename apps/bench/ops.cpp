@@ -369,7 +369,7 @@ class OpCases {
     const auto choices = [=](Tensors& m) {
       std::vector<int32_t> expert(static_cast<size_t>(rows));
       for (int64_t i = 0; i < rows; ++i)
-        expert[static_cast<size_t>(i)] = static_cast<int32_t>((i / k * 37 + i % k * (count / k)) % count);
+        expert[i] = static_cast<int32_t>((i / k * 37 + i % k * (count / k)) % count);
       return m.copy_of(DType::i32, {n, k}, expert.data());
     };
     // Entry i in row i, as if tokens had come in the order of experts.
@@ -468,7 +468,7 @@ int ops(const Args& args) {
       const double bytes = bytes_of_call(machine.exec(), runs.front());
       const int count = machine.sets(bytes);
       while (static_cast<int>(runs.size()) < count) runs.push_back(c.make(memory));
-      const double t = machine.seconds([&](int i) { runs[static_cast<size_t>(i % count)](); }, count);
+      const double t = machine.seconds([&](int i) { runs[i % count](); }, count);
       ops::synchronize(machine.exec());
       const double fraction = bytes / t / copy;
       const bool judged = c.gated && machine.gpu() && !args.quick;

@@ -108,7 +108,7 @@ Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> 
   const auto part = [&](std::string_view name) -> PredictedPart& {
     const auto at = std::find(order.begin(), order.end(), name);
     NRL_CHECK(at != order.end(), "a step has no part '{}'", name);
-    return parts_[static_cast<size_t>(at - order.begin())];
+    return parts_[at - order.begin()];
   };
   PredictedPart& gaps = part(between_kernels);
   for (const ops::Call& call : calls) {

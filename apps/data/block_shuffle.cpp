@@ -101,7 +101,7 @@ class BlockShuffle {
   int64_t blocks() const { return static_cast<int64_t>(blocks_.size()); }
   int64_t begin(int64_t b) const { return b * block_; }
   int64_t size(int64_t b) const { return std::min(block_, count_ - begin(b)); }
-  Block& of(int64_t b) { return blocks_[static_cast<size_t>(b)]; }
+  Block& of(int64_t b) { return blocks_[b]; }
   int64_t byte(int64_t element) const { return at_ + element * 4; }
   int shift() const { return std::countr_zero(static_cast<uint64_t>(block_)); }
 
@@ -119,7 +119,7 @@ class BlockShuffle {
                const Buffer& target_buffer) {
     const auto& group_at = of(from).group_at;
     const int64_t end = begin(from) + group_at[static_cast<size_t>(b) + 1];
-    for (int64_t at = begin(from) + group_at[static_cast<size_t>(b)]; at < end;) {
+    for (int64_t at = begin(from) + group_at[b]; at < end;) {
       const int64_t count = std::min({end - at, static_cast<int64_t>(read_at_once), block_});
       const auto values = value_buffer.first(count), targets = target_buffer.first(count);
       space_.read(byte(at), values);
@@ -153,7 +153,7 @@ class BlockShuffle {
       targets[next[group]++] = target;
     }
     space_.write(byte(begin(b)), grouped);
-    const auto sent = targets.first(group_at[static_cast<size_t>(b)]);
+    const auto sent = targets.first(group_at[b]);
     scratch_.pwrite_all(sent.data(), sent.size_bytes(), static_cast<uint64_t>(begin(b)) * 4);
   }
 

@@ -54,7 +54,7 @@ BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32
   tokens_.reserve(tokens.size());
   for (auto& [text, id] : tokens) tokens_.emplace(text, id);
   for (int b = 0; b < 256; ++b)
-    byte_ids_[static_cast<size_t>(b)] =
+    byte_ids_[b] =
         find(options.byte_symbols ? std::string(1, static_cast<char>(b)) : fmt::format("<0x{:02X}>", b));
   merges_.resize(std::bit_ceil(2 * merges.size() + 16));
   for (const Merge& merge : merges) {
@@ -143,7 +143,7 @@ void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) cons
     const auto best = std::min_element(ranks.begin(), ranks.end());  // the leftmost of equal ranks
     if (best == ranks.end() || *best == no_merge) return;
     const auto i = best - ranks.begin();
-    ids[static_cast<size_t>(i)] = results[static_cast<size_t>(i)];
+    ids[i] = results[i];
     ids.erase(ids.begin() + i + 1);
     ranks.erase(ranks.begin() + i + 1);
     results.erase(results.begin() + i + 1);

@@ -79,7 +79,7 @@ void count_tokens(const GptPlan& plan, std::span<const int32_t> lengths, const O
         std::span(documents).first(static_cast<size_t>(std::min(counted_at_once, plan.documents() - first)));
     space.read(documents_at + first * 4, part);
     for (size_t k = 0; k < part.size(); ++k) {
-      if (k + ahead < part.size()) __builtin_prefetch(&lengths[static_cast<size_t>(part[k + ahead])]);
+      if (k + ahead < part.size()) __builtin_prefetch(&lengths[part[k + ahead]]);
       if (k % index_stride == 0) before[k / index_stride] = tokens;
       tokens += plan.part.length(lengths, part[k]);
     }
@@ -133,7 +133,7 @@ std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split,
   double begin = 0, end = 0;
   for (int i = 0; i <= static_cast<int>(split); ++i) {
     begin = end;
-    end = begin + shares[static_cast<size_t>(i)] / sum;
+    end = begin + shares[i] / sum;
   }
   const auto bound = [&](double share) {
     return std::min(static_cast<int64_t>(std::nearbyint(share * static_cast<double>(count))), count);
@@ -143,7 +143,7 @@ std::pair<int64_t, int64_t> split_bounds(const SplitShares& shares, Split split,
 
 int64_t SplitPart::tokens(std::span<const int32_t> lengths) const {
   int64_t sum = -skip - drop;
-  for (int64_t i = first; i < last; ++i) sum += lengths[static_cast<size_t>(i)];
+  for (int64_t i = first; i < last; ++i) sum += lengths[i];
   return sum;
 }
 
@@ -166,7 +166,7 @@ SplitPart split_part(const SplitShares& shares, Split split, std::span<const int
   if (begin == end) return part;
   int64_t before = 0;
   for (int64_t i = 0; before < end; ++i) {
-    const int64_t after = before + lengths[static_cast<size_t>(i)];
+    const int64_t after = before + lengths[i];
     if (before <= begin && begin < after) part.first = i, part.skip = begin - before;
     if (before < end && end <= after) part.last = i + 1, part.drop = after - end;
     before = after;
@@ -263,7 +263,7 @@ void GptIndex::fail_damaged() const {
 GptIndex::Start GptIndex::find(int64_t token) const {
   const auto after = std::upper_bound(tokens_before_.begin(), tokens_before_.end(), token);
   const int64_t block = after - tokens_before_.begin() - 1;
-  int64_t document = block * index_stride, offset = token - tokens_before_[static_cast<size_t>(block)];
+  int64_t document = block * index_stride, offset = token - tokens_before_[block];
   while (true) {
     NRL_CHECK(document < plan_.documents(), "token {} of {} epochs of {}", token, plan_.epochs, plan_.tokens);
     const int64_t length = plan_.part.length(lengths_, sequence(document));
@@ -294,7 +294,7 @@ void build_blend(std::span<const double> shares, std::span<const int64_t> availa
         const double lag = shares[d] * scale - static_cast<double>(taken[d]);
         if ((best == datasets || lag > most) && taken[d] < available[d]) most = lag, best = d;
       }
-      sources[static_cast<size_t>(k - first)] = static_cast<uint16_t>(best);
+      sources[k - first] = static_cast<uint16_t>(best);
       ++taken[best];
     }
     space.write(sources_at + first * 2, std::span(sources).first(static_cast<size_t>(end - first)));
@@ -368,7 +368,7 @@ void BlendIndex::set_arrays(std::span<const std::byte> arrays, int64_t samples) 
 
 BlendIndex::Sample BlendIndex::at(int64_t k) const {
   const int64_t row = k / stride(datasets_);
-  const size_t dataset = dataset_[static_cast<size_t>(k)];
+  const size_t dataset = dataset_[k];
   if (dataset >= datasets_) fail(Exit::data, "the stored order of the blend is damaged at sample {}", k);
   const auto first = dataset_.begin() + row * stride(datasets_);
   return {dataset, taken_[static_cast<size_t>(row) * datasets_ + dataset] +

@@ -34,8 +34,7 @@ struct SplitPart {
 
   /// Tokens of a sequence in [first, last) that belong to the part; `lengths`: of all sequences of the file.
   int64_t length(std::span<const int32_t> lengths, int64_t sequence) const {
-    return lengths[static_cast<size_t>(sequence)] - (sequence == first ? skip : 0) -
-           (sequence + 1 == last ? drop : 0);
+    return lengths[sequence] - (sequence == first ? skip : 0) - (sequence + 1 == last ? drop : 0);
   }
   int64_t tokens(std::span<const int32_t> lengths) const;
 };
@@ -102,14 +101,12 @@ class GptIndex {
     int64_t offset;    ///< first token in the document
   };
   /// The start of sample i, 0 <= i < samples(), in O(log documents).
-  Start start(int64_t i) const {
-    return find(int64_t{shuffle_[static_cast<size_t>(i)]} * plan_.sequence_length);
-  }
+  Start start(int64_t i) const { return find(int64_t{shuffle_[i]} * plan_.sequence_length); }
   /// The document that contains a token of the stream.
   Start find(int64_t token) const;
   /// documents()[document]. Exit::data if it is not a sequence of the part: the file of the order is damaged.
   int32_t sequence(int64_t document) const {
-    const int32_t s = documents_[static_cast<size_t>(document)];
+    const int32_t s = documents_[document];
     if (s < plan_.part.first || s >= plan_.part.last) fail_damaged();
     return s;
   }

@@ -64,7 +64,7 @@ class HfTokenizer final : public Tokenizer {
     for (const int32_t id : ids) {
       if (id < 0 || id >= vocab_size())
         fail(Exit::data, "token {} is not in the vocabulary of {}", id, vocab_size());
-      const Token& token = tokens_[static_cast<size_t>(id)];
+      const Token& token = tokens_[id];
       if (token.special) continue;
       text += first && token.text.starts_with(' ') ? token.text.substr(1) : token.text;
       first = false;
@@ -104,7 +104,7 @@ class HfTokenizer final : public Tokenizer {
 
   Token& token_at(int32_t id) {
     if (static_cast<size_t>(id) >= tokens_.size()) tokens_.resize(static_cast<size_t>(id) + 1);
-    return tokens_[static_cast<size_t>(id)];
+    return tokens_[id];
   }
 
   // The text of a model token.
@@ -140,9 +140,8 @@ class HfTokenizer final : public Tokenizer {
     std::vector<bool> used(4 * entries + 65536, false);
     for (const JsonMember& member : vocab) {
       const int32_t id = id_of(member.value);
-      if (used[static_cast<size_t>(id)])
-        fail(Exit::data, "{}token id {} is used twice", member.value.where(), id);
-      used[static_cast<size_t>(id)] = true;
+      if (used[id]) fail(Exit::data, "{}token id {} is used twice", member.value.where(), id);
+      used[id] = true;
       ids_[member.key] = id;
       token_at(id).text = decoded(member.key);
     }

@@ -85,7 +85,7 @@ void BatchLoader::fill(Slot& slot, int64_t number) {
   batch.bounds.clear();
   for (int64_t k = 0; k < options_.micro_batch; ++k) {
     const auto begin = k * length;
-    batch.samples[static_cast<size_t>(k)] = first + k;
+    batch.samples[k] = first + k;
     dataset_.read(first + k, slot.ids);
     make_sample(slot.ids, dataset_.documents(), slot.sample);
     std::copy_n(sample.ids.begin(), length, batch.tokens.begin() + begin);
@@ -106,7 +106,7 @@ void BatchLoader::work() {
     free_.wait(lock, [&] { return stop_ || claimed_ == total_ || claimed_ < released_ + slots; });
     if (stop_ || claimed_ == total_) return;
     const int64_t number = claimed_++;
-    Slot& slot = slots_[static_cast<size_t>(number % slots)];
+    Slot& slot = slots_[number % slots];
     lock.unlock();
     std::exception_ptr error;
     try {

@@ -41,7 +41,7 @@ JsonValue bpe_of(const SentencePieceModel& model, const std::string& unknown) {
   JsonObject vocab;
   for (size_t id = 0; id < model.pieces.size(); ++id) vocab.set(model.pieces[id].text, id);
   JsonValue::Array merges;
-  const auto text = [&](int32_t id) { return model.pieces[static_cast<size_t>(id)].text; };
+  const auto text = [&](int32_t id) { return model.pieces[id].text; };
   for (const BpeModel::Merge& merge : sentencepiece_merges(model))
     merges.push_back(JsonValue::array({text(merge.left), text(merge.right)}));
   return step("BPE", {{"dropout", nullptr},

@@ -153,12 +153,12 @@ std::vector<BpeModel::Merge> sentencepiece_merges(const Model& model) {
   const auto ids = normal_pieces(model);
   std::vector<int32_t> order;
   for (const auto& [text, id] : ids) order.push_back(id);
-  const auto score = [&](int32_t id) { return model.pieces[static_cast<size_t>(id)].score; };
+  const auto score = [&](int32_t id) { return model.pieces[id].score; };
   std::sort(order.begin(), order.end(),
             [&](int32_t a, int32_t b) { return score(a) != score(b) ? score(a) > score(b) : a < b; });
   std::vector<BpeModel::Merge> merges;
   for (size_t rank = 0; rank < order.size(); ++rank) {
-    const std::string_view text = model.pieces[static_cast<size_t>(order[rank])].text;
+    const std::string_view text = model.pieces[order[rank]].text;
     for (size_t at = 0; next_character(text, at), at < text.size();) {
       const auto left = ids.find(text.substr(0, at)), right = ids.find(text.substr(at));
       if (left != ids.end() && right != ids.end())

@@ -139,7 +139,7 @@ DryStep Engine::dry_step(Objective& objective, bool calls) {
   if (!dry_ranks_) return out;
   const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
   for (const comm::Ledger::Sum& sum : ledger_.sums()) {
-    const parallel::GroupId& id = ids[static_cast<size_t>(sum.group)];
+    const parallel::GroupId& id = ids[sum.group];
     const int ranks = (*dry_ranks_)[id].size();
     if (ranks > 1) out.traffic.push_back({id, ranks, sum.op, sum.purpose, sum.count, sum.bytes});
   }
@@ -214,7 +214,7 @@ std::unique_ptr<Staging> Engine::staging() {
     if (memory.bytes(memory::Tier::host) == 0) return nullptr;
     return std::make_unique<MappedStaging>(arenas_);
   }
-  const auto bytes = static_cast<size_t>(memory.buffers()[static_cast<size_t>(plan_->staging)].bytes);
+  const auto bytes = static_cast<size_t>(memory.buffers()[plan_->staging].bytes);
   return std::make_unique<PinnedStaging>(
       *exec_.device, exec_.stream,
       std::span(static_cast<std::byte*>(arenas_.at(memory, plan_->staging)), bytes),
@@ -280,7 +280,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   // The head computes its gradients in the forward pass, so the loss weights must be known before.
   if (objective.needs_log_probs_first()) {
     decoder.evaluate(batches, [&](int microbatch) {
-      objective.loss_weights(exec_, batches[static_cast<size_t>(microbatch)], decoder.log_prob());
+      objective.loss_weights(exec_, batches[microbatch], decoder.log_prob());
     });
     plan_->tensors->loss_weights_overwritten();
   }
@@ -289,7 +289,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   model::StepHooks hooks;
   hooks.log_probs_ready = [&](int microbatch) {
     if (!plan_->layout.reports_tokens()) return;
-    objective.add_metrics(exec_, batches[static_cast<size_t>(microbatch)], decoder.log_prob(),
+    objective.add_metrics(exec_, batches[microbatch], decoder.log_prob(),
                           step_scalars_.rows(S::metrics, count));
   };
   hooks.finish_reduce = [&] { reducer_->finish(); };

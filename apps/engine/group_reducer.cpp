@@ -61,7 +61,7 @@ void GroupReducer::ready(int parameter) {
   const auto p = static_cast<size_t>(parameter);
   NRL_CHECK(p < locations_.size() && locations_[p].group >= 0, "parameter {} is not trained", parameter);
   const PurposeScope purpose(Purpose::gradients);
-  groups_[static_cast<size_t>(locations_[p].group)].reducer->ready(locations_[p].index);
+  groups_[locations_[p].group].reducer->ready(locations_[p].index);
 }
 
 void GroupReducer::finish() {
@@ -92,7 +92,7 @@ void GroupReducer::gather_fp8() {
 void GroupReducer::wait_gather(int parameter) {
   const auto p = static_cast<size_t>(parameter);
   if (p >= locations_.size() || locations_[p].group < 0) return;  // frozen
-  Group& g = groups_[static_cast<size_t>(locations_[p].group)];
+  Group& g = groups_[locations_[p].group];
   const PurposeScope purpose(Purpose::weights);
   if (g.gather)
     g.gather->require(locations_[p].index);
@@ -107,7 +107,7 @@ void GroupReducer::wait_gathers() {
 }
 
 void GroupReducer::execute(const Step& step, std::span<const int> buckets) {
-  Group& g = groups_[static_cast<size_t>(step.index)];
+  Group& g = groups_[step.index];
   const bool waits = step.kind == StepKind::wait;
   const bool weights = step.subject() == StepKind::gather || step.kind == StepKind::release;
   const PurposeScope purpose(weights ? Purpose::weights : Purpose::gradients);
@@ -131,8 +131,7 @@ void GroupReducer::open(Group& g, int bucket, const Step& step) {
   const parallel::ElementRange elements = g.tensors.group->layout.range(bucket);
   for (const parallel::ElementRange& r : g.tensors.group->zeroed)
     if (r.begin >= elements.begin && r.end <= elements.end)
-      ops::zero(exec_, {.x = g.tensors.bucket_gradients[static_cast<size_t>(bucket)].rows(
-                            r.begin - elements.begin, r.size())});
+      ops::zero(exec_, {.x = g.tensors.bucket_gradients[bucket].rows(r.begin - elements.begin, r.size())});
 }
 
 }  // namespace nrl::engine

@@ -77,7 +77,7 @@ namespace {
 Tensor parameter_in(const model::ParameterList& parameters, const plan::ParamGroup& g, size_t index,
                     const Tensor& buffer, int64_t start) {
   if (!buffer) return {};
-  return parameters.all[static_cast<size_t>(g.parameters[index])].view(
+  return parameters.all[g.parameters[index]].view(
       static_cast<char*>(buffer.data) + start * size_of(buffer.dtype), buffer.dtype);
 }
 
@@ -112,7 +112,7 @@ std::vector<Tensor> parameter_weights(const model::ParameterList& parameters,
     const plan::ParamGroup& g = *t.group;
     NRL_CHECK(!g.weights_sharded, "{}: the weights are sharded", g.name);
     for (size_t i = 0; i < g.parameters.size(); ++i)
-      out[static_cast<size_t>(g.parameters[i])] =
+      out[g.parameters[i]] =
           parameter_in(parameters, g, i, t.weights, g.layout.place(static_cast<int>(i)).start);
   }
   return out;
@@ -155,7 +155,7 @@ std::vector<WeightSlice> weight_slices(const model::ParameterList& parameters,
     const plan::ParamGroup& g = *t.group;
     if (g.weights_sharded) continue;
     for (size_t i = 0; i < g.parameters.size(); ++i)
-      for (const model::Part& part : parameters.all[static_cast<size_t>(g.parameters[i])].parts)
+      for (const model::Part& part : parameters.all[g.parameters[i]].parts)
         add_slices(g.parameters[i], part, 0, part.numel(), t.weights,
                    g.layout.place(static_cast<int>(i)).start + part.offset, out);
   }
@@ -164,11 +164,11 @@ std::vector<WeightSlice> weight_slices(const model::ParameterList& parameters,
   for (const GroupTensors& t : groups) {
     if (!t.group->weights_sharded) continue;
     for (const plan::OwnedRange& r : t.group->owned)
-      parameters.all[static_cast<size_t>(r.parameter)].for_each_part(
-          r.offset, r.count, [&](const model::Part& part, int64_t begin, int64_t end) {
-            add_slices(r.parameter, part, begin, end, t.weights, r.weight + part.offset + begin - r.offset,
-                       out);
-          });
+      parameters.all[r.parameter].for_each_part(r.offset, r.count,
+                                                [&](const model::Part& part, int64_t begin, int64_t end) {
+                                                  add_slices(r.parameter, part, begin, end, t.weights,
+                                                             r.weight + part.offset + begin - r.offset, out);
+                                                });
   }
   return out;
 }

@@ -52,7 +52,7 @@ void StepWatch::wait(const device::Event& done, comm::Communicator& group) {
         alone ? Exit::internal : Exit::peer_lost,
         fmt::format("step {} did not finish on rank {} within {:.3g} s{}: {}. Fix: look at {}dmesg (NVRM: "
                     "Xid) and nvidia-smi of {}",
-                    step.number, group.members()[static_cast<size_t>(group.rank())], seconds, usual,
+                    step.number, group.members()[group.rank()], seconds, usual,
                     alone ? "a kernel or the driver hangs"
                           : fmt::format("a rank of {} is lost or hangs, or a kernel does", group.label()),
                     alone ? "" : "the output of the other ranks, ", alone ? "this host" : "their hosts"));

@@ -52,8 +52,7 @@ std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterLi
     else
       chunk.push_back(std::make_unique<ChunkBegin>(context, options.recipe));
     for (int l = blocks.begin; l < blocks.end; ++l)
-      chunk.push_back(
-          make_block(context, l, parameters.layers[static_cast<size_t>(l)], options, chunk.back()->ports()));
+      chunk.push_back(make_block(context, l, parameters.layers[l], options, chunk.back()->ports()));
     if (model_chunk + 1 == layout.model_chunks())
       chunk.push_back(std::make_unique<Head>(context, parameters, options.recipe, options.head_chunk_tokens,
                                              chunk.back()->ports()));

@@ -213,21 +213,19 @@ std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
     const program::Program& program = stage_->program(training_);
     for (const program::Step& s : program.steps)
       if (s.kind == program::StepKind::compute && (s.backward || s.again))
-        read[static_cast<size_t>(s.layer)] |=
-            layers.of(s.layer).table->steps()[static_cast<size_t>(s.index)].reads;
+        read[s.layer] |= layers.of(s.layer).table->steps()[s.index].reads;
     offloaded = program::offloaded_slots(program, layers);
   }
   std::vector<BlockBytes> out;
   for_each_block([&](int block, int layer) {
     const Layer& l = stage_->layer(layer);
     BlockBytes bytes{.block = block};
-    for (memory::SlotSet set = read[static_cast<size_t>(layer)] & l.table().offloadable(); set != 0;
-         set &= set - 1) {
+    for (memory::SlotSet set = read[layer] & l.table().offloadable(); set != 0; set &= set - 1) {
       const memory::SlotSet bit = set & ~(set - 1);
-      const int64_t own = bytes_of(l.table().slots()[static_cast<size_t>(memory::first_slot(set))]);
-      ((bit & l.policy().recomputed()) != 0                 ? bytes.recomputed
-       : (bit & offloaded[static_cast<size_t>(layer)]) != 0 ? bytes.offloaded
-                                                            : bytes.kept) += own;
+      const int64_t own = bytes_of(l.table().slots()[memory::first_slot(set)]);
+      ((bit & l.policy().recomputed()) != 0 ? bytes.recomputed
+       : (bit & offloaded[layer]) != 0      ? bytes.offloaded
+                                            : bytes.kept) += own;
     }
     out.push_back(bytes);
   });
@@ -287,7 +285,7 @@ void Decoder::update_router_bias(const Tensor& scalars) {
                                                   {experts}, counts.device),
                             .scalars = scalars,
                             .rate = part_.moe.bias_rate,
-                            .bias = context_.parameters[static_cast<size_t>(parameter)].weight});
+                            .bias = context_.parameters[parameter].weight});
 }
 
 void Decoder::evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready,

@@ -109,7 +109,7 @@ class Decoder {
   /// The layer of a program's step, and the entry of its table for a compute step.
   const Layer& layer(const program::Step& step) const { return stage_->layer(step.layer); }
   const memory::Step& step(const program::Step& step) const {
-    return layer(step).table().steps()[static_cast<size_t>(step.index)];
+    return layer(step).table().steps()[step.index];
   }
   /// Stage::buckets() of all schedules.
   const program::RangesOfBuckets& buckets() const { return stage_->buckets(); }

@@ -23,8 +23,7 @@ Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std
   if (spec.learned_positions && max_tokens > spec.max_positions)
     fail(Exit::usage, "the model has {} positions; found {} tokens", spec.max_positions, max_tokens);
   const DeviceType device = exec.libraries ? DeviceType::cuda : DeviceType::cpu;
-  const precision::Recipe& recipe =
-      precision::recipe_for_weights(views[static_cast<size_t>(parameters.embedding)].weight.dtype);
+  const precision::Recipe& recipe = precision::recipe_for_weights(views[parameters.embedding].weight.dtype);
   const DType dtype = recipe.activations();
   const int64_t n = std::min(chunk_tokens, max_tokens);
   context_.exec = &exec_;
@@ -101,7 +100,7 @@ std::span<const float> Inference::append(std::span<const int32_t> tokens) {
 void Inference::append_chunk(std::span<const int32_t> tokens) {
   const auto n = static_cast<int64_t>(tokens.size());
   std::vector<int32_t> positions(tokens.size());
-  for (int64_t i = 0; i < n; ++i) positions[static_cast<size_t>(i)] = static_cast<int32_t>(cache_.length + i);
+  for (int64_t i = 0; i < n; ++i) positions[i] = static_cast<int32_t>(cache_.length + i);
   const int32_t cu[] = {0, static_cast<int32_t>(n)}, cu_keys[] = {0, static_cast<int32_t>(cache_.length + n)};
   MicroBatch now = batch_;
   now.ids.shape[0] = now.positions.shape[0] = n;

@@ -45,7 +45,7 @@ std::optional<int64_t> text_bytes(const IndexedDataset& data, int64_t tokens) {
   int64_t bytes = 0;
   std::vector<int32_t> ids;
   for (int64_t s = 0; s < data.sequences() && tokens > 0; ++s) {
-    ids.resize(static_cast<size_t>(std::min<int64_t>(tokens, data.lengths()[static_cast<size_t>(s)])));
+    ids.resize(static_cast<size_t>(std::min<int64_t>(tokens, data.lengths()[s])));
     data.read(s, 0, ids);
     bytes += static_cast<int64_t>(tokenizer->decode(ids).size());
     tokens -= static_cast<int64_t>(ids.size());

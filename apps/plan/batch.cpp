@@ -104,7 +104,7 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     const Tensor to = make_tensor(arenas.at(plan, id), DType::i32, {n});
     if (exec.needed) return to;  // a dry run takes no memory for tokens, which may be too many
     std::vector<int32_t> values(static_cast<size_t>(n));
-    for (int64_t i = 0; i < n; ++i) values[static_cast<size_t>(i)] = static_cast<int32_t>(value(i));
+    for (int64_t i = 0; i < n; ++i) values[i] = static_cast<int32_t>(value(i));
     ops::upload(exec, to, values.data());
     return to;
   };
@@ -156,7 +156,7 @@ void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, i
   const auto n = static_cast<size_t>(shape_.sequences * shape_.length);
   NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches && batch.tokens.size() == n &&
             batch.targets.size() == n && batch.positions.size() == (shape_.positions ? n : 0));
-  model::MicroBatch& m = tensors_[static_cast<size_t>(microbatch)];
+  model::MicroBatch& m = tensors_[microbatch];
   m.first_row = first_sample * shape_.length;
   if (microbatch == 0 && pinned_) copied_[staging_index_].synchronize();
   std::byte* at = staging() + step_offset_ + aligned(8) + microbatch * input_bytes();

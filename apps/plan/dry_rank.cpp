@@ -29,8 +29,8 @@ std::vector<model::ParameterView> DryRank::views() const {
   std::vector<model::ParameterView> views(rank_.parameters.all.size());
   for (const ParamGroup& g : rank_.groups)
     for (const int p : g.parameters) {
-      const model::Parameter& parameter = rank_.parameters.all[static_cast<size_t>(p)];
-      model::ParameterView& view = views[static_cast<size_t>(p)];
+      const model::Parameter& parameter = rank_.parameters.all[p];
+      model::ParameterView& view = views[p];
       view.weight = parameter.view(at(g.weights), g.read_type());
       if (g.trainable) view.grad = parameter.view(at(g.gradients), g.gradient);
     }

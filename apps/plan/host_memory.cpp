@@ -48,9 +48,7 @@ Windows windows_of(const Config& config, const parallel::ProcessGrid& grid,
   Windows out;
   for (const Traffic& t : by_operation(traffic)) {
     const std::vector<int> members = grid.members(t.group);
-    const auto here = [&](int r) {
-      return node_of.empty() || node_of[static_cast<size_t>(r)] == node_of[static_cast<size_t>(grid.rank())];
-    };
+    const auto here = [&](int r) { return node_of.empty() || node_of[r] == node_of[grid.rank()]; };
     const auto local = static_cast<int>(std::count_if(members.begin(), members.end(), here));
     const bool spans = static_cast<size_t>(local) < members.size();
     if (spans)

@@ -59,7 +59,7 @@ std::vector<ClusterNode> configured_nodes(const Config& config, int world) {
   std::vector<ClusterNode> nodes;
   for (const int n : ranks) nodes.push_back({fmt::format("node{}", nodes.size()), n});
   std::vector<ClusterNode> ordered;
-  for (const int n : node_order(config, nodes)) ordered.push_back(nodes[static_cast<size_t>(n)]);
+  for (const int n : node_order(config, nodes)) ordered.push_back(nodes[n]);
   return ordered;
 }
 

@@ -15,7 +15,7 @@ using model::Copies;
 using model::Parameter;
 
 const Parameter& at(const model::ParameterList& list, int i) {
-  return list.all[static_cast<size_t>(i)];
+  return list.all[i];
 }
 
 // Blocks that share a scale begin where parameters do, and must not be cut by a shard. A part that is rounded
@@ -53,7 +53,7 @@ std::vector<OwnedRange> shard_ranges(const ParamGroup& g, const model::Parameter
                                      const GroupOptions& o) {
   std::vector<OwnedRange> out;
   for (const parallel::ShardPiece& piece : g.layout.pieces(o.shard_rank)) {
-    const int p = g.parameters[static_cast<size_t>(piece.param)];
+    const int p = g.parameters[piece.param];
     out.push_back({.parameter = p,
                    .offset = piece.in_param.begin,
                    .count = piece.in_param.size(),
@@ -147,7 +147,7 @@ std::vector<parallel::ElementRange> zeroed_in_buckets(const ParamGroup& g, const
       if (done < end) ranges.push_back({done, end});
     };
     for (const int i : bucket.params) {
-      const Parameter& p = at(list, g.parameters[static_cast<size_t>(i)]);
+      const Parameter& p = at(list, g.parameters[i]);
       if (!p.overwrites_gradient) continue;
       until(g.layout.place(i).start);
       done = g.layout.place(i).start + p.numel();
@@ -281,7 +281,7 @@ std::vector<ParamGroup> make_param_groups(
       total += at(parameters, p).numel();
       specs.push_back({.name = at(parameters, p).name,
                        .numel = at(parameters, p).numel(),
-                       .unit = g.gradients_sharded ? units[static_cast<size_t>(p)] : 0});
+                       .unit = g.gradients_sharded ? units[p] : 0});
     }
     g.bucket_elements =
         o.bucket_elements.value_or(parallel::auto_bucket_elements(total, o.shards * o.replicas));
@@ -373,13 +373,12 @@ void declare_buckets(std::span<ParamGroup> groups, const program::RangesOfBucket
       NRL_CHECK(at != ranges.end() && !(at->second.*lives).empty(), "no layer uses bucket {} of {}", b,
                 g.name);
       ids.push_back(memory.add(fmt::format("{} bucket {} {}", g.name, b, what), category,
-                               g.layout.buckets()[static_cast<size_t>(b)].size * size_of(dtype),
-                               at->second.*lives));
+                               g.layout.buckets()[b].size * size_of(dtype), at->second.*lives));
     }
     return ids;
   };
   for (const auto& [bucket, range] : ranges)
-    if (range.microbatches > 1) groups[static_cast<size_t>(bucket.group)].add_microbatches();
+    if (range.microbatches > 1) groups[bucket.group].add_microbatches();
   for (size_t i = 0; i < groups.size(); ++i) {
     ParamGroup& g = groups[i];
     const auto group = static_cast<int>(i);

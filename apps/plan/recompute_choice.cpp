@@ -31,8 +31,7 @@ Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
   Effect out;
   const SlotSet kept = (read | table.reads_of(again)) & forward & ~recomputed & ~offloaded;
   for (SlotSet set = kept; set != 0; set &= set - 1)
-    out.bytes +=
-        static_cast<double>(decoder.bytes_of(table.slots()[static_cast<size_t>(memory::first_slot(set))]));
+    out.bytes += static_cast<double>(decoder.bytes_of(table.slots()[memory::first_slot(set)]));
   for (; again != 0; again &= again - 1)
     out.seconds += times.at(static_cast<size_t>(std::countr_zero(again)));
   return out;
@@ -84,9 +83,8 @@ std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, co
                                                const std::vector<model::OffloadRule>& offload, bool whole) {
   std::vector<RecomputeChoice> all;
   for (const model::Decoder::BlockTable& block : decoder.blocks()) {
-    auto of_block =
-        choices_of(decoder, block, times.at(block.table), base[static_cast<size_t>(block.block)],
-                   offloaded_slots(offload[static_cast<size_t>(block.block)], *block.table), whole);
+    auto of_block = choices_of(decoder, block, times.at(block.table), base[block.block],
+                               offloaded_slots(offload[block.block], *block.table), whole);
     all.insert(all.end(), std::make_move_iterator(of_block.begin()), std::make_move_iterator(of_block.end()));
   }
   std::stable_sort(all.begin(), all.end(), [](const RecomputeChoice& a, const RecomputeChoice& b) {

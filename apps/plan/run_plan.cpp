@@ -355,7 +355,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const Rules base = rules;
   const auto with = [&](size_t count) {
     rules = base;
-    for (size_t i = 0; i < count; ++i) rules[static_cast<size_t>(choices[i].block)] = choices[i].rule;
+    for (size_t i = 0; i < count; ++i) rules[choices[i].block] = choices[i].rule;
     return make(decides, rules);
   };
   size_t least = choices.empty() ? 0 : 1, most = choices.size();

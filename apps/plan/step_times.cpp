@@ -31,7 +31,7 @@ StepTimes forward_step_times(PlannedRank rank) {
   for (const ops::Call& call : calls)
     if (const program::Step& s = program.steps.at(static_cast<size_t>(call.step));
         s.kind == program::StepKind::compute)
-      of_table(s)[static_cast<size_t>(s.index)] += estimate(device, call, likely).seconds();
+      of_table(s)[s.index] += estimate(device, call, likely).seconds();
   return times;
 }
 

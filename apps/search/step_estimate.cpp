@@ -45,12 +45,12 @@ StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decode
   for (const ops::Call& call : calls) {
     const double seconds =
         estimate(device, call, plan::likely).seconds() + plan::launch_gap * call.cost.launches;
-    const program::Step* const s = call.step < 0 ? nullptr : &program.steps[static_cast<size_t>(call.step)];
+    const program::Step* const s = call.step < 0 ? nullptr : &program.steps[call.step];
     if (!s || (!s->of_microbatch() && s->buckets == 0)) {
       out.update += seconds;
       continue;
     }
-    pipeline::ChunkCosts& chunk = out.chunks[static_cast<size_t>(s->chunk)];
+    pipeline::ChunkCosts& chunk = out.chunks[s->chunk];
     const bool weight = s->kind == StepKind::compute && decoder.step(*s).pass == memory::Pass::weight;
     (weight                    ? chunk.backward_weight
      : s->backward || s->again ? chunk.backward_data
@@ -78,9 +78,8 @@ plan::LinkModel link_of(const plan::DeviceModel& device, const parallel::Process
   if (on.spanning == 0) return device.node;
   const bool ring = traffic.op == comm::Op::all_reduce || traffic.op == comm::Op::all_gather ||
                     traffic.op == comm::Op::reduce_scatter;
-  const auto home = std::count_if(on.first.begin(), on.first.end(), [&](int rank) {
-    return node_of[static_cast<size_t>(rank)] == node_of[static_cast<size_t>(on.first.front())];
-  });
+  const auto home = std::count_if(on.first.begin(), on.first.end(),
+                                  [&](int rank) { return node_of[rank] == node_of[on.first.front()]; });
   const double adapters = ring ? static_cast<double>(home) : 1;
   return {std::min(device.node.bandwidth, adapters * device.network.bandwidth), device.network.latency};
 }
@@ -211,7 +210,7 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
     const int until = i + 1 < plans.stages.size() ? plans.stages[i + 1] : layout.stages;
     for (int s = plans.stages[i]; s < until; ++s)
       for (int chunk = 0; chunk < layout.chunks; ++chunk)
-        costs[static_cast<size_t>(chunk * layout.stages + s)] = stage.chunks[static_cast<size_t>(chunk)];
+        costs[chunk * layout.stages + s] = stage.chunks[chunk];
   }
   if (layout.stages == 1) {
     out.step = out.compute + out.layers + out.data;

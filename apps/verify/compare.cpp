@@ -50,7 +50,7 @@ class LocalParts {
  public:
   explicit LocalParts(const HeldTensors& mine) : mine_(mine) {
     for (const Held& held : mine.all)
-      for (const model::Part& part : mine.parameters->all[static_cast<size_t>(held.parameter)].parts)
+      for (const model::Part& part : mine.parameters->all[held.parameter].parts)
         if (std::max(held.offset, part.offset) <
             std::min(held.offset + held.values.numel(), part.offset + part.numel()))
           by_name_[part.name].push_back({&held, &part});
@@ -155,7 +155,7 @@ HeldTensors held_weights(engine::Engine& engine) {
         add(r.begin, false);
         add(r.end, true);
       }
-      add(engine.plan().parameters.all[static_cast<size_t>(p)].numel(), false);
+      add(engine.plan().parameters.all[p].numel(), false);
     }
   }
   return out;

@@ -180,15 +180,14 @@ Choice grid_value(int tp, int cp, int dp, int pp, int ep, int etp) {
 std::string Layouts::name(size_t i) const {
   std::string out;
   for (const int v : values(i))
-    if (const std::string& label = values_[static_cast<size_t>(v)].label; !label.empty())
-      out += (out.empty() ? "" : "  ") + label;
+    if (const std::string& label = values_[v].label; !label.empty()) out += (out.empty() ? "" : "  ") + label;
   return out;
 }
 
 std::vector<std::string> Layouts::overrides(size_t i) const {
   std::vector<std::string> out;
   for (const int v : values(i)) {
-    const auto& own = values_[static_cast<size_t>(v)].overrides;
+    const auto& own = values_[v].overrides;
     out.insert(out.end(), own.begin(), own.end());
   }
   return out;

@@ -29,7 +29,7 @@ class Report {
     return count() - 1;
   }
   int count() const { return static_cast<int>(sources_->all.size()); }
-  const Source& source(int i) const { return sources_->all[static_cast<size_t>(i)]; }
+  const Source& source(int i) const { return sources_->all[i]; }
   std::string place(int i, Pos pos) const { return source(i).place(pos); }
   Origin origin(int i, Pos pos, int parent_line) const {
     return {place(i, pos), i, pos.line, pos.column, pos.length, parent_line};

@@ -46,9 +46,9 @@ Diagnostic diagnose(const ConfigResult& result, std::string_view key, std::strin
                     std::vector<std::string> notes, Severity severity) {
   using namespace config_detail;
   const auto at = [&](const Origin& o) {
-    return make_diagnostic(result.sources->all[static_cast<size_t>(o.source)], {o.line, o.column, o.length},
-                           o.parent_line, std::string(key), std::move(message), std::move(label),
-                           std::move(notes), severity);
+    return make_diagnostic(result.sources->all[o.source], {o.line, o.column, o.length}, o.parent_line,
+                           std::string(key), std::move(message), std::move(label), std::move(notes),
+                           severity);
   };
   if (const auto o = result.origins.find(std::string(key)); o != result.origins.end() && result.sources)
     return at(o->second);

@@ -60,7 +60,7 @@ void read_i64(const File& file, int64_t at, int64_t count, Take&& take) {
   for (int64_t done = 0; done < count;) {
     const int64_t n = std::min(static_cast<int64_t>(block.size()), count - done);
     file.pread_all(block.data(), static_cast<size_t>(8 * n), static_cast<uint64_t>(at + 8 * done));
-    for (int64_t i = 0; i < n; ++i) take(done + i, block[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < n; ++i) take(done + i, block[i]);
     done += n;
   }
 }
@@ -137,7 +137,7 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
   // The stored byte offsets must agree with the lengths.
   offsets_.reserve(static_cast<size_t>((n + index_stride - 1) / index_stride));
   read_i64(file, at, n, [&](int64_t i, int64_t offset) {
-    const int32_t length = lengths_[static_cast<size_t>(i)];
+    const int32_t length = lengths_[i];
     if (length < 0) fail(Exit::data, "{}: length of sequence {} is {}", path, i, length);
     if (offset != tokens_ * token_bytes_)
       fail(Exit::data, "{}: offset of sequence {} is byte {}, the lengths before it make {}", path, i, offset,
@@ -182,9 +182,8 @@ void IndexedDataset::load_index(const File& file, int64_t bin_bytes) {
 }
 
 int64_t IndexedDataset::first_token(int64_t sequence) const {
-  int64_t token = offsets_[static_cast<size_t>(sequence / index_stride)];
-  for (int64_t i = sequence / index_stride * index_stride; i < sequence; ++i)
-    token += lengths_[static_cast<size_t>(i)];
+  int64_t token = offsets_[sequence / index_stride];
+  for (int64_t i = sequence / index_stride * index_stride; i < sequence; ++i) token += lengths_[i];
   return token;
 }
 
@@ -309,7 +308,7 @@ void IndexedDatasetWriter::shuffle_documents(uint64_t seed, const std::function<
   for (size_t i = order.size(); i > 1; --i) {
     const PhiloxBlock bits = random.block(i);
     const uint64_t number = uint64_t{bits[0]} << 32 | bits[1];
-    std::swap(order[i - 1], order[static_cast<size_t>(number % i)]);
+    std::swap(order[i - 1], order[number % i]);
   }
 
   const std::vector<int64_t> offsets = byte_offsets(), starts = std::move(document_index_);
@@ -319,7 +318,7 @@ void IndexedDatasetWriter::shuffle_documents(uint64_t seed, const std::function<
   lengths_.clear();
   for (const int64_t document : order) {
     if (poll) poll();
-    const auto begin = static_cast<size_t>(starts[static_cast<size_t>(document)]);
+    const auto begin = static_cast<size_t>(starts[document]);
     const auto end = static_cast<size_t>(starts[static_cast<size_t>(document) + 1]);
     uint64_t bytes = 0;
     for (size_t s = begin; s < end; ++s) bytes += static_cast<uint64_t>(lengths[s]) * token_bytes();

@@ -49,11 +49,11 @@ struct Tensor {
   Device device{};
 
   explicit operator bool() const { return data != nullptr; }
-  int64_t dim(int i) const { return shape[static_cast<size_t>(i < 0 ? rank + i : i)]; }
-  int64_t step(int i) const { return stride[static_cast<size_t>(i < 0 ? rank + i : i)]; }
+  int64_t dim(int i) const { return shape[i < 0 ? rank + i : i]; }
+  int64_t step(int i) const { return stride[i < 0 ? rank + i : i]; }
   int64_t numel() const {
     int64_t n = 1;
-    for (int i = 0; i < rank; ++i) n *= shape[static_cast<size_t>(i)];
+    for (int i = 0; i < rank; ++i) n *= shape[i];
     return n;
   }
   int64_t bytes() const { return numel() * size_of(dtype); }

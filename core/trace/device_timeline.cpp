@@ -82,7 +82,7 @@ int begin_locked(Timeline& t, const char* name, const char* parent, device::Stre
 void end_locked(Timeline& t, int index) {
   // Ranges that outlive a detach_device() or a start() are forgotten.
   if (index < t.first || index >= t.first + static_cast<int>(t.ranges.size())) return;
-  Timed& range = t.ranges[static_cast<size_t>(index - t.first)];
+  Timed& range = t.ranges[index - t.first];
   if (t.runtime->capturing(range.stream)) {  // a capture began inside: discard the range
     range.closed = range.read = true;
     return;

@@ -95,7 +95,7 @@ Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends, Commun
       run_on_all(host, [&] {
         const Route* mine = nullptr;
         if (i < static_cast<int32_t>(rounds.size()))
-          for (const Route& r : rounds[static_cast<size_t>(i)])
+          for (const Route& r : rounds[i])
             if (r.has(group.rank())) mine = &r;
         use(mine);
       });
@@ -109,7 +109,7 @@ Channels::Channels(Communicator& group, std::span<const ChannelEnd> ends, Commun
     std::string name = fmt::format("{} {}>{}", group.name(), r->sender, r->receiver);
     if (r->lane > 0) name += fmt::format(" lane {}", r->lane);
     // The sender's rank in the world is of one pair in a round.
-    pairs_.push_back(parent.split(group.members()[static_cast<size_t>(r->sender)], sends ? 0 : 1, name));
+    pairs_.push_back(parent.split(group.members()[r->sender], sends ? 0 : 1, name));
     const ChannelEnd end = sends ? ChannelEnd{r->receiver, Direction::send, r->lane}
                                  : ChannelEnd{r->sender, Direction::receive, r->lane};
     channels_.push_back(Channel(*pairs_.back(), end, sends ? 1 : 0, 0));

@@ -110,7 +110,7 @@ std::string Communicator::label() const {
       out += fmt::format(",...,{}", members_.back());
       break;
     }
-    out += fmt::format("{}{}", i ? "," : "", members_[static_cast<size_t>(i)]);
+    out += fmt::format("{}{}", i ? "," : "", members_[i]);
   }
   return out + "]";
 }
@@ -343,8 +343,8 @@ std::vector<std::string> Communicator::gather_texts_to(std::string_view text, in
   }
   std::vector<std::string> out(members_.size());
   for (int r = 0; r < size(); ++r) {
-    std::string& of_rank = out[static_cast<size_t>(r)];
-    const int64_t length = lengths[static_cast<size_t>(r)];
+    std::string& of_rank = out[r];
+    const int64_t length = lengths[r];
     of_rank.resize(static_cast<size_t>(length));
     if (r == root)
       of_rank = text;

@@ -17,7 +17,7 @@ int LaunchModel::issue(int rank, std::string_view stream, const std::vector<Meet
     const auto [at, added] =
         meeting_of_.try_emplace({point.name, r.visits[point.name]++}, static_cast<int>(meetings_.size()));
     if (added) meetings_.push_back({point.ranks});
-    Meeting& meeting = meetings_[static_cast<size_t>(at->second)];
+    Meeting& meeting = meetings_[at->second];
     NRL_CHECK(meeting.ranks == point.ranks && meeting.arrivals < meeting.ranks, "{} ranks meet at {}, not {}",
               meeting.ranks, point.name, point.ranks);
     ++meeting.arrivals;
@@ -57,8 +57,7 @@ class LaunchModel::Run {
       s.phases.resize(r.operations.size());
       s.queues.resize(r.streams.size());
       s.heads.resize(r.streams.size());
-      for (size_t op = 0; op < r.operations.size(); ++op)
-        s.queues[static_cast<size_t>(r.operations[op].stream)].push_back(op);
+      for (size_t op = 0; op < r.operations.size(); ++op) s.queues[r.operations[op].stream].push_back(op);
     }
   }
 
@@ -106,21 +105,18 @@ class LaunchModel::Run {
         --s.running;
         moved = true;
       }
-    for (; s.waited < waits.size() && s.phases[static_cast<size_t>(waits[s.waited])] == Phase::done;
-         ++s.waited)
-      moved = true;
+    for (; s.waited < waits.size() && s.phases[waits[s.waited]] == Phase::done; ++s.waited) moved = true;
     for (size_t op = next(s, rank); op < s.phases.size(); op = next(s, rank)) {
       s.phases[op] = Phase::running;
       ++s.running;
-      for (const int m : operations(rank)[op].meetings) --missing_[static_cast<size_t>(m)];
+      for (const int m : operations(rank)[op].meetings) --missing_[m];
       moved = true;
     }
     return moved;
   }
 
   bool met(const Operation& op) const {
-    return std::all_of(op.meetings.begin(), op.meetings.end(),
-                       [&](int m) { return missing_[static_cast<size_t>(m)] == 0; });
+    return std::all_of(op.meetings.begin(), op.meetings.end(), [&](int m) { return missing_[m] == 0; });
   }
 
   /// The first operation by issue that may start now; the number of operations if there is none.
@@ -134,8 +130,7 @@ class LaunchModel::Run {
       if (s.heads[q] == s.queues[q].size()) continue;
       const size_t op = s.queues[q][s.heads[q]];
       const Operation& o = operations(rank)[op];
-      const bool issued =
-          o.issued_at <= s.waited && (o.after < 0 || s.phases[static_cast<size_t>(o.after)] == Phase::done);
+      const bool issued = o.issued_at <= s.waited && (o.after < 0 || s.phases[o.after] == Phase::done);
       const bool in_turn = rules_.order == LaunchRules::Order::free ||
                            op == (rules_.order == LaunchRules::Order::issued ? s.unstarted : s.undone);
       if (s.phases[op] == Phase::queued && issued && in_turn) first = std::min(first, op);

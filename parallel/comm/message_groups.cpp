@@ -23,7 +23,7 @@ std::vector<std::vector<Message>> message_groups(std::vector<Message> messages, 
     if (m.data.bytes() == 0) continue;
     NRL_CHECK(m.peer >= 0 && m.peer < ranks, "a message with rank {} of {}", m.peer, ranks);
     auto& of_pair = m.kind == Message::Kind::send ? sent : received;
-    const size_t group = of_pair[static_cast<size_t>(m.peer)]++ / per_pair;
+    const size_t group = of_pair[m.peer]++ / per_pair;
     // Groups in between are not empty: they have earlier messages of this pair.
     if (group == groups.size()) groups.emplace_back();
     groups[group].push_back(m);

@@ -187,7 +187,7 @@ void reduce_by_group(void* out, std::span<const void* const> parts, std::span<co
     for (size_t g = 0; g < groups.size(); ++g) {
       members.clear();
       for (const int part : groups[g])
-        members.push_back(static_cast<const std::byte*>(parts[static_cast<size_t>(part)]) + begin * width);
+        members.push_back(static_cast<const std::byte*>(parts[part]) + begin * width);
       std::byte* sum = memory.data() + static_cast<int64_t>(g) * n * width;
       reduce_into(sum, members, n, dtype, op);
       sums[g] = sum;

@@ -40,7 +40,7 @@ ops::SequenceLengths step_lengths(const ZigZag& z, int step) {
 template <class Attention>
 void set_rules(Attention& a, const ContextShape& s, std::span<const CallBounds> bounds, int step,
                const ops::FusedDropout& dropout) {
-  const CallBounds& b = bounds[static_cast<size_t>(step)];
+  const CallBounds& b = bounds[step];
   set_dropout(a, s, b, dropout);
   a.cu_q = b.cu_q;
   a.cu_k = step == 0 ? b.cu_q : b.cu_k;

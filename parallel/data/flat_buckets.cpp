@@ -41,7 +41,7 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
       fail(Exit::config, "the parameters of one rank overflow the flat buffer");
   };
   for (int i = static_cast<int>(params_.size()) - 1; i >= 0; --i) {
-    const ParamSpec& p = params_[static_cast<size_t>(i)];
+    const ParamSpec& p = params_[i];
     NRL_CHECK(p.numel > 0, "parameter {} has {} elements", p.name, p.numel);
     if (buckets_.empty() || buckets_.back().size != 0) {
       buckets_.emplace_back();
@@ -49,7 +49,7 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
     }
     Bucket& b = buckets_.back();
     const int64_t offset = round_up(b.used, param_align);
-    places_[static_cast<size_t>(i)] = {
+    places_[i] = {
         .bucket = static_cast<int>(buckets_.size()) - 1, .offset = offset, .start = b.start + offset};
     if (__builtin_add_overflow(offset, p.numel, &b.used))
       fail(Exit::config, "the parameters of one rank overflow the flat buffer");
@@ -59,17 +59,16 @@ FlatBuckets::FlatBuckets(std::vector<ParamSpec> params, int64_t bucket_elements,
   close();
 
   std::iota(by_name_.begin(), by_name_.end(), 0);
-  const auto name = [&](int i) -> const std::string& { return params_[static_cast<size_t>(i)].name; };
+  const auto name = [&](int i) -> const std::string& { return params_[i].name; };
   std::sort(by_name_.begin(), by_name_.end(), [&](int a, int b) { return name(a) < name(b); });
   for (size_t i = 1; i < by_name_.size(); ++i)
     NRL_CHECK(name(by_name_[i - 1]) != name(by_name_[i]), "parameter {} is listed twice", name(by_name_[i]));
 }
 
 int FlatBuckets::find(std::string_view name) const {
-  const auto at = std::lower_bound(by_name_.begin(), by_name_.end(), name, [&](int i, std::string_view n) {
-    return params_[static_cast<size_t>(i)].name < n;
-  });
-  return at != by_name_.end() && params_[static_cast<size_t>(*at)].name == name ? *at : -1;
+  const auto at = std::lower_bound(by_name_.begin(), by_name_.end(), name,
+                                   [&](int i, std::string_view n) { return params_[i].name < n; });
+  return at != by_name_.end() && params_[*at].name == name ? *at : -1;
 }
 
 ElementRange FlatBuckets::range(int bucket) const {
@@ -97,7 +96,7 @@ std::vector<ShardPiece> FlatBuckets::pieces(int shard_rank) const {
     for (int p : buckets_[b].params) {
       const int64_t start = place(p).start;
       const int64_t from = std::max(own.begin, start);
-      const int64_t to = std::min(own.end, start + params_[static_cast<size_t>(p)].numel);
+      const int64_t to = std::min(own.end, start + params_[p].numel);
       if (from < to)
         out.push_back({.param = p,
                        .in_param = {from - start, to - start},

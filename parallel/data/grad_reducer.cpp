@@ -85,7 +85,7 @@ GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, co
 GradReducer::~GradReducer() = default;
 
 Tensor GradReducer::whole(int bucket) const {
-  if (options_.strategy.gradients) return memory_.buckets[static_cast<size_t>(bucket)];
+  if (options_.strategy.gradients) return memory_.buckets[bucket];
   const ElementRange r = layout_.range(bucket);
   return memory_.gradients.rows(r.begin, r.size());
 }
@@ -126,25 +126,24 @@ void GradReducer::open(int bucket, bool last, int microbatches) {
   State& s = of_bucket(bucket);
   NRL_CHECK(started_ && options_.strategy.gradients, "bucket {} is opened outside of a step", bucket);
   NRL_CHECK(!s.open && !s.in_flight, "bucket {} is opened while its gradients are in use", bucket);
-  const std::vector<int>& params = layout_.buckets()[static_cast<size_t>(bucket)].params;
+  const std::vector<int>& params = layout_.buckets()[bucket].params;
   s.open = true;
   s.last = last;
   s.microbatches = microbatches;
   s.missing = static_cast<int>(params.size()) * microbatches;
-  for (const int p : params) seen_[static_cast<size_t>(p)] = 0;
+  for (const int p : params) seen_[p] = 0;
 }
 
 void GradReducer::ready(int param) {
   NRL_CHECK(started_, "parameter {} is ready outside of a step", param);
   NRL_CHECK(param >= 0 && static_cast<size_t>(param) < seen_.size(), "no parameter {}", param);
-  const std::string& name = layout_.params()[static_cast<size_t>(param)].name;
+  const std::string& name = layout_.params()[param].name;
   const int bucket = layout_.place(param).bucket;
   State& s = of_bucket(bucket);
-  NRL_CHECK(seen_[static_cast<size_t>(param)] < s.microbatches, "the gradient of {} was reported twice",
-            name);
+  NRL_CHECK(seen_[param] < s.microbatches, "the gradient of {} was reported twice", name);
   NRL_CHECK(!options_.strategy.gradients || s.open,
             "the gradient of {} is reported, but its bucket is closed", name);
-  ++seen_[static_cast<size_t>(param)];
+  ++seen_[param];
   --s.missing;
   if (options_.strategy.gradients) {
     if (s.missing > 0) return;

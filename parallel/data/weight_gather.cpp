@@ -34,7 +34,7 @@ void WeightGather::start(std::span<const int> buckets) {
     const comm::ConstView shard(
         static_cast<const std::byte*>(shards_.data) + own.begin * size_of(shards_.dtype), own.size(),
         shards_.dtype);
-    operands.push_back({shard, buckets_[static_cast<size_t>(bucket)]});
+    operands.push_back({shard, buckets_[bucket]});
     s.gather = gather;
     s.version = version_;
   }
@@ -59,7 +59,7 @@ void WeightGather::release(int bucket) {
 
 void WeightGather::require(int param) const {
   const State& s = of_bucket(layout_.place(param).bucket);
-  const std::string& name = layout_.params()[static_cast<size_t>(param)].name;
+  const std::string& name = layout_.params()[param].name;
   NRL_CHECK(s.version >= 0, "{} is read, but released", name);
   NRL_CHECK(s.version == version_, "{} is read, but stale: gathered as version {}, now {}", name, s.version,
             version_);

@@ -25,7 +25,7 @@ RowExchange::RowExchange(const ExpertShape& shape, int rank) : shape_(shape), ra
 void RowExchange::padded_table(int64_t capacity, std::span<int32_t> table) const {
   for (int r = 0; r < shape_.ranks(); ++r)
     for (int64_t e = 0; e <= shape_.experts; ++e)
-      table[static_cast<size_t>(r * (shape_.experts + 1) + e)] = static_cast<int32_t>(e * capacity);
+      table[r * (shape_.experts + 1) + e] = static_cast<int32_t>(e * capacity);
 }
 
 void RowExchange::planned_table(int64_t sent, int64_t received, std::span<int32_t> table) const {
@@ -36,7 +36,7 @@ void RowExchange::planned_table(int64_t sent, int64_t received, std::span<int32_
     const int64_t first = first_expert();
     for (int64_t e = 0; e <= shape_.experts; ++e) {
       const int64_t mine = std::clamp<int64_t>(e - first, 0, own);
-      table[static_cast<size_t>(r * (shape_.experts + 1) + e)] =
+      table[r * (shape_.experts + 1) + e] =
           static_cast<int32_t>(before(here, own, mine) + before(sent - here, others, e - mine));
     }
   }
@@ -77,9 +77,8 @@ int64_t RowExchange::most_received(std::span<const int32_t> table) const {
 void RowExchange::local_offsets(std::span<const int32_t> table, std::span<int32_t> offsets,
                                 const RowRange& range) const {
   std::fill(offsets.begin(), offsets.end(), 0);
-  for_each_group(table, rank_, range, [&](int64_t l, int, int64_t, int64_t n) {
-    offsets[static_cast<size_t>(l + 1)] += static_cast<int32_t>(n);
-  });
+  for_each_group(table, rank_, range,
+                 [&](int64_t l, int, int64_t, int64_t n) { offsets[l + 1] += static_cast<int32_t>(n); });
   std::partial_sum(offsets.begin(), offsets.end(), offsets.begin());
 }
 
@@ -128,17 +127,15 @@ comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const in
   for (int p = 0; p < shape_.ep; ++p) {
     if (range.rows == RowRange{}.rows) {  // all of them
       const int64_t first = offset(table, rank_, p * shape_.local());
-      to[static_cast<size_t>(p)].add(first, offset(table, rank_, (p + 1) * shape_.local()) - first);
+      to[p].add(first, offset(table, rank_, (p + 1) * shape_.local()) - first);
       continue;
     }
     for_each_group(table, p * shape_.etp, range, [&](int64_t l, int source, int64_t first, int64_t n) {
-      if (source == rank_ && n > 0)
-        to[static_cast<size_t>(p)].add(offset(table, rank_, p * shape_.local() + l) + first, n);
+      if (source == rank_ && n > 0) to[p].add(offset(table, rank_, p * shape_.local() + l) + first, n);
     });
   }
-  for_each_group(table, rank_, range, [&](int64_t, int source, int64_t, int64_t n) {
-    from[static_cast<size_t>(source)].rows += n;
-  });
+  for_each_group(table, rank_, range,
+                 [&](int64_t, int source, int64_t, int64_t n) { from[source].rows += n; });
   int64_t arrived = 0;
   for (Part& part : from) part.first = std::exchange(arrived, arrived + part.rows);
 
@@ -166,11 +163,11 @@ comm::Handle RowExchange::exchange(comm::Communicator& ranks, std::span<const in
     // As a source, then as a rank of experts.
     for (int p = 0; p < shape_.ep; ++p)
       for (int t = 0; t < shape_.etp; ++t) {
-        const Part& part = to[static_cast<size_t>(p)];
+        const Part& part = to[p];
         add(forth, part.first + (same ? 0 : t * own), part.rows, p * shape_.etp + t);
       }
     for (int source = 0; source < shape_.ranks(); ++source) {
-      const Part& part = from[static_cast<size_t>(source)];
+      const Part& part = from[source];
       add(!forth, part.first, part.rows, source);
     }
   }

@@ -103,7 +103,7 @@ class RowExchange {
 
  private:
   int64_t offset(std::span<const int32_t> table, int rank, int64_t expert) const {
-    return table[static_cast<size_t>(rank * (shape_.experts + 1) + expert)];
+    return table[rank * (shape_.experts + 1) + expert];
   }
   /// Rows of expert `e` that `rank` sends.
   int64_t count(std::span<const int32_t> table, int rank, int64_t e) const {

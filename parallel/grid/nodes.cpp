@@ -29,7 +29,7 @@ std::vector<ClusterNode> nodes_of(std::span<const int> node_of_rank, std::span<c
 GroupsOnNodes groups_on_nodes(const ProcessGrid& grid, const GroupId& id, std::span<const int> node_of_rank) {
   GroupsOnNodes out;
   for (std::vector<int>& group : grid.groups(id)) {
-    const auto node = [&](int rank) { return node_of_rank[static_cast<size_t>(rank)]; };
+    const auto node = [&](int rank) { return node_of_rank[rank]; };
     const bool spans = !node_of_rank.empty() && std::any_of(group.begin(), group.end(), [&](int rank) {
       return node(rank) != node(group.front());
     });
@@ -53,11 +53,11 @@ NodeSpans node_spans(const GridSizes& sizes, std::span<const ClusterNode> nodes)
 std::vector<int> best_node_order(const GridSizes& sizes, std::span<const ClusterNode> nodes) {
   std::vector<int> given(nodes.size());
   std::iota(given.begin(), given.end(), 0);
-  const auto ranks = [&](int node) { return nodes[static_cast<size_t>(node)].ranks; };
+  const auto ranks = [&](int node) { return nodes[node].ranks; };
   if (std::all_of(given.begin(), given.end(), [&](int n) { return ranks(n) == ranks(0); })) return given;
   const auto spans_of = [&](const std::vector<int>& order) {
     std::vector<ClusterNode> ordered;
-    for (int n : order) ordered.push_back(nodes[static_cast<size_t>(n)]);
+    for (int n : order) ordered.push_back(nodes[n]);
     return node_spans(sizes, ordered);
   };
   // Nodes that hold whole groups come first, so that they stay aligned: by how many kinds of groups they

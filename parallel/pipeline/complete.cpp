@@ -68,7 +68,7 @@ class Completion {
   void add_pass(const Action& a) {
     if (posts() && next_) {
       Action of = *next_;
-      of.stash = of.microbatch % schedule_.stashes[static_cast<size_t>(of.chunk)];
+      of.stash = of.microbatch % schedule_.stashes[of.chunk];
       const bool forward = of.kind == Kind::forward, weight = of.kind == Kind::backward_weight;
       const bool same = a.kind == Kind::forward && a.chunk == of.chunk && a.microbatch == of.microbatch;
       if (forward && !first(of.chunk)) add(Kind::post_forward, of);
@@ -78,7 +78,7 @@ class Completion {
   }
 
   void add(Action a) {
-    const int stashes = schedule_.stashes[static_cast<size_t>(a.chunk)];
+    const int stashes = schedule_.stashes[a.chunk];
     const bool last_microbatch = training_ && a.microbatch + 1 == options_.microbatches;
     a.stash = a.microbatch % stashes;
     switch (a.kind) {
@@ -101,11 +101,10 @@ class Completion {
         // On one rank, copy the gradient now: this stash's next microbatch will overwrite it.
         if (!sends() && !first(a.chunk)) {
           const int before = a.chunk - 1;
-          add(Kind::receive_backward,
-              {.kind = Kind::backward,
-               .chunk = before,
-               .microbatch = a.microbatch,
-               .stash = a.microbatch % schedule_.stashes[static_cast<size_t>(before)]});
+          add(Kind::receive_backward, {.kind = Kind::backward,
+                                       .chunk = before,
+                                       .microbatch = a.microbatch,
+                                       .stash = a.microbatch % schedule_.stashes[before]});
         }
         break;
       default:
@@ -132,7 +131,7 @@ class Completion {
   }
 
   std::deque<Action>& pending(Kind send, int chunk) {
-    return pending_[send == Kind::send_forward ? 0 : 1][static_cast<size_t>(chunk)];
+    return pending_[send == Kind::send_forward ? 0 : 1][chunk];
   }
 
   const ScheduleOptions& options_;

@@ -70,7 +70,7 @@ Meetings meetings(const Schedule& schedule, Points& points) {
   const std::vector<Neighbors> passes = neighbors(schedule.actions);
   const auto reach = [&](int chunk, const Action& a, int kind) {
     const auto [at, added] = index.try_emplace({chunk, a.microbatch}, ways.size());
-    if (added) ways.push_back({chunk, a.microbatch % schedule.stashes[static_cast<size_t>(chunk)]});
+    if (added) ways.push_back({chunk, a.microbatch % schedule.stashes[chunk]});
     Way& way = ways[at->second];
     reached.emplace_back(at->second, static_cast<int>(way.actions.size()));
     way.actions.push_back(kind);
@@ -191,7 +191,7 @@ Schedule unrolled(const Schedule& schedule) {
       Action& a = out.actions.emplace_back(schedule.actions[i]);
       if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
       a.microbatch += repetition * period.microbatches;
-      a.stash = a.microbatch % schedule.stashes[static_cast<size_t>(a.chunk)];
+      a.stash = a.microbatch % schedule.stashes[a.chunk];
     }
   });
   return out;

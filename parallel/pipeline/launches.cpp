@@ -74,7 +74,7 @@ comm::LaunchModel message_launches(std::span<const Schedule> stages) {
   comm::LaunchModel model(count);
   for (int stage = 0; stage < count; ++stage) {
     Issuer issuer(model, count, stage);
-    for (const Action& a : stages[static_cast<size_t>(stage)].actions) issuer.act(a);
+    for (const Action& a : stages[stage].actions) issuer.act(a);
   }
   return model;
 }

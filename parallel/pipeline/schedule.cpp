@@ -36,7 +36,7 @@ std::vector<int> groups(const ScheduleOptions& o) {
   }
   const int count = std::max(1, n / o.stages);
   std::vector<int> sizes(static_cast<size_t>(count), n / count);
-  for (int g = 0; g < n % count; ++g) ++sizes[static_cast<size_t>(g)];
+  for (int g = 0; g < n % count; ++g) ++sizes[g];
   return sizes;
 }
 
@@ -83,11 +83,11 @@ Computation interleaved(const ScheduleOptions& o, int stage) {
   Computation out;
   for (int k = 0; k < total + warm_up; ++k) {
     if (k < total) {
-      const auto [c, m] = order[static_cast<size_t>(k)];
+      const auto [c, m] = order[k];
       out.push_back({.kind = Kind::forward, .chunk = c, .microbatch = m});
     }
     if (k >= warm_up) {
-      const auto [c, m] = order[static_cast<size_t>(k - warm_up)];
+      const auto [c, m] = order[k - warm_up];
       out.push_back({.kind = Kind::backward, .chunk = o.chunks_per_stage - 1 - c, .microbatch = m});
     }
   }

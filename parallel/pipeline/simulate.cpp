@@ -30,8 +30,7 @@ class Simulator {
       state(stage).live.resize(chunks);
       state(stage).frees.resize(chunks, Kind::forward);
       for (const Action& a : list(stage).actions)
-        if (Kind& frees = state(stage).frees[static_cast<size_t>(a.chunk)]; holds(a.kind) > holds(frees))
-          frees = a.kind;
+        if (Kind& frees = state(stage).frees[a.chunk]; holds(a.kind) > holds(frees)) frees = a.kind;
       result_.peak_stashes.emplace_back(chunks);
     }
   }
@@ -83,9 +82,9 @@ class Simulator {
     }
   }
 
-  const Schedule& list(int stage) const { return lists_[static_cast<size_t>(stage)]; }
-  State& state(int stage) { return states_[static_cast<size_t>(stage)]; }
-  const State& state(int stage) const { return states_[static_cast<size_t>(stage)]; }
+  const Schedule& list(int stage) const { return lists_[stage]; }
+  State& state(int stage) { return states_[stage]; }
+  const State& state(int stage) const { return states_[stage]; }
   const ChunkCosts& costs(int chunk) const {
     return costs_[costs_.size() == 1 ? 0 : static_cast<size_t>(chunk)];
   }
@@ -235,13 +234,13 @@ class Simulator {
       case Kind::step:
         break;
     }
-    if (a.kind == s.frees[static_cast<size_t>(a.chunk)]) --s.live[static_cast<size_t>(a.chunk)];
+    if (a.kind == s.frees[a.chunk]) --s.live[a.chunk];
     result_.order.push_back({stage, s.next++});
   }
 
   void occupy(int stage, const Action& a) {
     const auto chunk = static_cast<size_t>(a.chunk);
-    int& peak = result_.peak_stashes[static_cast<size_t>(stage)][chunk];
+    int& peak = result_.peak_stashes[stage][chunk];
     peak = std::max(peak, ++state(stage).live[chunk]);
   }
 
@@ -284,7 +283,7 @@ Schedule merge(std::span<const Schedule> stages, const Simulation& simulation) {
     for (const Schedule& stage : stages) out.stashes.push_back(stage.stashes[chunk]);
   bool trains = false;
   for (const auto& [stage, index] : simulation.order) {
-    Action a = stages[static_cast<size_t>(stage)].actions[index];
+    Action a = stages[stage].actions[index];
     switch (a.kind) {
       case Kind::send_forward:
       case Kind::send_backward:

@@ -82,8 +82,7 @@ void for_each_step(const memory::LayerTable& table, bool backward, bool single, 
       for (int k = range->begin; k < range->end; ++k) {
         // The forward pass ends with round 0, with which the backward pass begins.
         const bool zero = round == (backward ? 0 : n - 1);
-        if (zero || table.steps()[static_cast<size_t>(k)].rounds != memory::Rounds::once)
-          step(k, round, carried);
+        if (zero || table.steps()[k].rounds != memory::Rounds::once) step(k, round, carried);
       }
     }
     i = range->end;

@@ -38,8 +38,7 @@ class Recorder {
                     s.kind != StepKind::wait && !names(reads, u.slot()));
     if (s.kind == StepKind::copy) may_take_over(writes[0].slot(), reads[0].slot(), s.microbatch);
     if (s.kind != StepKind::compute) return;
-    for (const memory::TakeOver& t :
-         layers_.of(s.layer).table->steps()[static_cast<size_t>(s.index)].take_over) {
+    for (const memory::TakeOver& t : layers_.of(s.layer).table->steps()[s.index].take_over) {
       const SlotId output = layers_.slot(s.layer, t.output), input = layers_.slot(s.layer, t.input);
       if (output >= 0 && input >= 0 && names(writes, output) && !names(reads, output))
         may_take_over(output, input, s.microbatch);
@@ -64,7 +63,7 @@ class Recorder {
 
   int device(SlotId slot, int microbatch) {
     const size_t at = places_.at(slot, microbatch);
-    const SlotInfo& info = layers_.slots[static_cast<size_t>(slot)];
+    const SlotInfo& info = layers_.slots[slot];
     const bool recomputed = (layers_.of(info.layer).policy->recomputed() & info.slot.bit()) != 0;
     return buffer(out_.device[at], slot,
                   at % 2 == 0  ? ""
@@ -77,8 +76,8 @@ class Recorder {
   }
   int buffer(int& id, SlotId slot, const char* what, memory::Tier tier) {
     if (id < 0)
-      id = liveness_.add(layers_.name(slot) + what, layers_.slots[static_cast<size_t>(slot)].bytes,
-                         memory::Category::activations, tier);
+      id = liveness_.add(layers_.name(slot) + what, layers_.slots[slot].bytes, memory::Category::activations,
+                         tier);
     return id;
   }
 

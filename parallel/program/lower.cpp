@@ -93,7 +93,7 @@ class Lowering {
     for_each_step(
         table, v.backward, false,
         [&](int index, int round, SlotSet carried) {
-          const memory::Step& step = table.steps()[static_cast<size_t>(index)];
+          const memory::Step& step = table.steps()[index];
           if (!executed(step)) return;
           v.kind = StepKind::compute;
           v.index = short_of(index);

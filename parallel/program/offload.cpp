@@ -52,7 +52,7 @@ Uses offloaded_uses(const Program& p, const Layers& layers) {
     SlotsByLayer& uses = out[visit_of(p.steps[g.visit])];
     const auto add = [&](std::span<const Use> of) {
       for (const Use& u : of) {
-        const SlotInfo& info = layers.slots[static_cast<size_t>(u.slot())];
+        const SlotInfo& info = layers.slots[u.slot()];
         if ((layers.of(info.layer).policy->offloaded() & info.slot.bit()) != 0)
           uses[info.layer] |= info.slot.bit();
       }
@@ -69,7 +69,7 @@ Uses offloaded_uses(const Program& p, const Layers& layers) {
 std::vector<SlotSet> slots_of(const Uses& uses, const Layers& layers) {
   std::vector<SlotSet> out(layers.layers.size());
   for (const auto& [visit, by_layer] : uses)
-    for (const auto& [layer, slots] : by_layer) out[static_cast<size_t>(layer)] |= slots;
+    for (const auto& [layer, slots] : by_layer) out[layer] |= slots;
   return out;
 }
 
@@ -116,7 +116,7 @@ class Offloading {
     SlotSet offloaded = 0, fetched = 0;
   };
   Moved& state(int layer, int microbatch) {
-    return moved_[{layer, microbatch % p_.stashes[static_cast<size_t>(layers_.of(layer).chunk)]}];
+    return moved_[{layer, microbatch % p_.stashes[layers_.of(layer).chunk]}];
   }
   const SlotsByLayer& uses(const Visit& v) const {
     static const SlotsByLayer none;
@@ -152,7 +152,7 @@ class Offloading {
   }
 
   void offload(const Step& v) {
-    SlotSet slots = slots_[static_cast<size_t>(v.layer)];
+    SlotSet slots = slots_[v.layer];
     // Layers that move nothing hide copies too, except the last one, after which most slots are kept.
     if (!brief(v.layer) && (slots != 0 || v.layer + 1 >= last_block(v.chunk))) finish(offloads_);
     // A backward pass that follows at once needs its first slots at once.
@@ -164,7 +164,7 @@ class Offloading {
     start(StepKind::offload, v.layer, v.microbatch, slots, offloads_);
   }
   bool same_stash(const Step& a, const Step& b) const {
-    const int stashes = p_.stashes[static_cast<size_t>(a.chunk)];
+    const int stashes = p_.stashes[a.chunk];
     return a.microbatch % stashes == b.microbatch % stashes;
   }
 

@@ -11,11 +11,11 @@ namespace nrl::program {
 using memory::Slot;
 
 std::string Layers::name(SlotId slot) const {
-  return fmt::format("{} {}", of(slots[static_cast<size_t>(slot)].layer).name, spec(slot).name);
+  return fmt::format("{} {}", of(slots[slot].layer).name, spec(slot).name);
 }
 
 std::string Layers::name(BucketId bucket) const {
-  return fmt::format("{} bucket {}", groups[static_cast<size_t>(bucket.group)], bucket.bucket);
+  return fmt::format("{} bucket {}", groups[bucket.group], bucket.bucket);
 }
 
 void Layers::link() {
@@ -24,7 +24,7 @@ void Layers::link() {
     Layer& layer = layers[l];
     if (l > 0 && layer.chunk != layers[l - 1].chunk) begins_.push_back(static_cast<int>(l));
     const auto share = [&](Slot port, const Layer& other, Slot slot) {
-      if (port && slot) layer.slots[static_cast<size_t>(port.id)] = other.slots[static_cast<size_t>(slot.id)];
+      if (port && slot) layer.slots[port.id] = other.slots[slot.id];
     };
     const memory::Ports& own = layer.ports;
     if (l > 0 && layers[l - 1].chunk == layer.chunk) {
@@ -60,7 +60,7 @@ Step wait_for(Step step) {
 Places::Places(const Program& program, const Layers& layers) {
   size_t next = 0;
   for (SlotId s = 0; s < static_cast<SlotId>(layers.slots.size()); ++s) {
-    const int stashes = program.stashes[static_cast<size_t>(layers.chunk_of(s))];
+    const int stashes = program.stashes[layers.chunk_of(s)];
     entries_.push_back({next, stashes});
     next += static_cast<size_t>(stashes);
   }
@@ -104,7 +104,7 @@ std::string line(const Program& program, const Layers& layers, const Step& s) {
   std::string out = s.within_visit() ? "  " : "";
   if (s.again && s.nested) out += "    ";
   if (s.kind == StepKind::compute) {
-    const memory::Step& step = layer.table->steps()[static_cast<size_t>(s.index)];
+    const memory::Step& step = layer.table->steps()[s.index];
     out += step.name;
     if (step.pass != memory::Pass::forward) out += step.pass == memory::Pass::data ? " dgrad" : " wgrad";
   } else if (s.kind == StepKind::wait)

@@ -87,18 +87,16 @@ struct Layers {
   Layers() = default;
 
   /// Index of the first layer of a chunk, and of the one after its last.
-  int begin(int chunk) const { return begins_[static_cast<size_t>(chunk)]; }
+  int begin(int chunk) const { return begins_[chunk]; }
   int end(int chunk) const { return begins_[static_cast<size_t>(chunk) + 1]; }
   int chunks() const { return static_cast<int>(begins_.size()) - 1; }
-  const Layer& of(int layer) const { return layers[static_cast<size_t>(layer)]; }
-  int chunk_of(SlotId slot) const { return of(slots[static_cast<size_t>(slot)].layer).chunk; }
+  const Layer& of(int layer) const { return layers[layer]; }
+  int chunk_of(SlotId slot) const { return of(slots[slot].layer).chunk; }
   /// -1: the layer has no such slot.
-  SlotId slot(int layer, memory::Slot slot) const {
-    return slot ? of(layer).slots[static_cast<size_t>(slot.id)] : -1;
-  }
+  SlotId slot(int layer, memory::Slot slot) const { return slot ? of(layer).slots[slot.id] : -1; }
   const memory::SlotSpec& spec(SlotId slot) const {
-    const SlotInfo& info = slots[static_cast<size_t>(slot)];
-    return of(info.layer).table->slots()[static_cast<size_t>(info.slot.id)];
+    const SlotInfo& info = slots[slot];
+    return of(info.layer).table->slots()[info.slot.id];
   }
   /// "block 0 norm1".
   std::string name(SlotId slot) const;
@@ -209,7 +207,7 @@ class Places {
   Places(const Program& program, const Layers& layers);
   /// Index of the (slot, stash) of a microbatch: its buffers are 2 * index and 2 * index + 1.
   size_t index(SlotId slot, int microbatch) const {
-    const Entry& e = entries_[static_cast<size_t>(slot)];
+    const Entry& e = entries_[slot];
     return e.first + static_cast<size_t>(microbatch % e.stashes);
   }
   /// The buffer with the contents.

@@ -23,7 +23,7 @@ class Reruns {
     for (int l = static_cast<int>(layers.layers.size()) - 1; l >= 0; --l) {
       const Layer& layer = layers.of(l);
       uint64_t steps = 0;
-      SlotSet& made = made_[static_cast<size_t>(l)];
+      SlotSet& made = made_[l];
       SlotSet now = made;
       for (const memory::Step& step : layer.table->steps()) {
         if (step.pass == memory::Pass::forward) continue;
@@ -34,7 +34,7 @@ class Reruns {
       made = now;
     }
   }
-  const std::vector<Rerun>& before(int layer) const { return before_[static_cast<size_t>(layer)]; }
+  const std::vector<Rerun>& before(int layer) const { return before_[layer]; }
 
  private:
   /// Makes what a layer reads through its ports, for the backward visit of layer `top`.
@@ -48,7 +48,7 @@ class Reruns {
     const uint64_t steps = own.policy->steps_for(wanted, made_[static_cast<size_t>(layer) - 1]);
     if (steps == 0) return;
     make(layer - 1, own.table->reads_of(steps), top);
-    before_[static_cast<size_t>(top)].push_back({layer - 1, steps});
+    before_[top].push_back({layer - 1, steps});
   }
 
   const Layers& layers_;
@@ -64,7 +64,7 @@ class Recomputing {
         reruns_(layers),
         out_{.mode = program.mode, .stashes = program.stashes} {
     for (const Layer& layer : layers.layers)
-      made_.emplace_back(static_cast<size_t>(program.stashes[static_cast<size_t>(layer.chunk)]));
+      made_.emplace_back(static_cast<size_t>(program.stashes[layer.chunk]));
   }
 
   Program all() {
@@ -91,7 +91,7 @@ class Recomputing {
     }
   };
   Made& made(int layer, int microbatch) {
-    auto& of_layer = made_[static_cast<size_t>(layer)];
+    auto& of_layer = made_[layer];
     return of_layer[static_cast<size_t>(microbatch) % of_layer.size()];
   }
 
@@ -115,7 +115,7 @@ class Recomputing {
 
   void compute(const Step& s) {
     const Layer& layer = layers_.of(s.layer);
-    const memory::Step& step = layer.table->steps()[static_cast<size_t>(s.index)];
+    const memory::Step& step = layer.table->steps()[s.index];
     const memory::LayerPolicy& policy = s.round > 0 ? *layer.later : *layer.policy;
     Made& done = made(s.layer, s.microbatch);
     if (s.round > round_) {  // keeps nothing of the round before
@@ -168,7 +168,7 @@ class Recomputing {
     for_each_step(
         *layer.table, false, round >= 0,
         [&](int index, int in, SlotSet carried) {
-          const memory::Step& step = layer.table->steps()[static_cast<size_t>(index)];
+          const memory::Step& step = layer.table->steps()[index];
           if ((step.modes & memory::recompute) == 0 || ((steps >> index) & 1) == 0) return;
           s.kind = StepKind::compute;
           s.index = static_cast<int16_t>(index);

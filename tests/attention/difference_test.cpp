@@ -12,9 +12,7 @@ using Rows = std::vector<std::vector<double>>;
 
 double difference(const Rows& got, const Rows& want) {
   const auto rows = static_cast<int64_t>(want.size()), width = static_cast<int64_t>(want[0].size());
-  const auto of = [](const Rows& values) {
-    return [&values](int64_t r, int64_t i) { return values[static_cast<size_t>(r)][static_cast<size_t>(i)]; };
-  };
+  const auto of = [](const Rows& values) { return [&values](int64_t r, int64_t i) { return values[r][i]; }; };
   return largest_difference(rows, width, of(got), of(want), rms_of(rows, width, of(want)));
 }
 

@@ -23,10 +23,10 @@ TEST_CASE("Sequences of unequal length are described with empty ones behind them
   sim::ragged_description(nullptr, cu.data(), 3, room, steps, lengths.data(), offsets.data());
   const std::vector<int64_t> begins = {0, 5, 5, 12};
   for (int64_t s = 0; s <= room; ++s) {
-    const int64_t begin = begins[static_cast<size_t>(s < 3 ? s : 3)];
-    if (s < room) CHECK(lengths[static_cast<size_t>(s)] == (s == 0 ? 5 : s == 2 ? 7 : 0));
-    CHECK(offsets[static_cast<size_t>(s)] == 3 * begin);
-    CHECK(offsets[static_cast<size_t>(room + 1 + s)] == begin << 33);
+    const int64_t begin = begins[s < 3 ? s : 3];
+    if (s < room) CHECK(lengths[s] == (s == 0 ? 5 : s == 2 ? 7 : 0));
+    CHECK(offsets[s] == 3 * begin);
+    CHECK(offsets[room + 1 + s] == begin << 33);
   }
 }
 
@@ -52,8 +52,7 @@ TEST_CASE("Statistics are transposed between row steps") {
   sim::transpose_f32(nullptr, from.data(), from_step, rows, columns, to.data(), to_step);
   for (int64_t c = 0; c < columns; ++c)
     for (int64_t r = 0; r < to_step; ++r)
-      REQUIRE(to[static_cast<size_t>(c * to_step + r)] ==
-              (r < rows ? from[static_cast<size_t>(r * from_step + c)] : -1.0f));
+      REQUIRE(to[c * to_step + r] == (r < rows ? from[r * from_step + c] : -1.0f));
 }
 
 struct Blocks {
@@ -83,17 +82,16 @@ TEST_CASE("Statistics of sequences of one length are packed by sequence, and bac
         packed(static_cast<size_t>(heads * b.sequences * length), -2.0f);
     float next = 0;
     for (int64_t head = 0; head < heads; ++head)
-      for (int64_t i = 0; i < b.rows; ++i) ours[static_cast<size_t>(head * row_step + i)] = next++;
+      for (int64_t i = 0; i < b.rows; ++i) ours[head * row_step + i] = next++;
     sim::pack_statistics(nullptr, ours.data(), row_step, b.rows, heads, b.sequences, b.blocks, packed.data());
     for (int64_t s = 0; s < b.sequences; ++s)
       for (int64_t head = 0; head < heads; ++head)
         for (int64_t i = 0; i < length; ++i)
-          REQUIRE(packed[static_cast<size_t>((s * heads + head) * length + i)] ==
-                  ours[static_cast<size_t>(head * row_step + b.begin(s) + i)]);
+          REQUIRE(packed[(s * heads + head) * length + i] == ours[head * row_step + b.begin(s) + i]);
     std::vector<float> want = ours, back(ours.size(), -1.0f);
     for (int64_t head = 0; head < heads; ++head)
       for (int64_t i = 0; i < b.rows; ++i)
-        if (b.sequence_of(i) < 0) want[static_cast<size_t>(head * row_step + i)] = -INFINITY;
+        if (b.sequence_of(i) < 0) want[head * row_step + i] = -INFINITY;
     sim::unpack_statistics(nullptr, packed.data(), heads, b.sequences, b.blocks, back.data(), row_step,
                            b.rows);
     CHECK(back == want);  // and nothing between the heads is written

@@ -31,7 +31,7 @@ TEST_CASE("buckets hold every parameter once, aligned, in reverse order", "[buck
           REQUIRE(layout.place(p).offset >= at);
           REQUIRE(layout.place(p).offset - at < parallel::FlatBuckets::param_align);
           REQUIRE(layout.place(p).start == b.start + layout.place(p).offset);
-          at = layout.place(p).offset + params[static_cast<size_t>(p)].numel;
+          at = layout.place(p).offset + params[p].numel;
           if (p != b.params.back()) REQUIRE(at < 100000);  // would have been closed
         }
         REQUIRE(b.used == at);
@@ -59,7 +59,7 @@ TEST_CASE("shards cover the buffer and pieces cover the parameters", "[buckets]"
       for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
         const parallel::ElementRange s = layout.shard(b, r);
         owned += s.size();
-        for (int64_t i = s.begin; i < s.end; ++i) ++covered[static_cast<size_t>(i)];
+        for (int64_t i = s.begin; i < s.end; ++i) ++covered[i];
       }
       REQUIRE(owned == layout.shard_total());
       int64_t last = 0;
@@ -68,8 +68,8 @@ TEST_CASE("shards cover the buffer and pieces cover the parameters", "[buckets]"
         last = p.in_shard + p.in_param.size();
         REQUIRE(last <= layout.shard_total());
         REQUIRE(p.in_flat == layout.place(p.param).start + p.in_param.begin);
-        REQUIRE(p.in_param.begin == found[static_cast<size_t>(p.param)]);  // ranks own ascending parts
-        found[static_cast<size_t>(p.param)] = p.in_param.end;
+        REQUIRE(p.in_param.begin == found[p.param]);  // ranks own ascending parts
+        found[p.param] = p.in_param.end;
       }
     }
     REQUIRE(std::all_of(covered.begin(), covered.end(), [](int n) { return n == 1; }));
@@ -112,13 +112,13 @@ TEST_CASE("a bucket holds parameters of one unit only, and is full or at the end
     int last = 1 << 30;
     std::vector<int64_t> of_unit(6);
     for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
-      const parallel::Bucket& bucket = layout.buckets()[static_cast<size_t>(b)];
-      const int unit = params[static_cast<size_t>(bucket.params.front())].unit;
-      for (const int p : bucket.params) REQUIRE(params[static_cast<size_t>(p)].unit == unit);
+      const parallel::Bucket& bucket = layout.buckets()[b];
+      const int unit = params[bucket.params.front()].unit;
+      for (const int p : bucket.params) REQUIRE(params[p].unit == unit);
       REQUIRE(unit <= last);
       if (unit == last) REQUIRE(layout.buckets()[static_cast<size_t>(b) - 1].used >= target);
       last = unit;
-      ++of_unit[static_cast<size_t>(unit)];
+      ++of_unit[unit];
       // The shards of a rank are consecutive over buckets.
       REQUIRE(layout.in_shards(b).size() == layout.shard(b, 1).size());
       REQUIRE(layout.in_shards(b).begin == (b == 0 ? 0 : layout.in_shards(b - 1).end));

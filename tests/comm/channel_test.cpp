@@ -56,7 +56,7 @@ TEST_CASE("messages of a channel come in order, those of channels both ways do n
               sent.emplace_back(backend, size + static_cast<size_t>(k), 100 * me + k), backend.stream()));
         for (Handle& h : handles) h.wait();
         for (int k = 0; k < 3; ++k)
-          REQUIRE(got[static_cast<size_t>(k)].read() ==
+          REQUIRE(got[k].read() ==
                   std::vector<int32_t>(size + static_cast<size_t>(k), 100 * from.peer() + k));
       }
     }

@@ -42,7 +42,7 @@ T value(int r, int64_t i) {
 template <class T>
 std::vector<T> input(int r, int64_t n) {
   std::vector<T> v(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = value<T>(r, i);
+  for (int64_t i = 0; i < n; ++i) v[i] = value<T>(r, i);
   return v;
 }
 
@@ -78,8 +78,7 @@ template <class T>
 int64_t differences(const Backend& backend, const std::vector<T>& got, int64_t begin, int64_t n, Reduce op,
                     int ranks, int64_t from) {
   int64_t bad = 0;
-  for (int64_t i = 0; i < n; ++i)
-    bad += !agrees(backend, got[static_cast<size_t>(begin + i)], reduced<T>(op, from + i), ranks);
+  for (int64_t i = 0; i < n; ++i) bad += !agrees(backend, got[begin + i], reduced<T>(op, from + i), ranks);
   return bad;
 }
 
@@ -129,8 +128,7 @@ TEMPLATE_TEST_CASE("reduce_scatter gives each rank its block", "[comm]", float, 
         const std::vector<TestType>& after = both.read();
         REQUIRE(differences(backend, after, me * each, each, op, n, me * each) == 0);
         for (int64_t i = 0; i < each * n; ++i)  // the other blocks are untouched
-          if (i / std::max<int64_t>(each, 1) != me &&
-              !same(after[static_cast<size_t>(i)], before[static_cast<size_t>(i)]))
+          if (i / std::max<int64_t>(each, 1) != me && !same(after[i], before[i]))
             FAIL("element " << i << " changed");
       }
     }
@@ -153,8 +151,7 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
       const auto gathered = out.read();
       int64_t bad = 0;
       for (int r = 0; r < n; ++r)
-        for (int64_t i = 0; i < each; ++i)
-          bad += !same(gathered[static_cast<size_t>(r * each + i)], value<TestType>(r, i));
+        for (int64_t i = 0; i < each; ++i) bad += !same(gathered[r * each + i], value<TestType>(r, i));
       REQUIRE(bad == 0);
       REQUIRE(std::equal(gathered.begin(), gathered.end(), in_place.read().begin(), same<TestType>));
 
@@ -162,8 +159,7 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
         Data<TestType> data(backend, own);
         backend.broadcast(data, root);
         const auto& got = data.read();
-        for (int64_t i = 0; i < each; ++i)
-          bad += !same(got[static_cast<size_t>(i)], value<TestType>(root, i));
+        for (int64_t i = 0; i < each; ++i) bad += !same(got[i], value<TestType>(root, i));
       }
       REQUIRE(bad == 0);
 
@@ -171,8 +167,7 @@ TEMPLATE_TEST_CASE("all_gather, broadcast and all_to_all move bytes", "[comm]", 
       backend.all_to_all(all, out);
       const auto& got = out.read();
       for (int r = 0; r < n; ++r)
-        for (int64_t i = 0; i < each; ++i)
-          bad += !same(got[static_cast<size_t>(r * each + i)], value<TestType>(r, me * each + i));
+        for (int64_t i = 0; i < each; ++i) bad += !same(got[r * each + i], value<TestType>(r, me * each + i));
       REQUIRE(bad == 0);
     }
   });
@@ -211,8 +206,7 @@ TEST_CASE("several gathers and several reductions are one operation each", "[com
         for (int64_t k = 0; k < all[i]; ++k) {
           const float whole = reduced<float>(Reduce::sum, r * all[i] + k), own = value<float>(r, k);
           const bool summed = all[i] == 7 || r == 0;
-          bad += !(summed ? agrees(backend, got[static_cast<size_t>(r * all[i] + k)], whole, n)
-                          : same(got[static_cast<size_t>(r * all[i] + k)], own));
+          bad += !(summed ? agrees(backend, got[r * all[i] + k], whole, n) : same(got[r * all[i] + k], own));
         }
     }
     REQUIRE(bad == 0);
@@ -235,8 +229,8 @@ TEST_CASE("all_to_all_v moves blocks of different sizes, also empty ones", "[com
       std::vector<int64_t> to(static_cast<size_t>(n)), from(static_cast<size_t>(n));
       std::vector<int32_t> sent, expected;
       for (int r = 0; r < n; ++r) {
-        to[static_cast<size_t>(r)] = amount(me, r);
-        from[static_cast<size_t>(r)] = amount(r, me);
+        to[r] = amount(me, r);
+        from[r] = amount(r, me);
         for (int64_t i = 0; i < amount(me, r); ++i)
           sent.push_back(static_cast<int32_t>(me * 10000000 + r * 1000000 + i));
         for (int64_t i = 0; i < amount(r, me); ++i)
@@ -425,7 +419,7 @@ TEST_CASE("a message of another size than expected is an error", "[comm]") {
 TEST_CASE("texts are gathered and broadcast; ranks agree on the first error", "[comm]") {
   const int n = world().size(), me = world().rank();
   const auto texts = world().gather_texts(std::string(static_cast<size_t>(me * 3), 'x'));
-  for (int r = 0; r < n; ++r) REQUIRE(texts[static_cast<size_t>(r)].size() == static_cast<size_t>(r * 3));
+  for (int r = 0; r < n; ++r) REQUIRE(texts[r].size() == static_cast<size_t>(r * 3));
   for (const int root : {0, n - 1}) {
     // Long texts go as messages that wait for their receiver; an empty one sends none.
     const auto text_of = [&](int r) { return std::string(static_cast<size_t>(r * 100'000), 'a' + r % 26); };

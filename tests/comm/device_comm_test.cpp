@@ -303,8 +303,8 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
           backend->runtime()->copy(
               flat.data() + place.start,
               static_cast<const float*>(const_cast<Data<float>&>(source).view().data) + place.start,
-              static_cast<size_t>(params[static_cast<size_t>(p)].numel) * sizeof(float),
-              device::CopyKind::device_to_device, backend->stream().native);
+              static_cast<size_t>(params[p].numel) * sizeof(float), device::CopyKind::device_to_device,
+              backend->stream().native);
           on_device.ready(p);
         }
         for (int p = 0; p < static_cast<int>(params.size()); ++p) on_host.ready(p);
@@ -315,7 +315,7 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
         for (int p = 0; p < static_cast<int>(params.size()); ++p) {
           const parallel::ParamPlace& place = layout.place(p);
           const parallel::ElementRange own = layout.shard(place.bucket, me);
-          for (int64_t i = place.start; i < place.start + params[static_cast<size_t>(p)].numel; ++i) {
+          for (int64_t i = place.start; i < place.start + params[p].numel; ++i) {
             if (strategy.optimizer_state && (i < own.begin || i >= own.end)) continue;
             const auto at = static_cast<size_t>(i);
             bad += std::memcmp(&got[at], &expected[at], sizeof(float)) != 0;
@@ -331,7 +331,7 @@ TEST_CASE("gradients on a device are reduced to the bits that host memory gets",
         const auto& whole = grads.read();
         for (int p = 0; p < static_cast<int>(params.size()); ++p) {
           const auto begin = static_cast<size_t>(layout.place(p).start);
-          const auto numel = static_cast<size_t>(params[static_cast<size_t>(p)].numel);
+          const auto numel = static_cast<size_t>(params[p].numel);
           bad += std::memcmp(&whole[begin], &expected[begin], numel * sizeof(float)) != 0;
         }
         REQUIRE(bad == 0);

@@ -111,6 +111,6 @@ TEST_CASE("dry groups are those of a run, with channels", "[comm]") {
   float x = 0;
   groups.channels(parallel::group::pp).to(peer).send_async(View(&x, 1, DType::f32)).wait();
   REQUIRE(ledger.sums().size() == 1);
-  CHECK(groups.ids()[static_cast<size_t>(ledger.sums()[0].group)] == parallel::group::pp);
+  CHECK(groups.ids()[ledger.sums()[0].group] == parallel::group::pp);
   CHECK(ledger.sums()[0].bytes == 4);
 }

@@ -50,7 +50,7 @@ TEST_CASE("work starts in order, in any thread", "[comm]") {
       if (i % 5 != 0) all[i]->wait();
   }
   REQUIRE(order.size() == 2000);
-  for (int i = 0; i < 2000; ++i) REQUIRE(order[static_cast<size_t>(i)] == i);
+  for (int i = 0; i < 2000; ++i) REQUIRE(order[i] == i);
   REQUIRE(log.totals().at(0).count == 2000);
   REQUIRE(log.latest().size() == 2000);
   for (const LogEntry& e : log.latest()) REQUIRE(e.progress == Progress::done);

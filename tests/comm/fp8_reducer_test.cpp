@@ -55,8 +55,7 @@ Accumulated accumulate(const parallel::FlatBuckets& layout, comm::Communicator& 
   for (int b = 0; !gradients.sum_errors.empty() && b < static_cast<int>(layout.buckets().size()); ++b) {
     const int64_t own = layout.shard(b, dp.rank()).begin, in = layout.in_shards(b).begin;
     for (int64_t i = 0; i < layout.in_shards(b).size(); ++i)
-      owed[static_cast<size_t>(own + i)] +=
-          static_cast<double>(gradients.sum_errors[static_cast<size_t>(in + i)]);
+      owed[own + i] += static_cast<double>(gradients.sum_errors[in + i]);
   }
   if (!owed.empty()) dp.all_reduce(owed, comm::Reduce::sum);
   for (int b = 0; !owed.empty() && b < static_cast<int>(layout.buckets().size()); ++b) {

@@ -166,7 +166,7 @@ TEST_CASE("where a communicator runs one operation at a time, groups and channel
     const int32_t sent = received + me + 1;
     if (stage + 1 < stages) channels.to(stage + 1).send_async(comm::ConstView(&sent, 1, DType::i32)).wait();
     const std::vector<int> chained = grid.members(chain);
-    for (int s = 0; s <= stage; ++s) expected += chained[static_cast<size_t>(s)] + 1;
+    for (int s = 0; s <= stage; ++s) expected += chained[s] + 1;
     REQUIRE(sent == expected);
   }
 }

@@ -14,7 +14,7 @@ class HostOrder {
   explicit HostOrder(const std::vector<int>& members) {
     std::vector<int> nodes;  // in the order of their first ranks
     for (size_t r = 0; r < members.size(); ++r) {
-      const int node = test_world().nodes()[static_cast<size_t>(members[r])];
+      const int node = test_world().nodes()[members[r]];
       const auto known = std::find(nodes.begin(), nodes.end(), node);
       const auto at = static_cast<size_t>(known - nodes.begin());
       if (known == nodes.end()) {

@@ -34,7 +34,7 @@ T element(int r, int64_t i) {
 template <class T>
 std::vector<T> elements(int r, int64_t n) {
   std::vector<T> v(static_cast<size_t>(n));
-  for (int64_t i = 0; i < n; ++i) v[static_cast<size_t>(i)] = element<T>(r, i);
+  for (int64_t i = 0; i < n; ++i) v[i] = element<T>(r, i);
   return v;
 }
 
@@ -67,7 +67,7 @@ void collectives(Communicator& group, const HostOrder& order, int64_t n) {
     std::vector<T> data = elements<T>(me, n);
     group.all_reduce(data, op);
     int64_t bad = 0;
-    for (int64_t i = 0; i < n; ++i) bad += !same(data[static_cast<size_t>(i)], expected(op, i));
+    for (int64_t i = 0; i < n; ++i) bad += !same(data[i], expected(op, i));
     REQUIRE(bad == 0);
     const std::vector<T> in = elements<T>(me, n * ranks);
     std::vector<T> out(static_cast<size_t>(n)), both = in;
@@ -76,9 +76,9 @@ void collectives(Communicator& group, const HostOrder& order, int64_t n) {
                          op);
     for (int64_t i = 0; i < n * ranks; ++i) {
       const bool mine = i / n == me;
-      const T& got = both[static_cast<size_t>(i)];
-      bad += !same(got, mine ? expected(op, i) : in[static_cast<size_t>(i)]);
-      if (mine) bad += !same(got, out[static_cast<size_t>(i - me * n)]);
+      const T& got = both[i];
+      bad += !same(got, mine ? expected(op, i) : in[i]);
+      if (mine) bad += !same(got, out[i - me * n]);
     }
     REQUIRE(bad == 0);
   }
@@ -89,8 +89,7 @@ void collectives(Communicator& group, const HostOrder& order, int64_t n) {
     if (in_place) std::copy(own.begin(), own.end(), block.begin());
     group.all_gather(in_place ? ConstView(block) : ConstView(own), all);
     int64_t bad = 0;
-    for (int64_t i = 0; i < n * ranks; ++i)
-      bad += !same(all[static_cast<size_t>(i)], element<T>(static_cast<int>(i / n), i % n));
+    for (int64_t i = 0; i < n * ranks; ++i) bad += !same(all[i], element<T>(static_cast<int>(i / n), i % n));
     REQUIRE(bad == 0);
   }
   for (int root = 0; root < ranks; ++root) {
@@ -111,8 +110,8 @@ TEST_CASE("a group's ranks are divided among hosts, and its blocks among their r
   for (int block = 0; block < layout.ranks(); ++block) {
     for (int host = 0; host < 3; ++host) {
       const int carrier = layout.carrier(block, host);
-      REQUIRE(layout.host_of[static_cast<size_t>(carrier)] == host);
-      if (layout.host_of[static_cast<size_t>(block)] == host) REQUIRE(carrier == block);
+      REQUIRE(layout.host_of[carrier] == host);
+      if (layout.host_of[block] == host) REQUIRE(carrier == block);
     }
   }
   REQUIRE(layout.carrier(5, 0) == 0);  // index 2 on a host of two ranks

@@ -58,8 +58,8 @@ TEST_CASE("both ends of all messages cut an exchange into the same groups", "[co
         for (int64_t i = 0; i < count; ++i) {
           const View data(memory, below(4) == 0 ? 0 : 1 + below(1000), DType::u8);
           const int tag = static_cast<int>(below(9));
-          of_rank[static_cast<size_t>(from)].push_back(Message::send(data, to, tag));
-          of_rank[static_cast<size_t>(to)].push_back(Message::recv(data, from, tag));
+          of_rank[from].push_back(Message::send(data, to, tag));
+          of_rank[to].push_back(Message::recv(data, from, tag));
           full += data.bytes() > 0;
         }
         most = std::max(most, full);
@@ -73,14 +73,14 @@ TEST_CASE("both ends of all messages cut an exchange into the same groups", "[co
         CAPTURE(ranks, from, to);
         Seen all;
         for (size_t g = 0; g < (most + per_pair - 1) / per_pair; ++g) {
-          const Seen sends = seen(groups[static_cast<size_t>(from)], g, Message::Kind::send, to);
-          REQUIRE(sends == seen(groups[static_cast<size_t>(to)], g, Message::Kind::recv, from));
+          const Seen sends = seen(groups[from], g, Message::Kind::send, to);
+          REQUIRE(sends == seen(groups[to], g, Message::Kind::recv, from));
           CHECK(sends.size() <= per_pair);
           all.insert(all.end(), sends.begin(), sends.end());
         }
         // Each message once, by tag, those of a tag in their order.
         Seen expected;
-        for (const Message& m : of_rank[static_cast<size_t>(from)])
+        for (const Message& m : of_rank[from])
           if (m.kind == Message::Kind::send && m.peer == to && m.data.bytes() > 0)
             expected.push_back({m.tag, m.data.bytes()});
         std::stable_sort(expected.begin(), expected.end(),

@@ -62,7 +62,7 @@ TEST_CASE("nodes are ordered so that groups stay inside", "[grid]") {
     CAPTURE(c.ranks);
     REQUIRE(best_node_order(c.sizes, nodes) == c.order);
     std::vector<ClusterNode> ordered;
-    for (const int n : c.order) ordered.push_back(nodes[static_cast<size_t>(n)]);
+    for (const int n : c.order) ordered.push_back(nodes[n]);
     const NodeSpans spans = node_spans(c.sizes, ordered), given = node_spans(c.sizes, nodes);
     CHECK(spans.tensor == c.spans.tensor);
     CHECK(spans.expert == c.spans.expert);
@@ -85,14 +85,13 @@ TEST_CASE("ranks of a world can be renumbered", "[grid]") {
     REQUIRE(world.rank() == rank);
     REQUIRE(world.comm().rank() == rank);
     std::vector<int> launched(static_cast<size_t>(size));
-    world.comm().all_gather(std::vector<int>{start[static_cast<size_t>(before)]}, launched);
+    world.comm().all_gather(std::vector<int>{start[before]}, launched);
     REQUIRE(world.launched() == launched);
     REQUIRE(launched == (times == 1 ? std::vector<int>(start.rbegin(), start.rend()) : start));
     REQUIRE(world.hosts() == hosts);  // one machine
     for (int r = 0; r < size; ++r) {
-      const int expected = times == 1 ? nodes.back() - nodes[static_cast<size_t>(size - 1 - r)]
-                                      : nodes[static_cast<size_t>(r)];
-      REQUIRE(world.nodes()[static_cast<size_t>(r)] == expected);
+      const int expected = times == 1 ? nodes.back() - nodes[size - 1 - r] : nodes[r];
+      REQUIRE(world.nodes()[r] == expected);
     }
     // Groups made from it have the new numbers, and its collectives work.
     const auto half = world.comm().split(rank % 2, rank, "half");

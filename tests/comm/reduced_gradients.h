@@ -61,7 +61,7 @@ struct Gradients {
       for (int64_t i = 0; i < layout.total(); ++i) {
         float sum = 0;
         for (int m = 0; m < microbatches; ++m) sum += gradient(m, i);
-        values[static_cast<size_t>(i)] = sum;
+        values[i] = sum;
       }
       for (const int p : order) reducer->ready(p);
     }
@@ -71,8 +71,8 @@ struct Gradients {
         if (b < 2) reducer->settle(static_cast<int>(layout.buckets().size()) - 2 + b);
         reducer->settle(b);
         reducer->open(b, m + 1 == microbatches);
-        const parallel::Bucket& bucket = layout.buckets()[static_cast<size_t>(b)];
-        const Tensor& to = memory.buckets[static_cast<size_t>(b)];
+        const parallel::Bucket& bucket = layout.buckets()[b];
+        const Tensor& to = memory.buckets[b];
         for (int64_t i = 0; i < bucket.size; ++i) to.ptr<float>()[i] = gradient(m, bucket.start + i);
         for (const int p : bucket.params) reducer->ready(p);
         if (b % 3 == 2) reducer->settle(b);
@@ -82,9 +82,8 @@ struct Gradients {
 
   /// The sum of an element that this rank holds.
   float at(int bucket, int64_t element) const {
-    if (!sharded) return values[static_cast<size_t>(element)];
-    return values[static_cast<size_t>(layout.in_shards(bucket).begin + element -
-                                      layout.shard(bucket, group.shard->rank()).begin)];
+    if (!sharded) return values[element];
+    return values[layout.in_shards(bucket).begin + element - layout.shard(bucket, group.shard->rank()).begin];
   }
   /// The elements of a bucket whose sums this rank holds.
   parallel::ElementRange held(int bucket, const parallel::ShardingStrategy& strategy) const {

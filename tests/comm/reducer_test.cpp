@@ -167,8 +167,7 @@ TEST_CASE("updated shards are gathered in any element type", "[reducer]") {
   std::vector<uint16_t> all(static_cast<size_t>(layout.total()));
   for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
     const parallel::ElementRange own = layout.shard(b, dp.rank());
-    for (int64_t i = own.begin; i < own.end; ++i)
-      all[static_cast<size_t>(i)] = static_cast<uint16_t>(i * 3 + 1);
+    for (int64_t i = own.begin; i < own.end; ++i) all[i] = static_cast<uint16_t>(i * 3 + 1);
   }
   gradients.reducer->start_gather(all);
   gradients.reducer->wait_gathers();
@@ -189,7 +188,7 @@ TEST_CASE("a gather in flight is waited for bucket by bucket", "[reducer]") {
     const auto value = [&](int64_t i) { return static_cast<float>(i % 1000 + step); };
     for (int b = 0; b < buckets; ++b) {
       const parallel::ElementRange own = layout.shard(b, dp.rank());
-      for (int64_t i = own.begin; i < own.end; ++i) all[static_cast<size_t>(i)] = value(i);
+      for (int64_t i = own.begin; i < own.end; ++i) all[i] = value(i);
     }
     reducer.start_gather(std::span(all));
     // Two at a time; the wait for one issues the next.
@@ -202,13 +201,12 @@ TEST_CASE("a gather in flight is waited for bucket by bucket", "[reducer]") {
       REQUIRE(dp.outstanding() == (dp.size() == 1 ? 0 : buckets - 1));
     }
     for (int b = buckets; b-- > 0 && step < 3;) {  // in the order of the forward pass
-      const parallel::Bucket& bucket = layout.buckets()[static_cast<size_t>(b)];
+      const parallel::Bucket& bucket = layout.buckets()[b];
       for (const int p : bucket.params) reducer.wait_gather(p);
       ++waited;
       REQUIRE(dp.outstanding() == in_flight(buckets - waited));
       int64_t bad = 0;
-      for (int64_t i = bucket.start; i < bucket.start + bucket.size; ++i)
-        bad += all[static_cast<size_t>(i)] != value(i);
+      for (int64_t i = bucket.start; i < bucket.start + bucket.size; ++i) bad += all[i] != value(i);
       REQUIRE(bad == 0);
     }
     reducer.wait_gathers();
@@ -301,7 +299,7 @@ TEST_CASE("gathered weights are there until they are released, and stale after a
   parallel::WeightGather gather(layout, {shards.data(), layout.shard_total(), DType::bf16}, views, dp);
   const auto start = [&](std::vector<int> buckets) { gather.start(buckets); };
   const auto value = [](int step, int64_t i) { return static_cast<uint16_t>(i * 3 + step); };
-  const auto param_in = [&](int b) { return layout.buckets()[static_cast<size_t>(b)].params.front(); };
+  const auto param_in = [&](int b) { return layout.buckets()[b].params.front(); };
   const auto why_not = [&](int b) {
     try {
       gather.require(param_in(b));
@@ -314,8 +312,7 @@ TEST_CASE("gathered weights are there until they are released, and stale after a
   for (int step = 0; step < 3; ++step) {
     for (int b = 0; b < buckets; ++b)
       for (int64_t i = 0; i < layout.in_shards(b).size(); ++i)
-        shards[static_cast<size_t>(layout.in_shards(b).begin + i)] =
-            value(step, layout.shard(b, me).begin + i);
+        shards[layout.in_shards(b).begin + i] = value(step, layout.shard(b, me).begin + i);
     if (step > 0) gather.updated();
     for (int b = 0; b < buckets; ++b) {
       if (b == 0) {  // the others are started in advance
@@ -333,8 +330,7 @@ TEST_CASE("gathered weights are there until they are released, and stale after a
       REQUIRE(why_not(b).empty());
       int64_t bad = 0;
       for (int64_t i = 0; i < layout.range(b).size(); ++i)
-        bad +=
-            buffers[static_cast<size_t>(b)][static_cast<size_t>(i)] != value(step, layout.range(b).begin + i);
+        bad += buffers[b][i] != value(step, layout.range(b).begin + i);
       REQUIRE(bad == 0);
       if (b + 1 == buckets) {
         gather.updated();

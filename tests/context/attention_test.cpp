@@ -63,7 +63,7 @@ Values random_values(const char* name, int64_t n, DType dtype) {
   Values v(static_cast<size_t>(n));
   for (int64_t i = 0; i < n; ++i) {
     const auto x = static_cast<float>(stream.normal(static_cast<uint64_t>(i)));
-    v[static_cast<size_t>(i)] = dtype == DType::bf16 ? static_cast<float>(bf16(x)) : x;
+    v[i] = dtype == DType::bf16 ? static_cast<float>(bf16(x)) : x;
   }
   return v;
 }
@@ -224,8 +224,7 @@ class LocalRun {
         const float x = got.dtype == DType::bf16
                             ? static_cast<float>(reinterpret_cast<const bf16*>(raw.data())[at])
                             : reinterpret_cast<const float*>(raw.data())[at];
-        const double want =
-            static_cast<double>(whole[static_cast<size_t>(zigzag_.global_row(r) * width + i)]);
+        const double want = static_cast<double>(whole[zigzag_.global_row(r) * width + i]);
         const double error = std::fabs(x - want) / (std::fabs(want) + rms);
         if (!(error <= worst)) worst = error;  // NaN included
       }
@@ -256,7 +255,7 @@ class LocalRun {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t i = 0; i < width; ++i) {
         const auto at = static_cast<size_t>(r * width + i);
-        local[at] = whole[static_cast<size_t>(zigzag_.global_row(r) * width + i)];
+        local[at] = whole[zigzag_.global_row(r) * width + i];
         rounded[at] = bf16(local[at]);
       }
     ops::upload(exec_, dense,

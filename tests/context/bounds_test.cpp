@@ -29,12 +29,10 @@ class Seen {
     for (int64_t s = 0; s < sequences; ++s)
       for (int32_t q = cu_q[s]; q < cu_q[s + 1]; ++q) {
         const int32_t end = causal ? cu_k[s + 1] - (cu_q[s + 1] - q) + 1 : cu_k[s + 1];
-        for (int32_t k = cu_k[s]; k < end; ++k)
-          ++counts_[static_cast<size_t>(queries[static_cast<size_t>(q)] * tokens_ +
-                                        keys[static_cast<size_t>(k)])];
+        for (int32_t k = cu_k[s]; k < end; ++k) ++counts_[queries[q] * tokens_ + keys[k]];
       }
   }
-  int count(int64_t query, int64_t key) const { return counts_[static_cast<size_t>(query * tokens_ + key)]; }
+  int count(int64_t query, int64_t key) const { return counts_[query * tokens_ + key]; }
 
  private:
   int64_t tokens_;
@@ -56,8 +54,7 @@ void ring_calls(const std::vector<CallBounds>& views, int64_t samples, int64_t l
     int64_t query = 0, queries = z.rows(), keys = z.rows();
     if (step > 0 && samples == 1 && step <= rank) keys = z.chunk();
     if (step > 0 && samples == 1 && step > rank) query = queries = z.chunk();
-    seen.call(views[static_cast<size_t>(step)], tokens_of(z, query, queries), tokens_of(from, 0, keys),
-              step == 0);
+    seen.call(views[step], tokens_of(z, query, queries), tokens_of(from, 0, keys), step == 0);
   }
 }
 
@@ -123,7 +120,7 @@ TEST_CASE("zig-zag shares partition the tokens, with equal causal work") {
       work.push_back(0);
       int64_t next = 0;
       for (int64_t row = 0; row < z.rows(); ++row) {
-        ++held[static_cast<size_t>(z.global_row(row))];
+        ++held[z.global_row(row)];
         work.back() += z.global_row(row) % length + 1;
       }
       z.for_each_chunk([&](int64_t local, int64_t global, int64_t n) {

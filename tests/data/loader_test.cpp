@@ -58,8 +58,8 @@ std::vector<Row> rows_of(const TokenDataset& dataset, LoaderOptions options,
         Row row(t, t + static_cast<ptrdiff_t>(length));
         REQUIRE(std::equal(row.begin() + 1, row.end(), y));
         row.push_back(y[static_cast<ptrdiff_t>(length) - 1]);
-        REQUIRE(rows[static_cast<size_t>(batch.samples[k] - first)].empty());
-        rows[static_cast<size_t>(batch.samples[k] - first)] = row;
+        REQUIRE(rows[batch.samples[k] - first].empty());
+        rows[batch.samples[k] - first] = row;
         if (order) order->push_back(batch.samples[k]);
       }
     }
@@ -78,7 +78,7 @@ TEST_CASE("an epoch's samples are the shuffled documents, cut with one token of 
   const GptIndex index(plan_gpt_index(file.lengths(), {0, 40}, 16, epoch, "d"), file.lengths(), 1234);
   Row stream;
   for (const int32_t s : index.documents()) {
-    Row tokens(static_cast<size_t>(file.lengths()[static_cast<size_t>(s)]));
+    Row tokens(static_cast<size_t>(file.lengths()[s]));
     file.read(s, 0, tokens);
     stream.insert(stream.end(), tokens.begin(), tokens.end());
   }
@@ -86,7 +86,7 @@ TEST_CASE("an epoch's samples are the shuffled documents, cut with one token of 
   for (int64_t i = 0; i < dataset->samples(); ++i) {
     Row row(17);
     dataset->read(i, row);
-    const auto at = stream.begin() + index.shuffle()[static_cast<size_t>(i)] * 16;
+    const auto at = stream.begin() + index.shuffle()[i] * 16;
     CHECK(row == Row(at, at + 17));
   }
 }
@@ -114,7 +114,7 @@ TEST_CASE("a single document is split by tokens, and nothing is lost", "[loader]
       for (size_t t = 0; t < 17; ++t) {
         CHECK(row[t] == row[0] + static_cast<int32_t>(t));
         CHECK((row[t] < 900) == (part == Split::train));
-        if (t < 16) ++seen[static_cast<size_t>(row[t])];
+        if (t < 16) ++seen[row[t]];
       }
     }
   }

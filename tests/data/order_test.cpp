@@ -74,8 +74,7 @@ ReferenceIndex reference_index(const std::vector<int32_t>& lengths, int64_t firs
   for (int64_t sample = 1; sample <= total; ++sample) {
     int64_t remaining = sequence_length + 1;
     while (remaining > 0) {
-      const int64_t length =
-          lengths[static_cast<size_t>(r.documents[static_cast<size_t>(document)])] - offset;
+      const int64_t length = lengths[r.documents[document]] - offset;
       remaining -= length;
       if (remaining <= 0) {
         offset += remaining + length - 1;
@@ -108,8 +107,7 @@ void check_equal(const GptIndex& index, const ReferenceIndex& r, const std::vect
     const auto at = static_cast<size_t>(i);
     REQUIRE(index.shuffle()[at] == r.shuffle[at]);
     auto [document, offset] = r.starts[r.shuffle[at]];
-    while (lengths[static_cast<size_t>(r.documents[static_cast<size_t>(document)])] == 0)
-      ++document;  // the first documents may be empty
+    while (lengths[r.documents[document]] == 0) ++document;  // the first documents may be empty
     const GptIndex::Start start = index.start(i);
     REQUIRE(start.document == document);
     REQUIRE(start.offset == offset);
@@ -397,10 +395,10 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
       std::vector<int32_t> stream;
       for (const int32_t document : indices[d].documents) {
         const auto begin = std::accumulate(lengths[d].begin(), lengths[d].begin() + document, int32_t{0});
-        for (int32_t t = 0; t < lengths[d][static_cast<size_t>(document)]; ++t)
+        for (int32_t t = 0; t < lengths[d][document]; ++t)
           stream.push_back(static_cast<int32_t>(d) * 1000 + begin + t);
       }
-      const auto at = stream.begin() + indices[d].shuffle[static_cast<size_t>(sample)] * sample_length;
+      const auto at = stream.begin() + indices[d].shuffle[sample] * sample_length;
       std::vector<int32_t> row(sample_length + 1);
       dataset->read(static_cast<int64_t>(k), row);
       REQUIRE(row == std::vector<int32_t>(at, at + sample_length + 1));
@@ -414,7 +412,7 @@ TEST_CASE("sources without weights come in Megatron's order", "[order]") {
   std::vector<int32_t> row(sample_length + 1);
   for (int64_t k = 0; k < options.samples; ++k) {
     dataset->read(k, row);
-    ++drawn[static_cast<size_t>(row[0] / 1000)];
+    ++drawn[row[0] / 1000];
   }
   for (size_t d = 0; d < sizes.size(); ++d) CHECK(std::abs(drawn[d] - 3 * sizes[d]) <= 1);
 

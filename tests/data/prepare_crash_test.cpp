@@ -43,7 +43,7 @@ std::string read_back(const std::string& prefix) {
   const auto tokenizer = tokenizer_of_dataset(prefix);
   std::string text = fmt::format("{}\n", tokenizer->kind());
   for (int64_t s = 0; s < data.sequences(); ++s) {
-    std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[static_cast<size_t>(s)]));
+    std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[s]));
     data.read(s, 0, tokens, tokenizer->vocab_size());
     tokens.pop_back();
     text += tokenizer->decode(tokens) + "\n";

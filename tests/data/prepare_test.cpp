@@ -32,7 +32,7 @@ std::vector<std::string> documents_of(const std::string& prefix) {
   const auto tokenizer = tokenizer_of_dataset(prefix);
   std::vector<std::string> documents;
   for (int64_t s = 0; s < data.sequences(); ++s) {
-    std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[static_cast<size_t>(s)]));
+    std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[s]));
     data.read(s, 0, tokens, tokenizer->vocab_size());
     CHECK(tokens.back() == tokenizer->eos());
     documents.push_back(tokenizer->decode(tokens));

@@ -117,8 +117,7 @@ TEST_CASE("a step needs zeros only in the gradients that it accumulates into", "
                               [](float g) { return g == 0; }));
           int64_t overwritten = 0;
           for (size_t i = 0; i < t.group->parameters.size(); ++i) {
-            const model::Parameter& p =
-                spoiled.engine().plan().parameters.all[static_cast<size_t>(t.group->parameters[i])];
+            const model::Parameter& p = spoiled.engine().plan().parameters.all[t.group->parameters[i]];
             if (!p.overwrites_gradient) continue;
             const int64_t begin = t.group->layout.place(static_cast<int>(i)).start;
             std::fill_n(gradients.begin() + begin, p.numel(), NAN);

@@ -620,7 +620,7 @@ TEST_CASE("delayed scales follow the largest numbers, and neither spikes nor NaN
   const int at = s.layout.index(0, precision::Gemm::mlp_in, precision::Role::weight);
   const auto scale = [&] { return static_cast<double>(s.scale.ptr<float>()[at]); };
   const auto weight = [&]() -> float& {
-    return *e.weights()[static_cast<size_t>(e.plan().parameters.layers[0].mlp_in)].ptr<float>();
+    return *e.weights()[e.plan().parameters.layers[0].mlp_in].ptr<float>();
   };
   CHECK(scale() == 1);
   trainee.train_step();

@@ -105,8 +105,7 @@ class Trainee {
     for (const engine::WeightSlice& s : weight_slices(engine_->plan().parameters, engine_->groups())) {
       const std::vector<float> values = values_of(s.values);
       auto& elements = out.elements["w/" + s.part.name];
-      for (int64_t i = 0; i < std::ssize(values); ++i)
-        elements[s.part.element(i)] = values[static_cast<size_t>(i)];
+      for (int64_t i = 0; i < std::ssize(values); ++i) elements[s.part.element(i)] = values[i];
     }
     return out;
   }
@@ -173,8 +172,7 @@ class Trainee {
     for (const model::Part& part : parameter.parts)
       for (int64_t i = 0; i < std::ssize(values); ++i) {
         const int64_t e = begin + i - part.offset;
-        if (e >= 0 && e < part.numel())
-          out[prefix + part.name][part.element(e)] = values[static_cast<size_t>(i)];
+        if (e >= 0 && e < part.numel()) out[prefix + part.name][part.element(e)] = values[i];
       }
   }
   void add_state(const char* name, const char* prefix, Elements& out) {
@@ -185,7 +183,7 @@ class Trainee {
       const std::vector<float> offloaded = elsewhere ? values_of(elsewhere, true) : std::vector<float>();
       for (const plan::OwnedRange& r : t.group->owned) {
         const std::vector<float>& values = r.offloaded ? offloaded : resident;
-        add(engine_->plan().parameters.all[static_cast<size_t>(r.parameter)], r.offset,
+        add(engine_->plan().parameters.all[r.parameter], r.offset,
             {values.begin() + r.state, values.begin() + r.state + r.count}, prefix, out);
       }
     }

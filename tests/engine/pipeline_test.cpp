@@ -125,6 +125,6 @@ TEST_CASE("a stage has memory for its layers and the microbatches in flight") {
   }
   CHECK(layers == 12);
   for (int rank = 1; rank < n - 1; ++rank)  // one microbatch less in flight
-    CHECK(activations[static_cast<size_t>(rank)] < activations[static_cast<size_t>(rank - 1)]);
+    CHECK(activations[rank] < activations[rank - 1]);
   CHECK(weights.front() < 2 * weights[1]);
 }

@@ -130,7 +130,7 @@ class Rank {
           std::memcpy(&low, bytes.data() + 2 * i, 2);
           value = static_cast<float>(low);
         }
-        values[static_cast<size_t>(part.element(first + i))] = value;
+        values[part.element(first + i)] = value;
       }
     };
     const model::ParameterList& parameters = engine_->plan().parameters;
@@ -139,7 +139,7 @@ class Rank {
     for (const engine::GroupTensors& t : engine_->groups())
       for (size_t k = 0; k < t.state.size(); ++k)
         for (const plan::OwnedRange& r : t.group->owned)
-          for (const model::Part& part : parameters.all[static_cast<size_t>(r.parameter)].parts) {
+          for (const model::Part& part : parameters.all[r.parameter].parts) {
             const int64_t begin = std::max(r.offset, part.offset),
                           end = std::min(r.offset + r.count, part.offset + part.numel());
             if (begin < end)
@@ -285,8 +285,7 @@ TEST_CASE("gradients that are kept in bf16 change a step by their rounding", "[s
         CAPTURE(s.strategy, s.replicas, microbatches, device);
         const Rank rank(s);
         for (const plan::ParamGroup& g : rank.plan().groups)
-          REQUIRE(rank.plan().memory.buffers()[static_cast<size_t>(g.gradients)].bytes ==
-                  2 * g.layout.shard_total());
+          REQUIRE(rank.plan().memory.buffers()[g.gradients].bytes == 2 * g.layout.shard_total());
         const Trained got = run(s);
         // 2^-8 relative per gradient and microbatch; the norm averages it away.
         REQUIRE(difference({got.norms[0]}, {ddp.norms[0]}) < 1e-3);
@@ -327,7 +326,7 @@ TEST_CASE("what rounding to fp8 lost is memory of the plan, and none without fee
       const Rank rank({.strategy = strategy, .wire = "fp8", .feedback = feedback});
       for (const plan::ParamGroup& g : rank.plan().groups) {
         const auto bytes = [&](memory::BufferId id) {
-          return id < 0 ? 0 : rank.plan().memory.buffers()[static_cast<size_t>(id)].bytes;
+          return id < 0 ? 0 : rank.plan().memory.buffers()[id].bytes;
         };
         const bool kept = feedback && n > 1;
         REQUIRE(bytes(g.errors) == (kept ? 4 * g.layout.total() : 0));
@@ -378,7 +377,7 @@ TEST_CASE("the bytes of a step are those of the strategy", "[sharding]") {
   // first layer and the head. The final norm is there from the head's forward to its backward pass.
   double final_norm = 0;
   for (const parallel::Bucket& b : layers.layout.buckets())
-    if (layers.layout.params()[static_cast<size_t>(b.params.front())].name.starts_with("final_norm"))
+    if (layers.layout.params()[b.params.front()].name.starts_with("final_norm"))
       final_norm += share * static_cast<double>(b.size);
   REQUIRE(final_norm > 0);
   for (const int microbatches : {1, 3})

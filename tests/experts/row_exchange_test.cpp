@@ -35,7 +35,7 @@ std::vector<std::vector<int64_t>> rows_of(const Routing& r, int ranks) {
       const auto key = [&](int64_t e) { return stream.normal(static_cast<uint64_t>(t * r.experts + e)); };
       if (!r.skewed)
         std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) < key(b); });
-      for (int64_t k = 0; k < r.top_k; ++k) ++own[static_cast<size_t>(order[static_cast<size_t>(k)])];
+      for (int64_t k = 0; k < r.top_k; ++k) ++own[order[k]];
     }
     if (r.capacity > 0) std::fill(own.begin(), own.end(), r.capacity);
   }
@@ -72,8 +72,7 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
     exchange.padded_table(routing.capacity, padded);
     REQUIRE(padded == table);
   }
-  const int64_t sent = std::accumulate(rows[static_cast<size_t>(rank)].begin(),
-                                       rows[static_cast<size_t>(rank)].end(), int64_t{0});
+  const int64_t sent = std::accumulate(rows[rank].begin(), rows[rank].end(), int64_t{0});
   REQUIRE(exchange.sent(table) == sent);
 
   // In the order [local expert, source], with the expert of each row.
@@ -83,8 +82,8 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
   std::vector<int32_t> offsets{0};
   for (int64_t e = first; e < first + shape.local(); ++e) {
     for (int source = 0; source < ranks; ++source) {
-      const int64_t begin = table[static_cast<size_t>(source * (routing.experts + 1) + e)];
-      for (int64_t i = 0; i < rows[static_cast<size_t>(source)][static_cast<size_t>(e)]; ++i) {
+      const int64_t begin = table[source * (routing.experts + 1) + e];
+      for (int64_t i = 0; i < rows[source][e]; ++i) {
         for (int64_t c = 0; c < width; ++c) expected.push_back(value(source, begin + i, c));
         weights.push_back(-value(source, begin + i, 0));
         expert.push_back(e);
@@ -110,8 +109,8 @@ void check(Backend& backend, const Routing& routing, const ExpertShape& shape) {
   std::vector<float> wanted;
   for (int t = 0; t < shape.etp; ++t)
     for (int64_t e = 0; e < routing.experts; ++e) {
-      const int64_t begin = table[static_cast<size_t>(rank * (routing.experts + 1) + e)];
-      for (int64_t i = 0; i < rows[static_cast<size_t>(rank)][static_cast<size_t>(e)]; ++i)
+      const int64_t begin = table[rank * (routing.experts + 1) + e];
+      for (int64_t i = 0; i < rows[rank][e]; ++i)
         for (int64_t c = 0; c < width; ++c) wanted.push_back(result(value(rank, begin + i, c), e, t));
     }
   // The rows for each of the T ranks, which differ.

@@ -567,7 +567,7 @@ void expect_each_once(const std::string& path, int parts) {
     sums.for_part(std::vector<uint8_t>(sums.count()), part, parts, describe,
                   [&](size_t i, const CheckpointSums::Sum& sum) {
                     ++times[i];
-                    bytes[static_cast<size_t>(part)] += sum.bytes;
+                    bytes[part] += sum.bytes;
                   });
   CHECK(std::all_of(times.begin(), times.end(), [](uint8_t n) { return n == 1; }));
   uint64_t total = 0;
@@ -619,7 +619,7 @@ TEST_CASE("a checkpoint of many files is read with few of them open") {
   }
   for (int i = 0; i < 100; ++i) {
     int64_t value = -1;
-    const SafetensorsFile& file = *files[static_cast<size_t>(i)];
+    const SafetensorsFile& file = *files[i];
     file.read(file.at("x"), &value, 8);
     CHECK(value == i);
   }

@@ -51,7 +51,7 @@ class ThreadRanks {
     std::vector<Caught> errors(static_cast<size_t>(size_));
     std::vector<std::thread> threads;
     for (int r = 0; r < size_; ++r) {
-      threads.emplace_back([&, r] { errors[static_cast<size_t>(r)] = error_of([&] { work(r); }); });
+      threads.emplace_back([&, r] { errors[r] = error_of([&] { work(r); }); });
     }
     for (std::thread& t : threads) t.join();
     return errors;
@@ -61,7 +61,7 @@ class ThreadRanks {
   std::vector<std::string> exchange(int rank, const std::string& text) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return !leaving_; });
-    texts_[static_cast<size_t>(rank)] = text;
+    texts_[rank] = text;
     if (++inside_ == size_) {
       leaving_ = true;
       changed_.notify_all();

@@ -81,9 +81,9 @@ TEST_CASE("shuffled documents are the same documents in another order", "[indexe
       const int32_t d = id / 2;
       order.push_back(d);
       CHECK(data.document_of(s + 1) == s / 2);
-      REQUIRE(data.lengths()[static_cast<size_t>(s)] == (d == 7 ? 600000 : d % 5));
+      REQUIRE(data.lengths()[s] == (d == 7 ? 600000 : d % 5));
       REQUIRE(data.lengths()[static_cast<size_t>(s) + 1] == d % 3 + 1);
-      std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[static_cast<size_t>(s)]));
+      std::vector<int32_t> tokens(static_cast<size_t>(data.lengths()[s]));
       data.read(s, 0, tokens);
       CHECK(std::all_of(tokens.begin(), tokens.end(), [&](int32_t token) { return token == 2 * d; }));
     }
@@ -128,7 +128,7 @@ TEST_CASE("token files larger than the blocks in which they are read and written
     int64_t wrong = 0;
     for (int64_t i = 1; i < data.sequences(); ++i) {
       data.read(i, 0, read);
-      wrong += read[0] != all[static_cast<size_t>(199999 + i)] || data.document_of(i) != i;
+      wrong += read[0] != all[199999 + i] || data.document_of(i) != i;
     }
     CHECK(wrong == 0);
   }
@@ -225,7 +225,7 @@ TEST_CASE("no mutation of an index does harm", "[indexed][fuzz]") {
       const IndexedDataset data(prefix);
       ++opened;
       for (int64_t s = 0; s < data.sequences(); ++s) {
-        std::vector<int32_t> all(static_cast<size_t>(data.lengths()[static_cast<size_t>(s)]));
+        std::vector<int32_t> all(static_cast<size_t>(data.lengths()[s]));
         data.read(s, 0, all);
       }
     });

@@ -210,7 +210,7 @@ TEST_CASE("places are collected again when the pieces of any rank change") {
           return gather(text);
         };
       CheckpointWriter::Options options;
-      options.plans = &kept[static_cast<size_t>(rank)];
+      options.plans = &kept[rank];
       CheckpointWriter writer(dir / "c", step, 1000, group, options);
       const auto at = std::find(order.begin(), order.end(), rank) - order.begin();
       const std::vector<float> values(4, static_cast<float>(10 * step + at));

@@ -240,7 +240,7 @@ TEST_CASE("the plan of slices is used again until the slices of any rank change"
     for (const Caught& e : threads.run([&](int rank) {
            Slices held(rank, ranks, salt, true, everything);
            CheckpointWriter::Options options;
-           options.plans = &kept[static_cast<size_t>(rank)];
+           options.plans = &kept[rank];
            CheckpointWriter writer(dir / "c", step, 1000, threads.group(rank), options);
            writer.add_slices("model", held.slices);
            writer.commit(JsonValue::object());
@@ -403,7 +403,7 @@ TEST_CASE("slices are converted and transposed while they are read") {
     for (int64_t r = 0; r < height; ++r)
       for (int64_t c = 0; c < 300; ++c) {
         const auto want = static_cast<float>(((r + 1) * width + 500 + c) * 7 % 1999);
-        bad += data[static_cast<size_t>(transposed ? c * height + r : r * 300 + c)] != want;
+        bad += data[transposed ? c * height + r : r * 300 + c] != want;
       }
     CHECK(bad == 0);
   }

@@ -82,7 +82,7 @@ TEST_CASE("barriers order shared memory", "[kernels]") {
       std::vector<int> out(static_cast<size_t>(2 * n));
       NRL_LAUNCH((ladder), 2, static_cast<unsigned>(n), static_cast<size_t>(n) * sizeof(int), nullptr,
                  out.data(), 5);
-      for (int i = 0; i < 2 * n; ++i) REQUIRE(out[static_cast<size_t>(i)] == (i % n + 5) % n);
+      for (int i = 0; i < 2 * n; ++i) REQUIRE(out[i] == (i % n + 5) % n);
     }
   });
 }

@@ -14,10 +14,10 @@ namespace {
 constexpr int starts = 4, most_changes = 12;
 
 int at(const Cell& cell, int d) {
-  return cell[static_cast<size_t>(d)];
+  return cell[d];
 }
 int& at(Cell& cell, int d) {
-  return cell[static_cast<size_t>(d)];
+  return cell[d];
 }
 
 class Search {
@@ -43,13 +43,12 @@ class Search {
 
  private:
   int count() const { return static_cast<int>(dimensions_.size()); }
-  const Dimension& dimension(int d) const { return dimensions_[static_cast<size_t>(d)]; }
+  const Dimension& dimension(int d) const { return dimensions_[d]; }
   int values(int d) const { return static_cast<int>(dimension(d).values.size()); }
   int draw(int below) { return static_cast<int>(random_.bits(drawn_++) % static_cast<uint32_t>(below)); }
   template <class T>
   void shuffle(std::vector<T>& list) {
-    for (size_t i = list.size(); i > 1; --i)
-      std::swap(list[i - 1], list[static_cast<size_t>(draw(static_cast<int>(i)))]);
+    for (size_t i = list.size(); i > 1; --i) std::swap(list[i - 1], list[draw(static_cast<int>(i))]);
   }
 
   // Finds a cell with the pair.
@@ -86,7 +85,7 @@ class Search {
           continue;
         }
         // Other values of these decide which dimensions apply.
-        const bool any = (random && draw(2) == 0) || (attempt > 0 && decides_[static_cast<size_t>(d)]);
+        const bool any = (random && draw(2) == 0) || (attempt > 0 && decides_[d]);
         const int v = at(fixed, d) >= 0 ? at(fixed, d) : any ? draw(values(d)) : 0;
         possible = applies(d, v, cell);
         at(cell, d) = v;
@@ -184,7 +183,7 @@ class Search {
       bool found = false;
       for (int e = 0; e < d && !found; ++e) {
         if (at(cell, e) < 0) continue;
-        const std::vector<std::string>& own = dimension(e).values[static_cast<size_t>(at(cell, e))].tags;
+        const std::vector<std::string>& own = dimension(e).values[at(cell, e)].tags;
         found = std::find(own.begin(), own.end(), tag) != own.end();
       }
       if (!found) return false;
@@ -192,9 +191,7 @@ class Search {
     return true;
   }
   bool applies(int d, const Cell& cell) const { return tagged(dimension(d).only, d, cell); }
-  bool applies(int d, int v, const Cell& cell) const {
-    return tagged(dimension(d).values[static_cast<size_t>(v)].only, d, cell);
-  }
+  bool applies(int d, int v, const Cell& cell) const { return tagged(dimension(d).values[v].only, d, cell); }
   // True if other dimensions or values apply or not, depending on the value of this one.
   bool tags_decide(int d) const {
     for (const Dimension& other : dimensions_)
@@ -226,7 +223,7 @@ std::vector<std::string> overrides(const std::vector<Dimension>& dimensions, con
   std::vector<std::string> out;
   for (size_t d = 0; d < cell.size(); ++d)
     if (cell[d] >= 0) {
-      const std::vector<std::string>& keys = dimensions[d].values[static_cast<size_t>(cell[d])].keys;
+      const std::vector<std::string>& keys = dimensions[d].values[cell[d]].keys;
       out.insert(out.end(), keys.begin(), keys.end());
     }
   return out;
@@ -237,7 +234,7 @@ std::string name_of(const std::vector<Dimension>& dimensions, const Cell& cell) 
   for (size_t d = 0; d < cell.size(); ++d)
     if (cell[d] > 0 || (d < 2 && cell[d] == 0))
       out += (out.empty() ? "" : "; ") + (d < 2 ? "" : dimensions[d].name + ": ") +
-             dimensions[d].values[static_cast<size_t>(cell[d])].name;
+             dimensions[d].values[cell[d]].name;
   return out;
 }
 

@@ -47,7 +47,7 @@ std::set<std::string> tags_of(const std::vector<Dimension>& dimensions, const Ce
   std::set<std::string> out;
   for (size_t d = 0; d < cell.size(); ++d)
     if (cell[d] >= 0) {
-      const std::vector<std::string>& tags = dimensions[d].values[static_cast<size_t>(cell[d])].tags;
+      const std::vector<std::string>& tags = dimensions[d].values[cell[d]].tags;
       out.insert(tags.begin(), tags.end());
     }
   return out;
@@ -189,7 +189,7 @@ std::string text_of(const verify::TrialResult& result) {
 /// With other values for those that change the order of sums.
 Cell in_order(const std::vector<Dimension>& dimensions, Cell cell) {
   for (size_t d = 0; d < cell.size(); ++d)
-    if (cell[d] >= 0 && dimensions[d].values[static_cast<size_t>(cell[d])].reorders) cell[d] = 0;
+    if (cell[d] >= 0 && dimensions[d].values[cell[d]].reorders) cell[d] = 0;
   return cell;
 }
 
@@ -332,9 +332,9 @@ void print(const std::vector<Dimension>& dimensions, const Covering& covering) {
   const auto trained = static_cast<int>(trained_cells(test_world().size()));
   const auto each = [&](bool layout, const auto& visit) {
     for (int d = 0; d < count; ++d)
-      if (const Dimension& dimension = dimensions[static_cast<size_t>(d)]; dimension.layout == layout)
+      if (const Dimension& dimension = dimensions[d]; dimension.layout == layout)
         for (int v = 0; v < static_cast<int>(dimension.values.size()); ++v)
-          visit(d, v, dimension.name + ": " + dimension.values[static_cast<size_t>(v)].name);
+          visit(d, v, dimension.name + ": " + dimension.values[v].name);
   };
   const auto letter_of = [&](const std::string& reason) {
     const auto known = std::find_if(reasons.begin(), reasons.end(), [&](const std::string& other) {

@@ -23,7 +23,7 @@ bool together(const MemoryPlan::Buffer& a, const MemoryPlan::Buffer& b) {
 }
 
 const MemoryPlan::Buffer& of(const MemoryPlan& plan, BufferId id) {
-  return plan.buffers()[static_cast<size_t>(id)];
+  return plan.buffers()[id];
 }
 
 }  // namespace

@@ -90,8 +90,7 @@ void check(const ops::KernelTable& kernels, int threads, DeviceType device) {
       const std::vector<float> expected = log_probs(separate, alone(all, d));
       for (int i = d.begin; i < d.end; ++i) {
         INFO("token " << i);
-        CHECK(found[static_cast<size_t>(i)] ==
-              Approx(expected[static_cast<size_t>(i - d.begin)]).epsilon(1e-5));
+        CHECK(found[i] == Approx(expected[i - d.begin]).epsilon(1e-5));
       }
     }
     // They would see each other.

@@ -49,7 +49,7 @@ class Probe : public TinyModel {
     std::map<std::string, Mask> found;
     for (int token = 0; token < tokens; ++token) {
       std::vector<float> weight(tokens, 0.0f);
-      weight[static_cast<size_t>(token)] = -1.0f;
+      weight[token] = -1.0f;
       std::vector<int32_t> target(tokens, 7);
       int64_t step = draw.step;
       model::MicroBatch b = batch();
@@ -186,7 +186,6 @@ TEST_CASE("masks depend on the step and on the row in the global batch alone", "
     if (!is_attention(place)) CHECK(agreement(mask, next.at(place)) == Approx(0.5).margin(0.06));
     // Rows 12 to 18 are the second sequence here, and the first one where the microbatch begins at row 12.
     for (int64_t e = 0; e < 7 * hidden; ++e)
-      CHECK(later.at(place)[static_cast<size_t>(e)] ==
-            Approx(mask[static_cast<size_t>(12 * hidden + e)]).margin(1e-4));
+      CHECK(later.at(place)[e] == Approx(mask[12 * hidden + e]).margin(1e-4));
   }
 }

@@ -151,7 +151,7 @@ TEST_CASE("a router that transformers does not have is written so that transform
   CHECK(m.moe.rule.group_top_k == 2);
   CHECK(m.moe.bias_rate == 0.01f);
   const ParameterList list = make_parameters(m);
-  const Parameter& bias = list.all[static_cast<size_t>(list.layers[1].router_bias)];
+  const Parameter& bias = list.all[list.layers[1].router_bias];
   CHECK(bias.parts[0].name == "model.layers.1.block_sparse_moe.gate.e_score_correction_bias");
   CHECK((bias.numel() == 8 && !bias.trainable && bias.f32));
 }

@@ -65,7 +65,7 @@ TEST_CASE("the parameters of all ranks cover the model, and only copies overlap"
     CHECK((list.head >= 0) == rank.last_stage());
     REQUIRE(static_cast<int64_t>(list.layers.size()) == spec.layers);
     for (int l = 0; l < spec.layers; ++l)
-      CHECK((list.layers[static_cast<size_t>(l)].qkv >= 0) == holds_block(rank, spec.layers, l));
+      CHECK((list.layers[l].qkv >= 0) == holds_block(rank, spec.layers, l));
     for (const Parameter& p : list.all) {
       int64_t in_parts = 0;
       const bool copy = (p.copies == Copies::tp && rank.tensor_rank > 0) ||

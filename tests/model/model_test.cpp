@@ -341,7 +341,7 @@ TEST_CASE("normal numbers in bulk have the bits of single ones", "[model]") {
     int64_t bad = 0;
     for (int64_t i = 0; i < 4 * c.blocks; ++i) {
       const auto want = static_cast<float>(c.scale * stream.normal(4 * c.first + static_cast<uint64_t>(i)));
-      bad += std::bit_cast<uint32_t>(got[static_cast<size_t>(i)]) != std::bit_cast<uint32_t>(want);
+      bad += std::bit_cast<uint32_t>(got[i]) != std::bit_cast<uint32_t>(want);
     }
     REQUIRE(bad == 0);
     REQUIRE(got.back() == 123.0f);
@@ -360,9 +360,8 @@ TEST_CASE("initial values are scaled normal numbers of the element", "[model]") 
     model::initial_values(spec, p, part, 4, values.data(), 2);
     int64_t bad = 0;
     for (int64_t i = 0; i < part.numel(); ++i)
-      bad +=
-          values[static_cast<size_t>(i)] !=
-          static_cast<float>(spec.initializer_range * stream.normal(static_cast<uint64_t>(part.element(i))));
+      bad += values[i] != static_cast<float>(spec.initializer_range *
+                                             stream.normal(static_cast<uint64_t>(part.element(i))));
     REQUIRE(bad == 0);
   }
 }
@@ -370,7 +369,7 @@ TEST_CASE("initial values are scaled normal numbers of the element", "[model]") 
 TEST_CASE("initial values depend on seed, name and element only", "[model]") {
   const auto spec = model::parse_model_config(test::tiny_configs()[2].second, "test");
   const auto list = model::make_parameters(spec);
-  const auto& p = list.all[static_cast<size_t>(list.layers[1].qkv)];
+  const auto& p = list.all[list.layers[1].qkv];
   const auto& part = p.parts[1];  // k_proj, 16 x 32
   std::vector<float> whole(static_cast<size_t>(part.numel()));
   model::initial_values(spec, p, part, 9, whole.data(), 2);
@@ -383,10 +382,9 @@ TEST_CASE("initial values depend on seed, name and element only", "[model]") {
     model::initial_values(spec, p, slice, 9, piece.data(), 1);
     int bad = 0;
     for (int64_t i = 0; i < slice.numel(); ++i)
-      bad += piece[static_cast<size_t>(i)] !=
-             whole[static_cast<size_t>((row + i / columns) * 32 + column + i % columns)];
+      bad += piece[i] != whole[(row + i / columns) * 32 + column + i % columns];
     REQUIRE(bad == 0);
     model::initial_values(spec, p, slice, 10, piece.data(), 1);
-    REQUIRE(piece[0] != whole[static_cast<size_t>(row * 32 + column)]);
+    REQUIRE(piece[0] != whole[row * 32 + column]);
   }
 }

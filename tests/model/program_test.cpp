@@ -241,8 +241,7 @@ TEST_CASE("what is read after backward rounds lives on from each of them", "[mod
   const auto ticks = [&](std::string_view name) {
     std::vector<int> found_at;
     for (size_t i = 0; i < p.steps.size(); ++i)
-      if (p.steps[i].kind == StepKind::compute &&
-          table.steps()[static_cast<size_t>(p.steps[i].index)].name == name)
+      if (p.steps[i].kind == StepKind::compute && table.steps()[p.steps[i].index].name == name)
         found_at.push_back(buffers.first_tick + static_cast<int>(i));
     return found_at;
   };

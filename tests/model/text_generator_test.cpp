@@ -221,7 +221,7 @@ TEST_CASE("the first tokens of many seeds have the model's distribution", "[gene
 TEST_CASE("the tokens of one text are drawn independently", "[generate]") {
   // With constant embeddings and no positions every token has the same distribution.
   Model m("llama");
-  const Tensor embedding = m.loaded->weights[static_cast<size_t>(m.loaded->parameters.embedding)];
+  const Tensor embedding = m.loaded->weights[m.loaded->parameters.embedding];
   for (int64_t i = 0; i < embedding.numel(); ++i)
     embedding.ptr<float>()[i] = 0.02f * static_cast<float>(i % embedding.dim(1) % 5 - 2);
   for (double& w : m.weights.at("embedding.weight").values) w = 0;
@@ -250,7 +250,7 @@ TEST_CASE("text comes in whole characters", "[generate]") {
   REQUIRE(std::set<int32_t>(tokens.begin(), tokens.end()).size() == 5);
   // " x", then a character of four bytes in two tokens, then one of three bytes in two.
   const std::vector<std::string> parts = {" x", "\xf0\x9f", "\x98\x80y\xe2", "\x82", "\xac"};
-  for (size_t i = 0; i < 5; ++i) m.tokenizer.pieces[static_cast<size_t>(tokens[i])] = parts[i];
+  for (size_t i = 0; i < 5; ++i) m.tokenizer.pieces[tokens[i]] = parts[i];
   const std::vector<std::string> whole = {" x", "\xf0\x9f\x98\x80y", "\xe2\x82\xac"};
   for (int64_t count = 1; count <= 5; ++count) {
     std::vector<std::string> pieces;

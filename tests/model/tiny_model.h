@@ -168,8 +168,7 @@ class TinyModel {
   double weighted(const Tensor& log_prob) const {
     double sum = 0;
     for (int i = 0; i < tokens; ++i)
-      sum += static_cast<double>(weight_[static_cast<size_t>(i)]) *
-             static_cast<double>(log_prob.ptr<float>()[i]);
+      sum += static_cast<double>(weight_[i]) * static_cast<double>(log_prob.ptr<float>()[i]);
     return sum;
   }
   /// Zeroes the gradients that are accumulated. The others may hold anything.
@@ -188,9 +187,9 @@ class TinyModel {
     std::vector<model::MicroBatch> all;
     more_ids_.resize(static_cast<size_t>(count));
     for (int m = 0; m < count; ++m) {
-      auto& ids = more_ids_[static_cast<size_t>(m)];
+      auto& ids = more_ids_[m];
       for (int i = 0; i < tokens; ++i)
-        ids[static_cast<size_t>(i)] = static_cast<int32_t>((i * 37 + m * 5 + 11) % spec_.vocab_size);
+        ids[i] = static_cast<int32_t>((i * 37 + m * 5 + 11) % spec_.vocab_size);
       all.push_back(batch());
       all.back().ids.data = ids.data();
       all.back().first_row = m * tokens;

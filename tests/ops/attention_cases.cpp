@@ -286,8 +286,7 @@ void mask_is_random(Exec& e) {
   within("dropped", std::count(mask.begin(), mask.end(), false), n, p);
   const auto both = [&](const char* what, int64_t step, const std::vector<bool>& other) {
     int64_t count = 0;
-    for (int64_t i = 0; i + step < n; ++i)
-      count += !mask[static_cast<size_t>(i)] && !other[static_cast<size_t>(i + step)];
+    for (int64_t i = 0; i + step < n; ++i) count += !mask[i] && !other[i + step];
     within(what, count, n - step, p * p);
   };
   for (int64_t key = 1; key < 9; ++key) both("dropped with a key near it", key, mask);

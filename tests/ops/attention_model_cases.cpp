@@ -59,9 +59,7 @@ struct Mirrored {
     }
   }
   void fetch(Exec& e) { download(e, tensor, host.data()); }
-  double operator[](int64_t i) const {
-    return static_cast<double>(static_cast<float>(host[static_cast<size_t>(i)]));
-  }
+  double operator[](int64_t i) const { return static_cast<double>(static_cast<float>(host[i])); }
 };
 
 struct Attention {
@@ -153,8 +151,8 @@ struct Reference {
     double sum = 0;
     for (const double x : score) sum += std::exp(x - top);
     for (int64_t j = begin; j <= row; ++j) {
-      const double p = std::exp(score[static_cast<size_t>(j - begin)] - top) / sum;
-      for (int64_t c = 0; c < s.d; ++c) result[static_cast<size_t>(c)] += p * v(j, c);
+      const double p = std::exp(score[j - begin] - top) / sum;
+      for (int64_t c = 0; c < s.d; ++c) result[c] += p * v(j, c);
     }
     result.push_back(top + std::log(sum));
     return result;
@@ -173,7 +171,7 @@ struct Reference {
     const auto k = column(kv(head));
     for (int64_t j = row / s.length * s.length; j <= row; ++j) {
       const double ds = a.scale * pair(head, row, j).ds;
-      for (int64_t c = 0; c < s.d; ++c) result[static_cast<size_t>(c)] += ds * k(j, c);
+      for (int64_t c = 0; c < s.d; ++c) result[c] += ds * k(j, c);
     }
     return result;
   }
@@ -186,8 +184,8 @@ struct Reference {
         const Pair x = pair(head, i, row);
         const auto q = column(head), d_out = dout(head);
         for (int64_t c = 0; c < s.d; ++c) {
-          dk[static_cast<size_t>(c)] += a.scale * x.ds * q(i, c);
-          dv[static_cast<size_t>(c)] += x.p * d_out(i, c);
+          dk[c] += a.scale * x.ds * q(i, c);
+          dv[c] += x.p * d_out(i, c);
         }
       }
     return {dk, dv};
@@ -214,7 +212,7 @@ void check_samples(const Attention& a) {
     check(s, fmt::format("{} of row {}", what, row),
           largest_difference(
               1, s.d, [&](int64_t, int64_t i) { return got(row, i); },
-              [&](int64_t, int64_t i) { return want[static_cast<size_t>(i)]; }, rms));
+              [&](int64_t, int64_t i) { return want[i]; }, rms));
   };
   const int64_t last = s.sequences - 1;
   for (const int64_t sequence : {int64_t{0}, std::min<int64_t>(1, last), last})

@@ -38,8 +38,7 @@ class Rows {
   /// (rows) of integers in [0, below).
   Tensor integers(int64_t below) {
     std::vector<int32_t> values(period);
-    for (int64_t i = 0; i < period; ++i)
-      values[static_cast<size_t>(i)] = static_cast<int32_t>((i * 7919 + 13) % below);
+    for (int64_t i = 0; i < period; ++i) values[i] = static_cast<int32_t>((i * 7919 + 13) % below);
     return repeated(DType::i32, 0, std::as_bytes(std::span(values)));
   }
   /// Results; they begin as NaN.

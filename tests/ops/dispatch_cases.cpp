@@ -188,7 +188,7 @@ NRL_OP_CASES(dispatch) {
     for (const DType t : types)
       for (const auto& [h, gap] : {std::pair<int64_t, int64_t>{1, 0}, {33, 1}, {64, 8}, {1040, 0}}) {
         // Every type with a few tokens and with many experts; else in turn.
-        if (s.n > 7 && s.experts < 128 && t != types[static_cast<size_t>(place % 3)]) continue;
+        if (s.n > 7 && s.experts < 128 && t != types[place % 3]) continue;
         registry.tests.push_back({fmt::format("{} {} rows of {} gap {}", name, name_of(t), h, gap),
                                   [=](Exec& e) { return moved(e, s, t, h, gap); }, true});
         for (const bool in_place : {false, true})

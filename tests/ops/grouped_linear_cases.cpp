@@ -24,8 +24,8 @@ struct Problem {
     offsets = Buffer(DType::i32, {experts + 1});
     int64_t n = 0;
     for (int64_t e = 0; e < experts; ++e) {
-      n += s.rows[static_cast<size_t>(e)];
-      largest = std::max(largest, s.rows[static_cast<size_t>(e)]);
+      n += s.rows[e];
+      largest = std::max(largest, s.rows[e]);
       offsets.set(e + 1, static_cast<double>(n));
     }
     const int64_t used = n;

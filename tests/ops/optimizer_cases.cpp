@@ -156,8 +156,8 @@ void reduced_state(Exec& e, DType mean, DType square, DType read = DType::bf16) 
     Buffer exact_m(DType::f32, {held}), exact_v(DType::f32, {held});
     const std::vector<float> old_m = m.get(), old_v = v.get();
     for (int64_t i = 0; i < held; ++i) {
-      exact_m.set(i, static_cast<double>(old_m[static_cast<size_t>(i)]));
-      exact_v.set(i, static_cast<double>(old_v[static_cast<size_t>(i)]));
+      exact_m.set(i, static_cast<double>(old_m[i]));
+      exact_v.set(i, static_cast<double>(old_v[i]));
     }
     AdamW a{.param = expected,
             .grad = grad,
@@ -188,9 +188,8 @@ void reduced_state(Exec& e, DType mean, DType square, DType read = DType::bf16) 
           bias += error;
           units += 1;
         };
-        if (mean != DType::f32)
-          check(m, exact_m.get(i), static_cast<double>(new_m[static_cast<size_t>(i)]), "exp_avg");
-        const double want = exact_v.get(i), got = static_cast<double>(new_v[static_cast<size_t>(i)]);
+        if (mean != DType::f32) check(m, exact_m.get(i), static_cast<double>(new_m[i]), "exp_avg");
+        const double want = exact_v.get(i), got = static_cast<double>(new_v[i]);
         if (square != DType::f32 && want > v.unit(i, 0)) check(v, want, got, "exp_avg_sq");
         lost += want > 0 && got == 0;
       }

@@ -23,8 +23,7 @@ struct Shape {
 Buffer table_of(DType t, int64_t rotary) {
   const std::vector<float> values = rope_table({.rotary_dim = rotary}, 40, 40);
   Buffer table(t, {40, rotary});
-  for (int64_t i = 0; i < table.size(); ++i)
-    table.set(i, static_cast<double>(values[static_cast<size_t>(i)]));
+  for (int64_t i = 0; i < table.size(); ++i) table.set(i, static_cast<double>(values[i]));
   return table;
 }
 

@@ -12,8 +12,7 @@ using namespace nrl::ops;
 Buffer table_of(DType t, const RopeSpec& spec, int64_t positions) {
   const std::vector<float> values = rope_table(spec, positions, positions);
   Buffer table(t, {positions, spec.rotary_dim});
-  for (int64_t i = 0; i < table.size(); ++i)
-    table.set(i, static_cast<double>(values[static_cast<size_t>(i)]));
+  for (int64_t i = 0; i < table.size(); ++i) table.set(i, static_cast<double>(values[i]));
   return table;
 }
 

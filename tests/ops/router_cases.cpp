@@ -227,7 +227,7 @@ void parts(Exec& e) {
     run(balance, backward);
     synchronize(exact);
     for (int64_t i = 0; i < s.segments * s.experts; ++i) counted.set(i, counted.get(i) + r.counts.get(i));
-    for (int64_t i = 0; i < s.experts; ++i) step[static_cast<size_t>(i)] += own.get(i);
+    for (int64_t i = 0; i < s.experts; ++i) step[i] += own.get(i);
     for (int64_t i = 0; i < n * s.experts; ++i)
       expect(std::fabs(r.dlogits.get(i) - all.dlogits.get(first * s.experts + i)) < 1e-6,
              fmt::format("dlogits {} of token {}", i % s.experts, first + i / s.experts));
@@ -235,8 +235,7 @@ void parts(Exec& e) {
   }
   for (int64_t i = 0; i < s.segments * s.experts; ++i)
     expect(counted.get(i) == all.counts.get(i), "counts of segments");
-  for (int64_t i = 0; i < s.experts; ++i)
-    expect(step[static_cast<size_t>(i)] == sum.get(i), "counts of all segments");
+  for (int64_t i = 0; i < s.experts; ++i) expect(step[i] == sum.get(i), "counts of all segments");
   for (int i = 0; i < 3; ++i)
     expect(std::fabs(total.get(i) - metrics.get(i)) < 1e-6,
            fmt::format("metric {}: {} and {}", i, total.get(i), metrics.get(i)));

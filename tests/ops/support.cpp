@@ -171,7 +171,7 @@ std::vector<double> Buffer::values() const {
   std::vector<double> out(static_cast<size_t>(size()));
   typed(tensor_, [&](const auto* data) {
     for_rows([&](int64_t at, int64_t first, int64_t n) {
-      for (int64_t i = 0; i < n; ++i) out[static_cast<size_t>(first + i)] = as_double(data[at + i]);
+      for (int64_t i = 0; i < n; ++i) out[first + i] = as_double(data[at + i]);
     });
   });
   return out;
@@ -187,7 +187,7 @@ Buffer& Buffer::normal(std::string_view name, double scale, double mean) {
   for (auto i = static_cast<int64_t>(drawn.size()); i < size(); ++i) {
     drawn.push_back(random.normal(static_cast<uint64_t>(i)));
   }
-  return set_all([&](int64_t i) { return mean + scale * drawn[static_cast<size_t>(i)]; });
+  return set_all([&](int64_t i) { return mean + scale * drawn[i]; });
 }
 
 Buffer& Buffer::integers(std::string_view name, int64_t low, int64_t high) {

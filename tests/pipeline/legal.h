@@ -111,7 +111,7 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
     const bool last_microbatch = training && m + 1 == o.microbatches;
     const auto done = [&](Kind kind) { return next[{kind, a.chunk}] > m; };
     const auto occupy = [&] { return activations.emplace(buffer, m).first->second == m; };
-    if (a.stash != m % s.stashes[static_cast<size_t>(a.chunk)]) return wrong("stash = microbatch % stashes");
+    if (a.stash != m % s.stashes[a.chunk]) return wrong("stash = microbatch % stashes");
     // finish_send stands for two kinds; everything else comes once, in order of microbatches.
     const bool post = a.kind == Kind::post_forward || a.kind == Kind::post_backward;
     if (a.kind != Kind::finish_send && !post && next[{a.kind, a.chunk}]++ != m)

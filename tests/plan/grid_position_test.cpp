@@ -76,12 +76,12 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
             REQUIRE(has(g.shard_group()));
             const std::vector<int> shards = position.grid.members(g.shard_group());
             REQUIRE(static_cast<int>(shards.size()) == o.shards);
-            REQUIRE(shards[static_cast<size_t>(o.shard_rank)] == rank);
+            REQUIRE(shards[o.shard_rank] == rank);
             if (replicas > 1) {
               REQUIRE(has(g.replica_group()));
               const std::vector<int> copies = position.grid.members(g.replica_group());
               REQUIRE(static_cast<int>(copies.size()) == replicas);
-              REQUIRE(copies[static_cast<size_t>(o.replica)] == rank);
+              REQUIRE(copies[o.replica] == rank);
             }
             // Tied embeddings are on two stages that must not wait for each other within a step, and what
             // tensor-parallel ranks sum is small.

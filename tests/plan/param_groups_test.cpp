@@ -62,7 +62,7 @@ int64_t bytes(const RunPlan& p, Category c) {
 int64_t peak(const RunPlan& p, const std::vector<memory::BufferId>& ids) {
   std::map<int, int64_t> change;
   for (const memory::BufferId id : ids) {
-    const auto& b = p.memory.buffers()[static_cast<size_t>(id)];
+    const auto& b = p.memory.buffers()[id];
     REQUIRE(!b.always());
     for (const memory::Lifetime& life : b.lifetimes) {
       change[life.first] += b.bytes;
@@ -76,8 +76,7 @@ int64_t peak(const RunPlan& p, const std::vector<memory::BufferId>& ids) {
 
 int64_t largest(const RunPlan& p, const std::vector<memory::BufferId>& ids) {
   int64_t most = 0;
-  for (const memory::BufferId id : ids)
-    most = std::max(most, p.memory.buffers()[static_cast<size_t>(id)].bytes);
+  for (const memory::BufferId id : ids) most = std::max(most, p.memory.buffers()[id].bytes);
   return most;
 }
 
@@ -116,10 +115,9 @@ TEST_CASE("at most two layers are gathered at once, and the gradients of two red
     const auto& ids = tied->groups[0].bucket_gradients;
     int64_t blocks = 0;
     for (size_t b = 0; b < ids.size(); ++b)
-      if (tied->groups[0]
-              .layout.params()[static_cast<size_t>(tied->groups[0].layout.buckets()[b].params[0])]
-              .name.starts_with("layers."))
-        blocks = std::max(blocks, tied->memory.buffers()[static_cast<size_t>(ids[b])].bytes);
+      if (tied->groups[0].layout.params()[tied->groups[0].layout.buckets()[b].params[0]].name.starts_with(
+              "layers."))
+        blocks = std::max(blocks, tied->memory.buffers()[ids[b]].bytes);
     CHECK(blocks > 0);
     CHECK(peak(*tied, ids) <= largest(*tied, ids) + (overlap ? 2 : 1) * blocks);
   }
@@ -134,7 +132,7 @@ TEST_CASE("buffers that live at once in the whole schedule share no memory", "[p
     for (const int microbatches : {3, 8, 17})
       for (int i = 0; i < stages * static_cast<int>(schedules.size()); ++i) {
         const int rank = 2 * (i % stages);
-        const std::string& schedule = schedules[static_cast<size_t>(i / stages)];
+        const std::string& schedule = schedules[i / stages];
         CAPTURE(stages, microbatches, rank, schedule);
         const auto p = plan_of({.strategy = "optim_grads_params",
                                 .world = 2 * stages,

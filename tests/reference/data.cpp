@@ -54,7 +54,7 @@ std::pair<int64_t, int64_t> bounds(const std::array<double, 3>& split, int part,
   double begin = 0, end = 0;
   for (int i = 0; i <= part; ++i) {
     begin = end;
-    end += split[static_cast<size_t>(i)] / sum;
+    end += split[i] / sum;
   }
   const auto place = [&](double share) {
     return static_cast<int64_t>(std::nearbyint(share * static_cast<double>(count)));
@@ -70,9 +70,7 @@ std::vector<Tokens> part_of(const DataSettings& data, const std::string& path, i
     const auto [begin, end] = bounds(data.split, which, static_cast<int64_t>(all.size()));
     return std::vector<Tokens>(all.begin() + begin, all.begin() + end);
   };
-  const auto lacks = [&](int which) {
-    return data.split[static_cast<size_t>(which)] > 0 && count_tokens(documents(which)) == 0;
-  };
+  const auto lacks = [&](int which) { return data.split[which] > 0 && count_tokens(documents(which)) == 0; };
   if (!lacks(0) && !lacks(1)) return documents(part);
   const auto [begin, end] = bounds(data.split, part, count_tokens(all));
   std::vector<Tokens> pieces;

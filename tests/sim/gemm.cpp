@@ -66,7 +66,7 @@ std::vector<float> elements(const Operand& o, const void* data, const OperandSca
   std::vector<float> out(static_cast<size_t>(outer * inner));
   for (int64_t j = 0; j < outer; ++j)
     for (int64_t i = 0; i < inner; ++i)
-      out[static_cast<size_t>(inner_first ? i * outer + j : j * inner + i)] =
+      out[inner_first ? i * outer + j : j * inner + i] =
           load(data, o.dtype, j * outer_step + i * inner_step) * (in_blocks ? scales.at(j, i) : 1.0f);
   return out;
 }
@@ -84,12 +84,12 @@ void multiply(const GemmPlan& p, const GemmOperands& o, int algorithm) {
     std::fill(sums.begin(), sums.end(), 0.0f);
     for (int64_t step = 0; step < p.inner; ++step) {
       const int64_t i = algorithm == 0 ? step : p.inner - 1 - step;
-      const float x = a[static_cast<size_t>(r * p.inner + i)];
+      const float x = a[r * p.inner + i];
       const float* y = b.data() + i * p.cols;
       for (size_t c = 0; c < sums.size(); ++c) sums[c] += x * y[c];
     }
     for (int64_t c = 0; c < p.cols; ++c) {
-      float sum = sums[static_cast<size_t>(c)];
+      float sum = sums[c];
       if (!in_blocks) sum *= a_scales.at(r, 0) * b_scales.at(c, 0);
       if (p.accumulate) sum += load(o.d, p.d.dtype, r * p.d.ld + c);
       if (p.has_bias()) sum += load(o.bias, p.bias, c);

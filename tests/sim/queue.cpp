@@ -6,11 +6,11 @@ namespace nrl::sim {
 
 bool Capture::joined(const std::vector<int>& tail) const {
   std::vector<bool> before(graph->nodes.size(), false);
-  for (int node : tail) before[static_cast<size_t>(node)] = true;
+  for (int node : tail) before[node] = true;
   // A node's predecessors have lower numbers.
   for (size_t i = graph->nodes.size(); i-- > 0;) {
     if (!before[i]) return false;
-    for (int node : graph->nodes[i].after) before[static_cast<size_t>(node)] = true;
+    for (int node : graph->nodes[i].after) before[node] = true;
   }
   return true;
 }
@@ -20,7 +20,7 @@ Replay::Replay(std::shared_ptr<Graph> graph)
   for (size_t i = 0; i < graph_->nodes.size(); ++i) {
     const auto& before = graph_->nodes[i].after;
     missing_.push_back(static_cast<int>(before.size()));
-    for (int node : before) after_[static_cast<size_t>(node)].push_back(static_cast<int>(i));
+    for (int node : before) after_[node].push_back(static_cast<int>(i));
     if (before.empty()) ready_.push_back(static_cast<int>(i));
   }
 }
@@ -34,8 +34,8 @@ int Replay::take(std::mt19937_64& random) {
 
 void Replay::finish(int node) {
   --left_;
-  for (int next : after_[static_cast<size_t>(node)])
-    if (--missing_[static_cast<size_t>(next)] == 0) ready_.push_back(next);
+  for (int next : after_[node])
+    if (--missing_[next] == 0) ready_.push_back(next);
 }
 
 void merge(std::vector<int>& nodes, const std::vector<int>& more) {

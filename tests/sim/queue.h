@@ -55,7 +55,7 @@ class Replay {
   bool last() const { return graph_.use_count() == 1; }
   /// One of the nodes that may run now.
   int take(std::mt19937_64& random);
-  Graph::Node& node(int number) const { return graph_->nodes[static_cast<size_t>(number)]; }
+  Graph::Node& node(int number) const { return graph_->nodes[number]; }
   void finish(int node);
 
  private:

@@ -176,7 +176,7 @@ class FakeState {
       kinds_[kind].assign(static_cast<size_t>(held), -1.0f);
       for (const plan::OwnedRange& range : group_.owned)
         for (int64_t e = 0; filled && e < range.count; ++e)
-          kinds_[kind][static_cast<size_t>(range.state + e)] =
+          kinds_[kind][range.state + e] =
               optimizer_value(kind, static_cast<size_t>(range.parameter), range.offset + e);
     }
     group_.weight = dtype;
@@ -446,7 +446,7 @@ TEST_CASE("NaN in any part of a checkpoint is named when it is read, and not wri
       std::memset(fake.memory_[p].data(), 0xff, 2);
     } else {
       const int kind = name.starts_with("exp_avg/") ? 0 : name.starts_with("exp_avg_sq/") ? 1 : 2;
-      fake.kinds_[kind][static_cast<size_t>(fake.group_.owned[p].state)] = INFINITY;
+      fake.kinds_[kind][fake.group_.owned[p].state] = INFINITY;
     }
     const Caught refused = error_of([&] { save_checkpoint(fake.state_, position, options(dir / "c"), {}); });
     CHECK(refused.code == 79);

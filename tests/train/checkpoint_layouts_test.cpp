@@ -77,7 +77,7 @@ class RankState {
         for (int kind = 0; kind < 3; ++kind)
           for (const model::Part& part : parameter.parts)
             for (int64_t i = 0; i < part.numel(); ++i)
-              memory_[kind][static_cast<size_t>(at + part.offset + i)] = value(kind, part, i);
+              memory_[kind][at + part.offset + i] = value(kind, part, i);
       at += parameter.numel();
     }
     state_.weights = engine::whole_slices(parameters_, weights);
@@ -99,7 +99,7 @@ class RankState {
       for (int kind = 0; kind < 3; ++kind)
         for (const model::Part& part : parameter.parts)
           for (int64_t i = 0; i < part.numel(); ++i)
-            wrong += memory_[kind][static_cast<size_t>(at + part.offset + i)] != value(kind, part, i);
+            wrong += memory_[kind][at + part.offset + i] != value(kind, part, i);
       at += parameter.numel();
     }
     return wrong;

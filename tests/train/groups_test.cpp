@@ -97,9 +97,9 @@ class Toy {
         model::initial_values(spec_, parameters_.all[p], part, 3, values.data(), 1);
         for (int64_t i = 0; i < part.numel(); ++i) {
           if (views_[p].weight.dtype == DType::f32)
-            views_[p].weight.ptr<float>()[part.offset + i] = values[static_cast<size_t>(i)];
+            views_[p].weight.ptr<float>()[part.offset + i] = values[i];
           else
-            views_[p].weight.ptr<bf16>()[part.offset + i] = bf16(values[static_cast<size_t>(i)]);
+            views_[p].weight.ptr<bf16>()[part.offset + i] = bf16(values[i]);
         }
       }
     initialize_master_weights(exec_, tensors_);
@@ -161,7 +161,7 @@ class Toy {
     for (const GroupTensors& t : tensors_)
       for (size_t k = 0; k < t.state.size(); ++k)
         for (const plan::OwnedRange& r : t.group->owned)
-          for (const model::Part& part : parameters_.all[static_cast<size_t>(r.parameter)].parts)
+          for (const model::Part& part : parameters_.all[r.parameter].parts)
             for (int64_t e = std::max(r.offset, part.offset);
                  e < std::min(r.offset + r.count, part.offset + part.numel()); ++e)
               out[t.group->state[k].name + "/" + part.name][part.element(e - part.offset)] =

@@ -93,7 +93,7 @@ class Poisoned : public Workbench {
   /// The data whose steps `bad` cannot be computed.
   void poison_steps(const std::string& name, const Numbers& bad) const {
     std::set<int64_t> poisoned;
-    for (int64_t step : bad) poisoned.insert(windows_of(step)[static_cast<size_t>(step % batch)]);
+    for (int64_t step : bad) poisoned.insert(windows_of(step)[step % batch]);
     write(
         name, [](int64_t window) { return window; }, poisoned);
   }
@@ -237,8 +237,7 @@ TEST_CASE("the learning rate belongs to the step, also after skipped ones, and t
   const auto rates = bench.values("run", "lr");
   REQUIRE(rates.size() == 12);
   for (int64_t step = 1; step <= 12; ++step)
-    CHECK(rates[static_cast<size_t>(step - 1)] ==
-          Approx(1e-2 * std::min(1.0, static_cast<double>(step) / 10)).epsilon(1e-12));
+    CHECK(rates[step - 1] == Approx(1e-2 * std::min(1.0, static_cast<double>(step) / 10)).epsilon(1e-12));
 }
 
 TEST_CASE("an evaluation that is not finite is no best one, and does not stop the run from saving") {

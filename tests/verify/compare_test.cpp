@@ -29,7 +29,7 @@ class Rank {
       std::vector<float>& values = memory_.emplace_back(static_cast<size_t>(parameter.numel()));
       for (const model::Part& part : parameter.parts)
         for (int64_t i = 0; i < part.numel(); ++i)
-          values[static_cast<size_t>(part.offset + i)] = value(part.name, part.element(i));
+          values[part.offset + i] = value(part.name, part.element(i));
       // In two pieces, as shards are; a copy of tensor-parallel ranks is counted on the first.
       const int64_t half = parameter.numel() / 3;
       const bool counted = parameter.copies == model::Copies::none || layout.tensor_rank == 0;
@@ -51,7 +51,7 @@ class Rank {
     for (size_t p = 0; p < parameters_.all.size(); ++p)
       for (const model::Part& part : parameters_.all[p].parts)
         for (int64_t i = 0; part.name == name && i < part.numel(); ++i)
-          if (part.element(i) == element) return &memory_[p][static_cast<size_t>(part.offset + i)];
+          if (part.element(i) == element) return &memory_[p][part.offset + i];
     return nullptr;
   }
   HeldTensors& held() { return held_; }

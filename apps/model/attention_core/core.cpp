@@ -35,7 +35,7 @@ void AttentionCore::forward(Run& r) const {
 void AttentionCore::attend_to_cache(Run& r) const {
   const ModelSpec& m = spec_;
   const KeyValueCache& cache = *r.batch().cache;
-  const KeyValueCache::Layer& kept = cache.layers[static_cast<size_t>(layer_)];
+  const KeyValueCache::Layer& kept = cache.layers[layer_];
   const int64_t tokens = r[ends_.out].dim(0), length = cache.length + tokens;
   ops::copy(r.exec(), r[ends_.keys].columns(m.q_width(), m.kv_width()), kept.keys.rows(cache.length, tokens));
   ops::copy(r.exec(), r[ends_.values].columns(m.q_width() + m.kv_width(), m.kv_width()),

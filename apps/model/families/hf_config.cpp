@@ -170,7 +170,7 @@ void read_dense_layers(const ConfigReader& r, const ExpertRules& rules, ModelSpe
   m.moe.dense.assign(static_cast<size_t>(m.layers), 0);
   if (!rules.dense_layers) return;
   const int64_t step = r.size_or("decoder_sparse_step", 1);
-  for (int64_t i = 0; i < m.layers; ++i) m.moe.dense[static_cast<size_t>(i)] = (i + 1) % step != 0;
+  for (int64_t i = 0; i < m.layers; ++i) m.moe.dense[i] = (i + 1) % step != 0;
   const JsonValue* only = r.given("mlp_only_layers");
   if (!only) return;
   bool valid = only->is_array();
@@ -181,7 +181,7 @@ void read_dense_layers(const ConfigReader& r, const ExpertRules& rules, ModelSpe
       if (i < 0 || i != std::floor(i)) {
         valid = false;
       } else if (i < static_cast<double>(m.layers)) {
-        m.moe.dense[static_cast<size_t>(i)] = 1;
+        m.moe.dense[i] = 1;
       }
     }
   if (!valid) r.refuse("mlp_only_layers", "mlp_only_layers must be a list of layer indices");

@@ -33,10 +33,10 @@ Fp8State::Fp8State(const ModelSpec& spec, const ModelLayout& layout, const preci
   const auto layers = static_cast<int>(spec.layers);
   const precision::ScaleLayout scales = delayed_.layout = recipe.scales(layers, spec.expert_layers() > 0);
   for (int l = 0; l < layers; ++l)
-    for (const auto& [gemm, parameter] : gemm_weights(parameters.layers[static_cast<size_t>(l)])) {
+    for (const auto& [gemm, parameter] : gemm_weights(parameters.layers[l])) {
       const precision::Format format = recipe.of(l, gemm, Role::weight);
       if (format.scaling == Scaling::none) continue;
-      const Parameter& weight = parameters.all[static_cast<size_t>(parameter)];
+      const Parameter& weight = parameters.all[parameter];
       const bool grouped = gemm == Gemm::experts_in || gemm == Gemm::experts_out;
       const int64_t experts = grouped ? expert_shape(spec, layout).local() : 1;
       const int64_t rows = weight.shape[0], columns = weight.shape[1];

@@ -63,7 +63,7 @@ class Fp8State {
             std::span<const Tensor> weights);
 
   /// The copies of a parameter that GEMMs read in FP8; else empty.
-  const QuantizedWeight& weight(int parameter) const { return weights_[static_cast<size_t>(parameter)]; }
+  const QuantizedWeight& weight(int parameter) const { return weights_[parameter]; }
   const DelayedScales& delayed() const { return delayed_; }
   const WeightScales& kept() const { return kept_; }
 

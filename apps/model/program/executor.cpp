@@ -77,7 +77,7 @@ void Executor::visit() {
   r.index_ = s.layer;
   r.layer_ = &layer(s.layer);
   r.context_ = &r.layer_->context();
-  r.batch_ = &on_.batches[static_cast<size_t>(microbatch(s))];
+  r.batch_ = &on_.batches[microbatch(s)];
   r.microbatch_ = microbatch(s);
   r.in_flight_ = &in_flight_;
   r.mode_ = s.again ? memory::recompute : list_.mode;
@@ -86,7 +86,7 @@ void Executor::visit() {
   r.first_ = on_.first && microbatch(s) == 0;
   r.last_ = s.last;
   {
-    const trace::Range range(all_.trace_names[static_cast<size_t>(s.layer)]);
+    const trace::Range range(all_.trace_names[s.layer]);
     if (s.backward) {
       r.cursor_ = r.layer_->table().forward_steps();
       r.layer_->backward(r);
@@ -153,8 +153,7 @@ Tensor Executor::tensor_of(program::SlotId slot, int microbatch) const {
 Tensor Executor::tensor(const Run& r, Slot slot) const {
   const program::SlotId id = all_.list.slot(r.index_, slot);
   if (id < 0) return {};
-  return with_rows(tensor_of(id, r.microbatch_), r.layer_->table().slots()[static_cast<size_t>(slot.id)],
-                   *r.batch_);
+  return with_rows(tensor_of(id, r.microbatch_), r.layer_->table().slots()[slot.id], *r.batch_);
 }
 
 Tensor Executor::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const {
@@ -170,8 +169,8 @@ Tensor Executor::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBa
 }
 
 std::span<int32_t> Executor::host_values(const Run& r) const {
-  const int stashes = list_.stashes[static_cast<size_t>(all_.list.of(r.index_).chunk)];
-  return memory_.values[static_cast<size_t>(r.index_)][static_cast<size_t>(r.microbatch_ % stashes)];
+  const int stashes = list_.stashes[all_.list.of(r.index_).chunk];
+  return memory_.values[r.index_][r.microbatch_ % stashes];
 }
 
 Executor::ListedRounds Executor::rounds(const Run& r) const {
@@ -192,7 +191,7 @@ void Executor::enter_round(Run& r, const ListedRounds& rounds, int index, bool f
   if (rounds.begin.empty()) return;
   const int last = static_cast<int>(rounds.begin.size()) - 1;
   r.listed_round_ = forward ? std::max(0, last - index) : std::min(index, last);
-  next_ = rounds.begin[static_cast<size_t>(r.listed_round_)];
+  next_ = rounds.begin[r.listed_round_];
 }
 
 void Executor::end_rounds(Run& r, const ListedRounds& rounds) {
@@ -212,8 +211,7 @@ void Executor::start(const Step& s) {
   const int m = microbatch(s);
   Started now{.kind = s.kind, .slot = uses[0].slot(), .microbatch = m};
   if (s.kind == StepKind::send || s.kind == StepKind::receive) {
-    const Tensor t =
-        with_rows(tensor_of(now.slot, m), all_.list.spec(now.slot), on_.batches[static_cast<size_t>(m)]);
+    const Tensor t = with_rows(tensor_of(now.slot, m), all_.list.spec(now.slot), on_.batches[m]);
     const comm::StreamRef stream{exec().stream};
     if (out)
       now.message = on_.messages->send(s.backward, comm::ConstView(t.data, t.numel(), t.dtype), stream);
@@ -226,7 +224,7 @@ void Executor::start(const Step& s) {
       void* const host = memory_.host[places_.index(u.slot(), m)];
       copies.push_back({.to = out ? host : device,
                         .from = out ? device : host,
-                        .bytes = static_cast<size_t>(all_.list.slots[static_cast<size_t>(u.slot())].bytes)});
+                        .bytes = static_cast<size_t>(all_.list.slots[u.slot()].bytes)});
     }
     const trace::Range range(out ? "offload" : "fetch");
     now.copies =

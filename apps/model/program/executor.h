@@ -113,7 +113,7 @@ class Executor {
   Tensor with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBatch& batch) const;
 
   ops::Exec& exec() const { return *layer(0).context().exec; }
-  Layer& layer(int index) const { return *all_.layers[static_cast<size_t>(index)]; }
+  Layer& layer(int index) const { return *all_.layers[index]; }
 
   ProgramLayers& all_;
   ProgramMemory& memory_;

@@ -20,23 +20,22 @@ std::vector<comm::Handle> InFlight::take(Slot slot) {
 Tensor Run::weight(int parameter) const {
   if (parameter < 0) return {};
   if (context_->weight_needed) context_->weight_needed(parameter);
-  return context_->parameters[static_cast<size_t>(parameter)].weight;
+  return context_->parameters[parameter].weight;
 }
 
 Tensor Run::grad(int parameter) const {
-  return parameter < 0 ? Tensor{} : context_->parameters[static_cast<size_t>(parameter)].grad;
+  return parameter < 0 ? Tensor{} : context_->parameters[parameter].grad;
 }
 
 bool Run::accumulates(int parameter) const {
-  const ParameterView& p = context_->parameters[static_cast<size_t>(parameter)];
+  const ParameterView& p = context_->parameters[parameter];
   return round_.again || (!first_ && !p.grad_per_microbatch) || !p.overwrites_gradient;
 }
 
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
   if (!context_->gradient_ready || !round_.last) return;
   for (int p : parameters)
-    if (p >= 0 && (last_ || context_->parameters[static_cast<size_t>(p)].grad_per_microbatch))
-      context_->gradient_ready(p);
+    if (p >= 0 && (last_ || context_->parameters[p].grad_per_microbatch)) context_->gradient_ready(p);
 }
 
 comm::Communicator* Run::tensor_ranks() const {

@@ -68,7 +68,7 @@ Tensor Run::operator[](Slot slot) const {
   if (!slot) return {};
   NRL_CHECK(inside_ && executor_->names(*this, slot),
             "a step of {} accesses the slot {}, which it does not name", layer_->name(),
-            layer_->table().slots()[static_cast<size_t>(slot.id)].name);
+            layer_->table().slots()[slot.id].name);
   return executor_->tensor(*this, slot);
 }
 

@@ -68,7 +68,7 @@ void Stage::declare(memory::MemoryPlan& plan) {
 }
 
 void Stage::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas) {
-  const auto at = [&](int buffer) { return arenas.at(plan, ids_[static_cast<size_t>(buffer)]); };
+  const auto at = [&](int buffer) { return arenas.at(plan, ids_[buffer]); };
   for (Planned& p : programs_) {
     p.memory.device.assign(p.buffers.device.size(), Tensor{});
     p.memory.host.assign(p.buffers.host.size(), nullptr);
@@ -76,35 +76,34 @@ void Stage::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas) {
     const program::Places places(p.list, all_.list);
     for (program::SlotId s = 0; s < static_cast<program::SlotId>(all_.list.slots.size()); ++s) {
       const memory::SlotSpec& spec = all_.list.spec(s);
-      for (int m = 0; m < p.list.stashes[static_cast<size_t>(all_.list.chunk_of(s))]; ++m) {
+      for (int m = 0; m < p.list.stashes[all_.list.chunk_of(s)]; ++m) {
         const size_t i = places.index(s, m);
         for (size_t b = 2 * i; b < 2 * i + 2; ++b)
           if (p.buffers.device[b] >= 0)
-            p.memory.device[b] = make_tensor(at(p.buffers.device[b]), spec.dtype,
-                                             {all_.rows[static_cast<size_t>(spec.rows)], spec.width});
+            p.memory.device[b] =
+                make_tensor(at(p.buffers.device[b]), spec.dtype, {all_.rows[spec.rows], spec.width});
         if (p.buffers.host[i] >= 0) p.memory.host[i] = static_cast<std::byte*>(at(p.buffers.host[i]));
       }
     }
     p.memory.values.clear();
     for (int l = 0; l < static_cast<int>(all_.layers.size()); ++l)
-      p.memory.values.emplace_back(
-          static_cast<size_t>(p.list.stashes[static_cast<size_t>(all_.list.of(l).chunk)]),
-          std::vector<int32_t>(static_cast<size_t>(layer(l).host_values())));
+      p.memory.values.emplace_back(static_cast<size_t>(p.list.stashes[all_.list.of(l).chunk]),
+                                   std::vector<int32_t>(static_cast<size_t>(layer(l).host_values())));
   }
   const ops::Exec& e = exec();
   all_.copies = memory::HostCopies(e.device, e.stream, e.threads, arenas);
 }
 
 void Stage::execute(int program, const Execution& on) {
-  execute(program, programs_[static_cast<size_t>(program)].list, on);
+  execute(program, programs_[program].list, on);
 }
 
 void Stage::execute(int program, const Program& list, const Execution& on) {
-  Executor(all_, programs_[static_cast<size_t>(program)].memory, list, on).run();
+  Executor(all_, programs_[program].memory, list, on).run();
 }
 
 int64_t Stage::bytes_of(const memory::SlotSpec& slot) const {
-  return all_.rows[static_cast<size_t>(slot.rows)] * slot.width * size_of(slot.dtype);
+  return all_.rows[slot.rows] * slot.width * size_of(slot.dtype);
 }
 
 }  // namespace nrl::model

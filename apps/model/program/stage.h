@@ -50,12 +50,12 @@ class Stage {
   /// Executes another list in the memory of a program, which must suit it.
   void execute(int program, const program::Program& list, const Execution& on);
 
-  const program::Program& program(int id) const { return programs_[static_cast<size_t>(id)].list; }
+  const program::Program& program(int id) const { return programs_[id].list; }
   const program::Layers& all_layers() const { return all_.list; }
   /// When the buffers of sharded parameters are in use, in the ticks of all programs.
   const program::RangesOfBuckets& buckets() const { return buckets_; }
   /// The layer behind an index of the program's layers.
-  Layer& layer(int index) const { return *all_.layers[static_cast<size_t>(index)]; }
+  Layer& layer(int index) const { return *all_.layers[index]; }
   /// Index of the first layer of a chunk.
   int first_layer(int chunk) const { return all_.list.begin(chunk); }
 

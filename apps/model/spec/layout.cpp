@@ -46,8 +46,7 @@ std::vector<int64_t> chunk_sizes(const ModelLayout& layout, int64_t layers) {
   if (split.first || split.last) {
     const std::vector<int64_t> stages = stage_sizes(layout, layers);
     for (int c = 0; c < chunks; ++c)
-      sizes.push_back(
-          even_part(stages[static_cast<size_t>(c % layout.stages)], layout.chunks, c / layout.stages).count);
+      sizes.push_back(even_part(stages[c % layout.stages], layout.chunks, c / layout.stages).count);
     return sizes;
   }
   const int64_t units = layers + (split.embedding ? 1 : 0) + (split.head ? 1 : 0);
@@ -81,8 +80,8 @@ BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chu
   NRL_CHECK(model_chunk >= 0 && model_chunk < static_cast<int>(sizes.size()), "chunk {} of {}", model_chunk,
             sizes.size());
   int64_t begin = 0;
-  for (int c = 0; c < model_chunk; ++c) begin += sizes[static_cast<size_t>(c)];
-  return {static_cast<int>(begin), static_cast<int>(begin + sizes[static_cast<size_t>(model_chunk)])};
+  for (int c = 0; c < model_chunk; ++c) begin += sizes[c];
+  return {static_cast<int>(begin), static_cast<int>(begin + sizes[model_chunk])};
 }
 
 int64_t held_expert_layers(const ModelSpec& spec, const ModelLayout& layout, int64_t blocks) {

@@ -104,7 +104,7 @@ class Builder {
   // summed; else all compute the same gradient.
   void replicated(int parameter, bool partial) {
     if (layout_.tensor == 1) return;
-    Parameter& p = list_.all[static_cast<size_t>(parameter)];
+    Parameter& p = list_.all[parameter];
     if (partial)
       p.group = group_name::tensor_partial;
     else
@@ -114,7 +114,7 @@ class Builder {
   int embedding() {
     const int at = matrix("embedding", {{gpt2_ ? "transformer.wte" : "model.embed_tokens", spec_.vocab_size}},
                           spec_.hidden, Split::rows, Init::normal, false);
-    if (spec_.tied && layout_.stages > 1) list_.all[static_cast<size_t>(at)].group = group_name::tied;
+    if (spec_.tied && layout_.stages > 1) list_.all[at].group = group_name::tied;
     return at;
   }
 
@@ -131,7 +131,7 @@ class Builder {
     return static_cast<int>(list_.all.size()) - 1;
   }
 
-  void overwritten(int parameter) { list_.all[static_cast<size_t>(parameter)].overwrites_gradient = true; }
+  void overwritten(int parameter) { list_.all[parameter].overwrites_gradient = true; }
 
   // The bias of a matrix split by columns is replicated: it is added to the sum over the ranks.
   int bias(const std::string& name, const std::vector<Rows>& parts, Split split) {
@@ -197,7 +197,7 @@ class Builder {
     };
     const auto of_experts = [&](const char* name, const std::vector<Rows>& parts, int64_t in, Split split) {
       const int parameter = linear(name, parts, in, split);
-      list_.all[static_cast<size_t>(parameter)].group = group_name::expert;
+      list_.all[parameter].group = group_name::expert;
       return parameter;
     };
     // Every rank routes its own tokens.
@@ -212,7 +212,7 @@ class Builder {
       l.router_bias = vector(own + "router.bias", {{file + "gate.e_score_correction_bias", m.experts}},
                              Split::none, Init::zeros);
       replicated(l.router_bias, false);
-      Parameter& bias = list_.all[static_cast<size_t>(l.router_bias)];
+      Parameter& bias = list_.all[l.router_bias];
       bias.group = group_name::router_bias;
       bias.trainable = false;
       bias.f32 = true;
@@ -265,7 +265,7 @@ std::vector<int> LayerParameters::all() const {
 std::vector<int> ParameterList::units() const {
   std::vector<int> out(all.size());  // 0: the embeddings
   const auto set = [&](int parameter, size_t unit) {
-    if (parameter >= 0) out[static_cast<size_t>(parameter)] = static_cast<int>(unit);
+    if (parameter >= 0) out[parameter] = static_cast<int>(unit);
   };
   for (size_t l = 0; l < layers.size(); ++l)
     for (const int p : layers[l].all()) set(p, l + 1);
@@ -295,7 +295,7 @@ void keep_in_fp8(const precision::Recipe& recipe, ParameterList& parameters) {
   for (size_t l = 0; l < parameters.layers.size(); ++l)
     for (const auto& [gemm, weight] : gemm_weights(parameters.layers[l])) {
       if (!recipe.keeps_fp8(static_cast<int>(l), gemm)) continue;
-      Parameter& p = parameters.all[static_cast<size_t>(weight)];
+      Parameter& p = parameters.all[weight];
       p.group = group_name::fp8;
       p.fp8 = true;
     }

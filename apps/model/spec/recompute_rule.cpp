@@ -35,7 +35,7 @@ std::vector<std::string> by_rule(std::span<const Rule> rules, std::span<const in
   };
   std::vector<Group> groups;
   for (const int block : blocks) {
-    const Rule& rule = rules[static_cast<size_t>(block)];
+    const Rule& rule = rules[block];
     if (rule.keeps_all()) continue;
     auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& g) { return g.rule == rule; });
     if (group == groups.end()) group = groups.insert(groups.end(), {.rule = rule, .layers = {}});
@@ -58,7 +58,7 @@ std::vector<std::string> segments_of(std::span<const RecomputeRule> rules, std::
   std::vector<std::string> out;
   for (size_t i = 0; i < blocks.size();) {
     size_t end = i + 1;
-    while (end < blocks.size() && rules[static_cast<size_t>(blocks[end])].input) ++end;
+    while (end < blocks.size() && rules[blocks[end]].input) ++end;
     if (end > i + 1)
       out.push_back(fmt::format("{}-{}", blocks[i], blocks[end - 1]));
     else

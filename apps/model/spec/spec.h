@@ -96,9 +96,7 @@ struct ModelSpec {
   /// Output width of the first MLP matrix: [gate, up] when gated.
   int64_t mlp_in_width() const { return gated ? 2 * ffn : ffn; }
   /// Whether the layer has experts in place of an MLP.
-  bool has_experts(int64_t layer) const {
-    return moe.experts > 0 && moe.dense[static_cast<size_t>(layer)] == 0;
-  }
+  bool has_experts(int64_t layer) const { return moe.experts > 0 && moe.dense[layer] == 0; }
   int64_t expert_layers() const;
 };
 

@@ -38,7 +38,7 @@ class TokenStream {
   void read(int64_t begin, std::span<int32_t> out) const {
     auto sequence = std::upper_bound(starts_.begin(), starts_.end(), begin) - starts_.begin() - 1;
     while (!out.empty()) {
-      const int64_t offset = begin - starts_[static_cast<size_t>(sequence)];
+      const int64_t offset = begin - starts_[sequence];
       const int64_t left = starts_[static_cast<size_t>(sequence) + 1] - begin;
       const auto count = static_cast<size_t>(std::min<int64_t>(left, static_cast<int64_t>(out.size())));
       if (count > 0) data_.read(sequence, offset, out.first(count), vocab_size_);

@@ -21,16 +21,16 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
   order.resize(logits.size());
   std::iota(order.begin(), order.end(), 0);
   auto likelier = [&](int32_t a, int32_t b) {
-    const float x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    const float x = logits[a], y = logits[b];
     return x != y ? x > y : a < b;
   };
   const int64_t keep = options.top_k > 0 ? std::min(options.top_k, n) : n;
   if (keep < n) std::nth_element(order.begin(), order.begin() + keep - 1, order.end(), likelier);
   order.resize(static_cast<size_t>(keep));
   if (options.top_p < 1) std::sort(order.begin(), order.end(), likelier);
-  const float top = logits[static_cast<size_t>(*std::min_element(order.begin(), order.end(), likelier))];
+  const float top = logits[*std::min_element(order.begin(), order.end(), likelier)];
   auto weight = [&](int32_t id) {
-    return std::exp((static_cast<double>(logits[static_cast<size_t>(id)] - top)) / options.temperature);
+    return std::exp((static_cast<double>(logits[id] - top)) / options.temperature);
   };
   double total = 0;
   for (int32_t id : order) total += weight(id);

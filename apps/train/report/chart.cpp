@@ -218,7 +218,7 @@ std::string text_chart(std::span<const RunHistory> runs, Curve RunHistory::*curv
   for (int r = 0; r < height; ++r) {
     const double value =
         top_value > bottom_value ? y.high - r * (y.high - y.low) / std::max(height - 1, 1) : top_value;
-    std::string& line = grid[static_cast<size_t>(r)];
+    std::string& line = grid[r];
     line.erase(line.find_last_not_of(' ') + 1);
     out += fmt::format("{:>10.4g} |{}\n", value, line);
   }

@@ -107,7 +107,7 @@ Piece gauge(double fraction, int cells, const TextStyle& style) {
     static constexpr std::array eighths = {"", "▏", "▎", "▍", "▌", "▋", "▊", "▉"};
     const int parts = static_cast<int>(fraction * cells * 8);
     for (; used < parts / 8; ++used) filled += "█";
-    if (parts % 8 != 0) filled += eighths[static_cast<size_t>(parts % 8)], ++used;
+    if (parts % 8 != 0) filled += eighths[parts % 8], ++used;
   } else {
     used = static_cast<int>(fraction * cells);
     filled = std::string(static_cast<size_t>(used), '#');

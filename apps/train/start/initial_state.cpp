@@ -22,7 +22,7 @@ namespace {
 void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, const TrainState& state) {
   std::vector<float> values;
   for (const engine::WeightSlice& weight : state.weights) {
-    const model::Parameter& parameter = p.parameters.all[static_cast<size_t>(weight.parameter)];
+    const model::Parameter& parameter = p.parameters.all[weight.parameter];
     const DType dtype = weight.values.dtype;
     fill_memory(state.staging, weight.values.data, weight.part.rows, weight.part.columns * size_of(dtype),
                 [&](int64_t first, int64_t n, void* out) {
@@ -37,7 +37,7 @@ void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, co
                   initial_values(p.spec, parameter, rows, seed, values.data(), threads);
                   cpu::parallel_for(threads, rows.numel(), 1 << 16, [&](int64_t begin, int64_t end) {
                     for (int64_t e = begin; e < end; ++e) {
-                      const float value = values[static_cast<size_t>(e)];
+                      const float value = values[e];
                       static_cast<uint16_t*>(out)[e] =
                           dtype == DType::f16 ? f16(value).bits : bf16(value).bits;
                     }

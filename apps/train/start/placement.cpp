@@ -32,7 +32,7 @@ std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
   std::vector<std::vector<std::string>> seen;
   const std::vector<std::string> all = world.comm().gather_texts(listed);
   for (size_t r = 0; r < all.size(); ++r) {
-    if (world.hosts()[r] != world.hosts()[static_cast<size_t>(world.rank())]) continue;
+    if (world.hosts()[r] != world.hosts()[world.rank()]) continue;
     std::istringstream lines(all[r]);
     std::vector<std::string>& ids = seen.emplace_back();
     for (std::string id; std::getline(lines, id);) ids.push_back(id);

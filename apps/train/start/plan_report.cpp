@@ -88,7 +88,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {
     const parallel::GridPoint at = grid.coordinates(rank);
-    by_part[{at.tp, at.pp, local[static_cast<size_t>(rank)]}].push_back(rank);
+    by_part[{at.tp, at.pp, local[rank]}].push_back(rank);
   }
   std::map<Need, std::vector<int>> by_need;
   for (const auto& [part, ranks] : by_part) {

@@ -23,7 +23,7 @@ void order_nodes(comm::World& world, const Config& config) {
   std::vector<int> ranks;
   for (const int node : order)
     for (int r = 0; r < world.size(); ++r)
-      if (world.nodes()[static_cast<size_t>(r)] == node) ranks.push_back(r);
+      if (world.nodes()[r] == node) ranks.push_back(r);
   world.reorder(ranks);
   log::init(world.rank(), world.size());
 }

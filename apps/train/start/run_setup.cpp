@@ -48,8 +48,7 @@ Inputs identify_inputs_collectively(comm::World& world, const Config& config) {
   const std::vector<std::string> of_ranks = world.comm().gather_texts(places);
   bool reads = true;
   for (size_t r = 0; r < static_cast<size_t>(world.rank()); ++r)
-    reads = reads &&
-            !(of_ranks[r] == places && world.nodes()[r] == world.nodes()[static_cast<size_t>(world.rank())]);
+    reads = reads && !(of_ranks[r] == places && world.nodes()[r] == world.nodes()[world.rank()]);
   run_collectively(world, [&] {
     if (reads) inputs = identify_inputs(config);
   });

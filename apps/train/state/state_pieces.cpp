@@ -50,7 +50,7 @@ void add_state(const model::ParameterList& parameters, const StateMemory& memory
                const std::function<std::string(const Part&)>& name, std::vector<StatePiece>& pieces) {
   for (const plan::OwnedRange& range : ranges) {
     if (counted_only && !range.counted) continue;
-    parameters.all[static_cast<size_t>(range.parameter)].for_each_part(
+    parameters.all[range.parameter].for_each_part(
         range.offset, range.count, [&](const Part& part, int64_t begin, int64_t end) {
           StatePiece piece{name(part), part.global};
           piece.memory = &memory;

@@ -239,7 +239,7 @@ std::unique_ptr<Runtime> open_cuda(int ordinal) {
   const auto devices = static_cast<int>(status.devices.size());
   if (ordinal < 0 || ordinal >= devices)
     fail(Exit::unavailable, "GPU {} is asked for, this process sees {}", ordinal, devices);
-  const cuda::DeviceInfo& d = status.devices[static_cast<size_t>(ordinal)];
+  const cuda::DeviceInfo& d = status.devices[ordinal];
   if (!d.fits || d.prohibited)
     fail(Exit::unavailable, "GPU {}, {}, cannot be used: {}", ordinal, d.name,
          d.prohibited ? "it is in compute mode PROHIBITED"

@@ -70,18 +70,14 @@ struct HostExchange::Job {
 };
 
 HostExchange::HostExchange(const MpiOptions& options, MPI_Comm comm, const HostLayout& layout, int rank)
-    : comm_(comm),
-      layout_(layout),
-      rank_(rank),
-      host_(layout.host_of[static_cast<size_t>(rank)]),
-      index_(layout.index_of[static_cast<size_t>(rank)]) {
+    : comm_(comm), layout_(layout), rank_(rank), host_(layout.host_of[rank]), index_(layout.index_of[rank]) {
   // Two pieces are in flight, each with the sums of carried blocks and what other hosts send for the own one.
   const auto blocks = layout.most_carried() + static_cast<int64_t>(layout.hosts.size()) - 1;
   piece_bytes_ = std::min(longest_piece, options.scratch_bytes / (2 * blocks));
-  carried_.resize(layout.hosts[static_cast<size_t>(host_)].size());
+  carried_.resize(layout.hosts[host_].size());
   for (int block = 0; block < layout.ranks(); ++block) {
     const auto carrier = static_cast<size_t>(layout.carrier(block, host_));
-    carried_[static_cast<size_t>(layout.index_of[carrier])].push_back(block);
+    carried_[layout.index_of[carrier]].push_back(block);
   }
 }
 
@@ -150,8 +146,7 @@ Task HostExchange::start(Job& job, int64_t piece) {
   } else if (job.root_host == host_) {
     std::vector<Ranges> whole(carried_.size());
     for (int block = 0; block < layout_.ranks(); ++block)
-      whole[static_cast<size_t>(layout_.index_of[static_cast<size_t>(job.root)])].push_back(
-          job.range(block, piece));
+      whole[layout_.index_of[job.root]].push_back(job.range(block, piece));
     co_await window_->share_ranges(job.out, whole, width);
     for (const int block : carried())
       if (!is_here(block)) post_send(job.part(block, piece, block), collective_tag, comm_, requests);
@@ -168,12 +163,12 @@ void HostExchange::finish(Job& job, int64_t piece) {
     std::vector<const void*> parts(layout_.hosts.size());
     const std::byte* at = job.sums[parity];
     for (const int block : carried()) {
-      if (block == rank_) parts[static_cast<size_t>(host_)] = at;
+      if (block == rank_) parts[host_] = at;
       at += job.range(block, piece).size * width;
     }
     at = job.received[parity];
     for_carriers([&](int host, int) {
-      parts[static_cast<size_t>(host)] = at;
+      parts[host] = at;
       at += size * width;
     });
     reduce_into(job.own + piece * job.piece * width, parts, size, job.dtype, job.op);
@@ -203,21 +198,21 @@ Task HostExchange::run(Job job) {
     const auto needed = static_cast<size_t>(2 * (sums + received));
     if (scratch_.size() < needed) scratch_.resize(needed);
     for (int64_t i = 0; i < 2; ++i) {
-      job.sums[static_cast<size_t>(i)] = scratch_.data() + i * (sums + received);
-      job.received[static_cast<size_t>(i)] = job.sums[static_cast<size_t>(i)] + sums;
+      job.sums[i] = scratch_.data() + i * (sums + received);
+      job.received[i] = job.sums[i] + sums;
     }
   }
   const int64_t pieces = (job.each + job.piece - 1) / job.piece;
   for (int64_t s = 0; s < pieces + 2; ++s) {
     if (s < pieces) co_await start(job, s);
     if (s >= 1 && s - 1 < pieces) {
-      std::vector<MPI_Request>& partials = job.partials[static_cast<size_t>((s - 1) & 1)];
+      std::vector<MPI_Request>& partials = job.partials[(s - 1) & 1];
       co_await until([&] { return test_all(partials, "a message between hosts"); });
       partials.clear();
       finish(job, s - 1);
     }
     if (s >= 2 && job.out) {
-      std::vector<MPI_Request>& results = job.results[static_cast<size_t>(s & 1)];
+      std::vector<MPI_Request>& results = job.results[s & 1];
       co_await until([&] { return test_all(results, "a message between hosts"); });
       results.clear();
       co_await share(job, s - 2);
@@ -253,7 +248,7 @@ Task HostExchange::broadcast(std::byte* data, int64_t bytes, int root) {
               .total = bytes,
               .out = data,
               .root = root,
-              .root_host = layout_.host_of[static_cast<size_t>(root)]});
+              .root_host = layout_.host_of[root]});
 }
 
 }  // namespace nrl::comm

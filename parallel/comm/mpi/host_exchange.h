@@ -47,8 +47,8 @@ class HostExchange {
   struct Job;
 
   HostExchange(const MpiOptions& options, MPI_Comm comm, const HostLayout& layout, int rank);
-  const std::vector<int>& carried() const { return carried_[static_cast<size_t>(index_)]; }
-  bool is_here(int rank) const { return layout_.host_of[static_cast<size_t>(rank)] == host_; }
+  const std::vector<int>& carried() const { return carried_[index_]; }
+  bool is_here(int rank) const { return layout_.host_of[rank] == host_; }
 
   Task run(Job job);
   Task start(Job& job, int64_t piece);

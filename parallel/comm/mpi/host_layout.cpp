@@ -10,7 +10,7 @@ HostLayout::HostLayout(std::span<const int> host_of_rank) {
   for (const int name : host_of_rank) {
     const int host = numbers.try_emplace(name, static_cast<int>(numbers.size())).first->second;
     if (static_cast<size_t>(host) == hosts.size()) hosts.emplace_back();
-    std::vector<int>& here = hosts[static_cast<size_t>(host)];
+    std::vector<int>& here = hosts[host];
     index_of.push_back(static_cast<int>(here.size()));
     here.push_back(ranks());
     host_of.push_back(host);
@@ -18,7 +18,7 @@ HostLayout::HostLayout(std::span<const int> host_of_rank) {
 }
 
 int HostLayout::carrier(int block, int host) const {
-  const std::vector<int>& here = hosts[static_cast<size_t>(host)];
+  const std::vector<int>& here = hosts[host];
   return here[static_cast<size_t>(index_of[static_cast<size_t>(block)]) % here.size()];
 }
 
@@ -27,7 +27,7 @@ int HostLayout::most_carried() const {
   for (size_t h = 0; h < hosts.size(); ++h) {
     std::vector<int> carried(host_of.size());
     for (int block = 0; block < ranks(); ++block)
-      most = std::max(most, ++carried[static_cast<size_t>(carrier(block, static_cast<int>(h)))]);
+      most = std::max(most, ++carried[carrier(block, static_cast<int>(h))]);
   }
   return most;
 }

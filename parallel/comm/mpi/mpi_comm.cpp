@@ -130,7 +130,7 @@ class MpiCommunicator final : public Communicator {
     NRL_CHECK(std::find(ranks.begin(), ranks.end(), rank()) != ranks.end(),
               "subgroup {} of {}: rank {} is no member", name, label(), rank());
     for (int r : ranks) NRL_CHECK(r >= 0 && r < size(), "subgroup {} of {}: no rank {}", name, label(), r);
-    if (ranks.size() == 1) return make_self(name, members()[static_cast<size_t>(ranks[0])], collective_log());
+    if (ranks.size() == 1) return make_self(name, members()[ranks[0]], collective_log());
     std::shared_ptr<MpiGroup> made;
     run(make_subgroup(*group_, {ranks.begin(), ranks.end()}, made), nullptr);
     return adopt(std::move(made), name);

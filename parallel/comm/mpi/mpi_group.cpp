@@ -20,7 +20,7 @@ Task no_operation() {
 /// Ranks in `world` of a communicator's members.
 std::vector<int> ranks_in(MPI_Comm world, MPI_Comm comm, int size) {
   std::vector<int> here(static_cast<size_t>(size)), ranks(here.size());
-  for (int i = 0; i < size; ++i) here[static_cast<size_t>(i)] = i;
+  for (int i = 0; i < size; ++i) here[i] = i;
   MPI_Group ours = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
   mpi_check(MPI_Comm_group(comm, &ours), "MPI_Comm_group");
   mpi_check(MPI_Comm_group(world, &all), "MPI_Comm_group");
@@ -95,7 +95,7 @@ Task MpiGroup::create(std::shared_ptr<MpiState> state, MPI_Comm comm, std::share
   group->members_ = ranks_in(group->state_->ordered, comm, group->size_);
   out = group;
   std::vector<int> host_of;
-  for (const int r : group->members_) host_of.push_back(group->state_->host_of[static_cast<size_t>(r)]);
+  for (const int r : group->members_) host_of.push_back(group->state_->host_of[r]);
   group->layout_ = HostLayout(host_of);
   const MpiOptions& options = group->state_->options;
   if (group->layout_.spans())
@@ -156,7 +156,7 @@ Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
   if (count * width <= small_bytes) {
     std::byte* all = scratch(size_ * count * width);
     co_await gather(data, all, count * width);
-    for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = all + r * count * width;
+    for (int r = 0; r < size_; ++r) parts[r] = all + r * count * width;
     reduce(data, parts, count, dtype, op);
     co_return;
   }
@@ -177,8 +177,8 @@ Task MpiGroup::all_reduce(std::byte* data, int64_t count, DType dtype, Reduce op
       rest.push_back({at(r), bytes(r), r});
     });
     co_await exchange(out, in);
-    for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = buffer + r * slice * width;
-    parts[static_cast<size_t>(rank_)] = at(rank_);
+    for (int r = 0; r < size_; ++r) parts[r] = buffer + r * slice * width;
+    parts[rank_] = at(rank_);
     reduce(at(rank_), parts, bytes(rank_) / width, dtype, op);
     co_await exchange(own, rest);
   }
@@ -197,8 +197,8 @@ Task MpiGroup::reduce_scatter(const std::byte* in, std::byte* out, int64_t count
       recvs.push_back({buffer + r * n * width, n * width, r});
     });
     co_await exchange(sends, recvs);
-    for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = buffer + r * n * width;
-    parts[static_cast<size_t>(rank_)] = in + (rank_ * count + begin) * width;
+    for (int r = 0; r < size_; ++r) parts[r] = buffer + r * n * width;
+    parts[rank_] = in + (rank_ * count + begin) * width;
     reduce(out + begin * width, parts, n, dtype, op);
   }
 }

@@ -68,8 +68,7 @@ MpiSession::MpiSession(const MpiOptions& options, CollectiveLog* log) : state_(s
     NRL_CHECK(options.hosts.size() == static_cast<size_t>(s.size), "{} ranks, but hosts of {}", s.size,
               options.hosts.size());
     MPI_Comm machine = std::exchange(local, MPI_COMM_NULL);
-    mpi_check(MPI_Comm_split(machine, options.hosts[static_cast<size_t>(s.rank)], s.rank, &local),
-              "MPI_Comm_split");
+    mpi_check(MPI_Comm_split(machine, options.hosts[s.rank], s.rank, &local), "MPI_Comm_split");
     mpi_check(MPI_Comm_free(&machine), "MPI_Comm_free");
   }
   mpi_check(MPI_Comm_rank(local, &s.local_rank), "MPI_Comm_rank");
@@ -95,9 +94,7 @@ MpiSession::MpiSession(const MpiOptions& options, CollectiveLog* log) : state_(s
   mpi_check(MPI_Comm_dup(MPI_COMM_WORLD, &s.ordered), "MPI_Comm_dup");
   // A launcher may deal ranks to hosts in turn (mpirun --map-by node).
   std::vector<int> by_host = s.launched;
-  std::stable_sort(by_host.begin(), by_host.end(), [&](int a, int b) {
-    return s.host_of[static_cast<size_t>(a)] < s.host_of[static_cast<size_t>(b)];
-  });
+  std::stable_sort(by_host.begin(), by_host.end(), [&](int a, int b) { return s.host_of[a] < s.host_of[b]; });
   reorder(by_host);
 }
 
@@ -108,7 +105,7 @@ void MpiSession::reorder(std::span<const int> order) {
   if (std::is_sorted(order.begin(), order.end())) return;  // as they are
   const auto permuted = [&](const auto& by_rank) {
     auto out = by_rank;
-    for (size_t r = 0; r < order.size(); ++r) out[r] = by_rank[static_cast<size_t>(order[r])];
+    for (size_t r = 0; r < order.size(); ++r) out[r] = by_rank[order[r]];
     return out;
   };
   s.hosts = permuted(s.hosts);

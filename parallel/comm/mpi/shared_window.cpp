@@ -62,12 +62,12 @@ struct RangesOfRanks {
   std::vector<Ranges> of_rank;
   int64_t size(int r) const {
     int64_t sum = 0;
-    for (const Range& range : of_rank[static_cast<size_t>(r)]) sum += range.size;
+    for (const Range& range : of_rank[r]) sum += range.size;
     return sum;
   }
   template <class F>
   void for_chunk(int r, const Range& chunk, F f) const {
-    for_parts(of_rank[static_cast<size_t>(r)], chunk.begin, chunk.size, f);
+    for_parts(of_rank[r], chunk.begin, chunk.size, f);
   }
 };
 
@@ -129,7 +129,7 @@ Task SharedWindow::create(MPI_Comm comm, int64_t slot_bytes, std::unique_ptr<Sha
     made->segments_.push_back(static_cast<std::byte*>(segment));
   }
   static_assert(std::atomic<uint32_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
-  new (made->segments_[static_cast<size_t>(rank)]) Arrivals{};
+  new (made->segments_[rank]) Arrivals{};
   for (std::byte* segment : made->segments_)
     made->arrivals_.push_back(std::launder(reinterpret_cast<Arrivals*>(segment)));
   mpi_check(MPI_Win_sync(made->window_), "MPI_Win_sync");
@@ -151,11 +151,11 @@ int64_t SharedWindow::result_bytes() const {
 }
 
 std::byte* SharedWindow::slot(int rank, int64_t parity) const {
-  return segments_[static_cast<size_t>(rank)] + head + (parity & 1) * slot_bytes_;
+  return segments_[rank] + head + (parity & 1) * slot_bytes_;
 }
 
 std::byte* SharedWindow::result(int rank, int64_t parity) const {
-  return segments_[static_cast<size_t>(rank)] + head + 2 * slot_bytes_ + (parity & 1) * result_bytes();
+  return segments_[rank] + head + 2 * slot_bytes_ + (parity & 1) * result_bytes();
 }
 
 void SharedWindow::enter() {
@@ -163,14 +163,13 @@ void SharedWindow::enter() {
   seen_ = 0;
   waiting_ = true;
   // Both sides write, then read: either a sleeper sees the new count, or this rank sees the sleeper.
-  arrivals_[static_cast<size_t>(rank_)]->count.store(entered_, std::memory_order_seq_cst);
-  for (int i = 1; i < size_; ++i)
-    arrivals_[static_cast<size_t>((rank_ + i) % size_)]->doorbell.ring_sleeper();
+  arrivals_[rank_]->count.store(entered_, std::memory_order_seq_cst);
+  for (int i = 1; i < size_; ++i) arrivals_[(rank_ + i) % size_]->doorbell.ring_sleeper();
 }
 
 bool SharedWindow::all_entered() {
   while (seen_ < size_ - 1) {
-    const Arrivals& other = *arrivals_[static_cast<size_t>((rank_ + seen_ + 1) % size_)];
+    const Arrivals& other = *arrivals_[(rank_ + seen_ + 1) % size_];
     const uint32_t count = other.count.load(std::memory_order_seq_cst);
     if (static_cast<int32_t>(count - entered_) < 0) {
       if (served_ != MPI_COMM_NULL) {
@@ -221,8 +220,8 @@ Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
         chunks, 1, copy_in,
         [&](int64_t k, int64_t parity, int64_t) {
           const Range c = chunk_of(k, each, count);
-          for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = slot(r, parity);
-          parts[static_cast<size_t>(rank_)] = data + c.begin * width;
+          for (int r = 0; r < size_; ++r) parts[r] = slot(r, parity);
+          parts[rank_] = data + c.begin * width;
           reduce_into(data + c.begin * width, parts, c.size, dtype, op);
         },
         [](int64_t, int64_t) {});
@@ -232,7 +231,7 @@ Task SharedWindow::all_reduce(std::byte* data, int64_t count, DType dtype, Reduc
       chunks, 2, copy_in,
       [&](int64_t k, int64_t parity, int64_t to) {
         const Range s = slice_of(rank_, size_, chunk_of(k, each, count).size);
-        for (int r = 0; r < size_; ++r) parts[static_cast<size_t>(r)] = slot(r, parity) + s.begin * width;
+        for (int r = 0; r < size_; ++r) parts[r] = slot(r, parity) + s.begin * width;
         reduce_into(result(rank_, to), parts, s.size, dtype, op);
       },
       [&](int64_t k, int64_t parity) {
@@ -270,8 +269,8 @@ Task SharedWindow::reduce_blocks(const std::byte* in, std::byte* out, DType dtyp
                       const Range c = chunk(rank_, k);
                       blocks.for_chunk(rank_, c, [&](const Range& part, int64_t offset) {
                         for (int r = 0; r < size_; ++r)
-                          parts[static_cast<size_t>(r)] = slot(r, parity) + (rank_ * each + offset) * width;
-                        parts[static_cast<size_t>(rank_)] = in + part.begin * width;
+                          parts[r] = slot(r, parity) + (rank_ * each + offset) * width;
+                        parts[rank_] = in + part.begin * width;
                         reduce_into(out + (c.begin + offset) * width, parts, part.size, dtype, op);
                       });
                     },

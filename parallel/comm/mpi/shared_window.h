@@ -54,7 +54,7 @@ class SharedWindow {
   /// other hosts too. They must be polled: there is no doorbell.
   void serve_messages(MPI_Comm comm) { served_ = comm; }
   /// Rung when another rank enters the barrier that a task waits in; null when no task waits.
-  Doorbell* doorbell() { return waiting_ ? &arrivals_[static_cast<size_t>(rank_)]->doorbell : nullptr; }
+  Doorbell* doorbell() { return waiting_ ? &arrivals_[rank_]->doorbell : nullptr; }
 
  private:
   SharedWindow(int64_t slot_bytes, int rank, int size) : slot_bytes_(slot_bytes), rank_(rank), size_(size) {}

@@ -256,7 +256,7 @@ class NcclCommunicator final : public Communicator {
   void check() override { group_->check(); }
 
  private:
-  int world_rank() const { return members()[static_cast<size_t>(rank())]; }
+  int world_rank() const { return members()[rank()]; }
 
   std::unique_ptr<Communicator> adopt(std::unique_ptr<Communicator> host,
                                       std::function<ncclResult_t(ncclComm_t*)> make) const {
@@ -361,7 +361,7 @@ std::unique_ptr<Communicator> make_nccl(Communicator& host, device::Runtime& dev
     fail(Exit::unavailable,
          "{} cannot use NCCL: {}. Fix: set distributed.backend: staged, which goes through host memory",
          host.label(), reason);
-  const int world_rank = host.members()[static_cast<size_t>(host.rank())];
+  const int world_rank = host.members()[host.rank()];
   const ncclComm_t comm =
       nccl_connect(device, options, host.label(), world_rank, share_unique_id(host, options));
   return std::make_unique<NcclCommunicator>(

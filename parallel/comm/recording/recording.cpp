@@ -214,7 +214,7 @@ LaunchModel recorded_launches(Communicator& all, const Recorder& recorder) {
   LaunchModel model(all.size());
   const std::vector<std::string> ranks = all.gather_texts(own);
   for (int rank = 0; rank < all.size(); ++rank) {
-    std::istringstream in(ranks[static_cast<size_t>(rank)]);
+    std::istringstream in(ranks[rank]);
     for (std::string line; std::getline(in, line);) {
       std::vector<std::string> fields;
       std::istringstream words(line);

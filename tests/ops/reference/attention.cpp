@@ -119,13 +119,13 @@ void forward(Exec&, const AttentionForward& a) {
     for (double& x : p) sum += x = std::exp(x - top);
     if (fp8)
       for (double& x : p) x = rounded_to(DType::e4m3, x, static_cast<double>(probability_code_scale));
-    for (int64_t j = begin; j < end; ++j) p[static_cast<size_t>(j - begin)] *= keep(i, h, j - k0, k0);
+    for (int64_t j = begin; j < end; ++j) p[j - begin] *= keep(i, h, j - k0, k0);
     std::vector<double> o(static_cast<size_t>(d));
     for (int64_t j = begin; j < end; ++j) {
       const double* row = v.at(j, g);
-      for (int64_t c = 0; c < d; ++c) o[static_cast<size_t>(c)] += p[static_cast<size_t>(j - begin)] * row[c];
+      for (int64_t c = 0; c < d; ++c) o[c] += p[j - begin] * row[c];
     }
-    for (int64_t c = 0; c < d; ++c) put(a.out, i, h, c, p.empty() ? 0.0 : o[static_cast<size_t>(c)] / sum);
+    for (int64_t c = 0; c < d; ++c) put(a.out, i, h, c, p.empty() ? 0.0 : o[c] / sum);
     if (a.lse) store(a.lse, h, i, p.empty() ? -INFINITY : top + std::log(sum));
   });
 }
@@ -156,12 +156,12 @@ void backward(Exec&, const AttentionBackward& a) {
                        fp8 ? rounded_to(DType::e4m3, p, static_cast<double>(probability_code_scale)) : p;
       for (int64_t c = 0; c < d; ++c) {
         const size_t e = static_cast<size_t>(j) * width + static_cast<size_t>(g * d + c);
-        dq[static_cast<size_t>(c)] += ds * k_row[c];
+        dq[c] += ds * k_row[c];
         dk[e] += ds * q_row[c];
         dv[e] += kept * p_factor * dout_row[c];
       }
     }
-    for (int64_t c = 0; c < d; ++c) put(a.dq, i, h, c, dq[static_cast<size_t>(c)]);
+    for (int64_t c = 0; c < d; ++c) put(a.dq, i, h, c, dq[c]);
   });
   size_t e = 0;
   for (int64_t j = 0; j < a.k.dim(0); ++j)

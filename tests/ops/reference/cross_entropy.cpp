@@ -56,10 +56,10 @@ void cross_entropy_rows(Exec&, const CrossEntropy& a) {
     std::vector<double> gradient(static_cast<size_t>(v));
     for (int64_t i = 0; i < v; ++i) {
       const double probability = std::exp(load(a.logits, r, i) - lse);
-      gradient[static_cast<size_t>(i)] = weight * ((i == column ? 1.0 : 0.0) - probability);
+      gradient[i] = weight * ((i == column ? 1.0 : 0.0) - probability);
     }
     const Tensor& out = a.dlogits ? a.dlogits : a.logits;
-    for (int64_t i = 0; i < v; ++i) store(out, r, i, gradient[static_cast<size_t>(i)]);
+    for (int64_t i = 0; i < v; ++i) store(out, r, i, gradient[i]);
   }
 }
 

@@ -26,11 +26,10 @@ void scatter_add(const Tensor& table, const Tensor& ids, const std::optional<int
   std::vector<double> sums(static_cast<size_t>(table.dim(0) * h));
   for (int64_t r = 0; r < dout.dim(0); ++r) {
     const int64_t row = row_of(table, ids, r, first_id);
-    for (int64_t i = 0; i < h && row >= 0; ++i) sums[static_cast<size_t>(row * h + i)] += load(dout, r, i);
+    for (int64_t i = 0; i < h && row >= 0; ++i) sums[row * h + i] += load(dout, r, i);
   }
   for (int64_t v = 0; v < table.dim(0); ++v) {
-    for (int64_t i = 0; i < h; ++i)
-      store(table, v, i, load(table, v, i) + sums[static_cast<size_t>(v * h + i)]);
+    for (int64_t i = 0; i < h; ++i) store(table, v, i, load(table, v, i) + sums[v * h + i]);
   }
 }
 

@@ -32,7 +32,7 @@ void encode(Exec&, const Fp8Encode& a) {
         uint8_t& code = out[at + i];
         code = 0;
         if (!finite) continue;
-        const double x = v[static_cast<size_t>(i)], size = std::fabs(std::ldexp(x, 127 - scale));
+        const double x = v[i], size = std::fabs(std::ldexp(x, 127 - scale));
         for (size_t c = 1; c < all.size(); ++c) {
           const double nearer = std::fabs(all[c] - size) - std::fabs(all[code] - size);
           if (nearer < 0 || (nearer == 0 && c % 2 == 0)) code = static_cast<uint8_t>(c);

@@ -23,7 +23,7 @@ void multiply(const Tensor& x, const Tensor& offsets, const Tensor& out, const W
     for (int64_t r = index(offsets, e); r < index(offsets, e + 1); ++r) {
       std::vector<double> sums(static_cast<size_t>(weight.cols));
       add_products(sums, rows.at(place_of(x, offsets, e, r)), weight);
-      for (int64_t j = 0; j < weight.cols; ++j) store(out, r, j, sums[static_cast<size_t>(j)]);
+      for (int64_t j = 0; j < weight.cols; ++j) store(out, r, j, sums[j]);
     }
   }
 }

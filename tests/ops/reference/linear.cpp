@@ -10,10 +10,9 @@ void multiply(const Matrix& x, const Matrix& y, const Tensor& out, bool accumula
   std::vector<double> sums(static_cast<size_t>(y.cols));
   for (int64_t i = 0; i < x.rows; ++i) {
     for (int64_t j = 0; j < y.cols; ++j)
-      sums[static_cast<size_t>(j)] = (accumulate ? load(out, i, j) : 0.0) + (bias ? load(bias, j) : 0.0);
+      sums[j] = (accumulate ? load(out, i, j) : 0.0) + (bias ? load(bias, j) : 0.0);
     add_products(sums, x.at(i), y);
-    for (int64_t j = 0; j < y.cols; ++j)
-      store(out, i, j, activation_value(activation, sums[static_cast<size_t>(j)]));
+    for (int64_t j = 0; j < y.cols; ++j) store(out, i, j, activation_value(activation, sums[j]));
   }
 }
 

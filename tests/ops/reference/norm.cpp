@@ -48,8 +48,8 @@ void backward(Exec&, const NormBackward& a) {
                    xhat = (load(a.x, r, i) - mean) * rstd;
       if (layer) mean_dy += dy / static_cast<double>(d);
       mean_dy_xhat += dy * xhat / static_cast<double>(d);
-      dweight[static_cast<size_t>(i)] += dout * xhat;
-      dbias[static_cast<size_t>(i)] += dout;
+      dweight[i] += dout * xhat;
+      dbias[i] += dout;
     }
     for (int64_t i = 0; i < d; ++i) {
       const double dy = load(a.dout, r, i) * load(a.weight, i), xhat = (load(a.x, r, i) - mean) * rstd;
@@ -61,8 +61,8 @@ void backward(Exec&, const NormBackward& a) {
   }
   largest.raise(a.amax);
   for (int64_t i = 0; i < d; ++i) {
-    if (a.dweight) store(a.dweight, i, load(a.dweight, i) + dweight[static_cast<size_t>(i)]);
-    if (a.dbias) store(a.dbias, i, load(a.dbias, i) + dbias[static_cast<size_t>(i)]);
+    if (a.dweight) store(a.dweight, i, load(a.dweight, i) + dweight[i]);
+    if (a.dbias) store(a.dbias, i, load(a.dbias, i) + dbias[i]);
   }
 }
 

@@ -44,8 +44,8 @@ void update_range(const AdamW& a, int64_t flat, int64_t state, int64_t count, co
     for (int64_t k = 0; k < n; ++k) {
       const int64_t i = at + k, param_index = a.param_bf16 ? state + i : flat + i;
       const double g = load(a.grad, flat + i) * grad_scale;
-      double& m = means[static_cast<size_t>(k)];
-      double& v = squares[static_cast<size_t>(k)];
+      double& m = means[k];
+      double& v = squares[k];
       m = b1 * m + (1.0 - b1) * g;
       v = b2 * v + (1.0 - b2) * g * g;
       auto* high = a.param_bf16 ? static_cast<uint16_t*>(a.param_bf16.data) + flat + i : nullptr;
@@ -69,7 +69,7 @@ void update(Exec&, const AdamW& a) {
   if (!a.chunks) return update_range(a, 0, 0, a.grad.numel(), a.rates[0]);
   const auto* chunk = static_cast<const int64_t*>(a.chunks.data);
   for (int64_t c = 0; c < a.chunks.dim(0); ++c, chunk += 4)
-    update_range(a, chunk[0], chunk[1], chunk[2], a.rates[static_cast<size_t>(chunk[3])]);
+    update_range(a, chunk[0], chunk[1], chunk[2], a.rates[chunk[3]]);
 }
 
 void add_squares(Exec&, const SumOfSquares& a) {

@@ -120,9 +120,7 @@ void quantize_both(Exec& exec, const Quantize& a) {
   values.reserve(rows.size() * static_cast<size_t>(columns));
   for (const int64_t from : rows)
     for (int64_t j = 0; j < columns; ++j) values.push_back(from < 0 ? 0.0 : source_value(a.source, from, j));
-  const auto value = [&](int64_t row, int64_t column) {
-    return values[static_cast<size_t>(row * columns + column)];
-  };
+  const auto value = [&](int64_t row, int64_t column) { return values[row * columns + column]; };
   if (a.row) quantize_copy(a.row, [&](int64_t i, int64_t j) { return value(i, j); });
   if (a.column) quantize_copy(a.column, [&](int64_t i, int64_t j) { return value(j, i); });
 }
@@ -196,7 +194,7 @@ void update(Exec&, const UpdateScales& a) {
       history.push_back(std::isfinite(v) ? v : 0);
     }
     const double amax = a.most_recent ? history[0] : *std::max_element(history.begin(), history.end());
-    for (int64_t r = a.amax.dim(0) - 1; r > 0; --r) store(a.amax, r, i, history[static_cast<size_t>(r - 1)]);
+    for (int64_t r = a.amax.dim(0) - 1; r > 0; --r) store(a.amax, r, i, history[r - 1]);
     store(a.amax, 0, i, 0);
     store(a.scale, i, scale_of(amax, a.format, a.margin, a.keep ? load(a.scale, i) : 1.0));
   }

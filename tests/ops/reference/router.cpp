@@ -137,14 +137,13 @@ void backward(Exec&, const RouterBackward& a) {
     }
     double sum = 0, weighted = 0;
     for (int64_t c = 0; c < k; ++c) {
-      const double chosen = s[static_cast<size_t>(load(a.expert, t, c))];
+      const double chosen = s[load(a.expert, t, c)];
       sum += chosen;
       weighted += chosen * load(a.dprob, t, c);
     }
     for (int64_t c = 0; c < k; ++c) {
       const double g = load(a.dprob, t, c);
-      ds[static_cast<size_t>(load(a.expert, t, c))] +=
-          scale * (a.rule.normalize ? (g - weighted / sum) / sum : g);
+      ds[load(a.expert, t, c)] += scale * (a.rule.normalize ? (g - weighted / sum) / sum : g);
     }
     double mean = 0;
     for (size_t e = 0; e < s.size(); ++e) mean += s[e] * ds[e];

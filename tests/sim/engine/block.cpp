@@ -7,8 +7,8 @@ namespace nrl::sim {
 
 ThreadBlock::ThreadBlock() : BlockView(), lanes_(max_threads) {
   for (int i = 0; i < max_threads; ++i) {
-    lanes_[static_cast<size_t>(i)].number = i;
-    lanes_[static_cast<size_t>(i)].lane = i % warp_size;
+    lanes_[i].number = i;
+    lanes_[i].lane = i % warp_size;
   }
   dynamic_shared = shared_.dynamic();
 }
@@ -47,12 +47,12 @@ void ThreadBlock::enter() {
 /// On a fiber: runs lanes that have not started until one must wait or the warp has no more.
 void ThreadBlock::run_fresh_lanes() {
   while (next_ < next_end_ && !failed_) {
-    Lane& lane = lanes_[static_cast<size_t>(order_[static_cast<size_t>(next_++)])];
+    Lane& lane = lanes_[order_[next_++]];
     lane.state = State::ready;
     current_thread = &lane;
     sanitizer::become(lane.fiber);
     sanitizer::acquire(&start_);
-    sanitizer::acquire(&end_[static_cast<size_t>((runs_ + 1) % 2)]);
+    sanitizer::acquire(&end_[(runs_ + 1) % 2]);
     std::string thrown;
     try {
       body_(arguments_);
@@ -61,7 +61,7 @@ void ThreadBlock::run_fresh_lanes() {
     }
     if (!thrown.empty()) fail(std::move(thrown), Site());
     ended(here());
-    sanitizer::release(&end_[static_cast<size_t>(runs_ % 2)]);
+    sanitizer::release(&end_[runs_ % 2]);
     sanitizer::become(scheduler_fiber_);
     if (sanitizer::thread()) break;
   }
@@ -80,7 +80,7 @@ void ThreadBlock::prepare(size_t block_index, const Options& options) {
   ++runs_;
   shared_.reset(launch_->shared);
   for (int i = 0; i < count_; ++i) {
-    Lane& lane = lanes_[static_cast<size_t>(i)];
+    Lane& lane = lanes_[i];
     const auto n = static_cast<unsigned>(i);
     lane.index = {n % dim.x, n / dim.x % dim.y, n / (dim.x * dim.y)};
     lane.state = State::fresh;
@@ -90,7 +90,7 @@ void ThreadBlock::prepare(size_t block_index, const Options& options) {
   }
   for (int w = 0; w < warps(); ++w) {
     const int lanes = lanes_of(w);
-    warp_[static_cast<size_t>(w)] = {lanes == warp_size ? ~0u : (1u << lanes) - 1, 0};
+    warp_[w] = {lanes == warp_size ? ~0u : (1u << lanes) - 1, 0};
   }
   const auto stream = static_cast<uint64_t>(block_index) * (max_threads / warp_size + 1);
   permute(options, stream, std::span(warp_order_.data(), static_cast<size_t>(warps())));
@@ -106,9 +106,7 @@ void ThreadBlock::prepare(size_t block_index, const Options& options) {
 /// Runs the lanes of a warp until none is ready; true if any ran.
 bool ThreadBlock::run_warp(int warp) {
   const int low = warp * warp_size, high = low + lanes_of(warp);
-  auto lane_at = [this](int i) -> Lane& {
-    return lanes_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
-  };
+  auto lane_at = [this](int i) -> Lane& { return lanes_[order_[i]]; };
   bool any = false;
   if (lane_at(low).state == State::fresh) {
     next_ = low;
@@ -149,7 +147,7 @@ Progress ThreadBlock::step() {
   active_block = this;
   current_block = this;
   bool any = moved_ = false;
-  for (int w = 0; w < warps() && !failed_; ++w) any |= run_warp(warp_order_[static_cast<size_t>(w)]);
+  for (int w = 0; w < warps() && !failed_; ++w) any |= run_warp(warp_order_[w]);
   if (!any && !failed_) {
     failed_ = true;
     failure_ = deadlock();
@@ -208,7 +206,7 @@ std::string ThreadBlock::deadlock() const {
   const Lane* last = nullptr;
   constexpr size_t long_enough = 1000;
   for (int i = 0; i < count_ && text.size() < long_enough; ++i) {
-    const Lane& lane = lanes_[static_cast<size_t>(i)];
+    const Lane& lane = lanes_[i];
     if (lane.state == State::done) continue;
     const bool alike = last && last->site.line() == lane.site.line() && last->state == lane.state &&
                        (lane.state == State::in_barrier || last->mask == lane.mask);

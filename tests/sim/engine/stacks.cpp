@@ -34,7 +34,7 @@ Stack* StackPool::take(int lane, void (*entry)()) {
   Stack* stack = nullptr;
   if (sanitizer::thread()) {
     while (stacks_.size() <= static_cast<size_t>(lane)) new_stack();
-    stack = &stacks_[static_cast<size_t>(lane)];
+    stack = &stacks_[lane];
   } else if (idle_.empty()) {
     stack = new_stack();
   } else {

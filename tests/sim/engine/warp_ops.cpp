@@ -22,7 +22,7 @@ void ThreadBlock::open_barrier() {
   barrier_sum_ = barrier_count_ = 0;
   ++barriers_;
   for (int i = 0; i < count_; ++i) {
-    Lane& lane = lanes_[static_cast<size_t>(i)];
+    Lane& lane = lanes_[i];
     if (lane.state == State::in_barrier) lane.state = State::ready;
   }
 }
@@ -37,7 +37,7 @@ void ThreadBlock::open_barrier() {
   barrier_site_ = me.site = at;
   barrier_sum_ += value;
   // Two objects in turn: a thread that wakes late must not see arrivals at the next barrier.
-  char* passed = &barrier_passed_[static_cast<size_t>(barriers_ % 2)];
+  char* passed = &barrier_passed_[barriers_ % 2];
   sanitizer::release(passed);
   if (++barrier_count_ == alive_) {
     open_barrier();
@@ -55,14 +55,14 @@ void ThreadBlock::open_barrier() {
 /// sanitizer the caller is `arrived`.
 bool ThreadBlock::try_complete(Lane& arrived) {
   const int w = arrived.number / warp_size;
-  Warp& warp = warp_[static_cast<size_t>(w)];
+  Warp& warp = warp_[w];
   const unsigned mask = arrived.mask;
   if (mask & warp.alive & ~warp.waiting) return false;
   void* payloads[warp_size] = {};
   unsigned present = 0;
   for (int i = 0; i < lanes_of(w); ++i) {
     if (!(mask >> i & 1)) continue;
-    Lane& lane = lanes_[static_cast<size_t>(w * warp_size + i)];
+    Lane& lane = lanes_[w * warp_size + i];
     if (lane.state == State::done) continue;  // threads that have exited drop out, as on the hardware
     if (lane.state != State::in_warp_op || lane.mask != mask) return false;
     if (lane.op != arrived.op) {
@@ -79,12 +79,12 @@ bool ThreadBlock::try_complete(Lane& arrived) {
          arrived.site);
   }
   arrived.op->apply(payloads, present);
-  char* completed = &arrived.completed[static_cast<size_t>(++arrived.completions % 2)];
+  char* completed = &arrived.completed[++arrived.completions % 2];
   if (arrived.op->orders_memory) sanitizer::release(completed);
   warp.waiting &= ~present;
   for (int i = 0; i < lanes_of(w); ++i) {
     if (!(present >> i & 1)) continue;
-    Lane& lane = lanes_[static_cast<size_t>(w * warp_size + i)];
+    Lane& lane = lanes_[w * warp_size + i];
     lane.resume_after = completed;
     lane.state = State::ready;
   }
@@ -101,7 +101,7 @@ bool ThreadBlock::try_complete(Lane& arrived) {
   me.payload = payload;
   me.site = at;
   me.state = State::in_warp_op;
-  warp_[static_cast<size_t>(me.number / warp_size)].waiting |= 1u << me.lane;
+  warp_[me.number / warp_size].waiting |= 1u << me.lane;
   if (op.orders_memory) sanitizer::release(&me.mask);
   if (!try_complete(me)) suspend();
   if (op.orders_memory) sanitizer::acquire(me.resume_after);
@@ -111,11 +111,11 @@ bool ThreadBlock::try_complete(Lane& arrived) {
 void ThreadBlock::ended(Lane& lane) {
   lane.state = State::done;
   const int w = lane.number / warp_size;
-  Warp& warp = warp_[static_cast<size_t>(w)];
+  Warp& warp = warp_[w];
   warp.alive &= ~(1u << lane.lane);
   if (--alive_ == barrier_count_ && barrier_count_ > 0) open_barrier();
   for (int i = 0; i < lanes_of(w) && warp.waiting != 0 && !failed_; ++i) {
-    Lane& other = lanes_[static_cast<size_t>(w * warp_size + i)];
+    Lane& other = lanes_[w * warp_size + i];
     if (other.state != State::in_warp_op || !(other.mask >> lane.lane & 1)) continue;
     sanitizer::become(other.fiber);  // no access of this thread is ordered by an operation without it
     try_complete(other);
