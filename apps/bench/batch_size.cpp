@@ -149,10 +149,8 @@ class Tuner {
   }
 
   std::unique_ptr<plan::RunPlan> plan_of(const ConfigResult& config) const {
-    const Config& c = config.config;
-    return plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, world_.size()),
-                               placement_.grid_position(), placement_.device(), placement_.host_threads(),
-                               false, placement_.memory());
+    return train::plan_rank(config, train::load_model_spec(config),
+                            resolve_batch(config.config, world_.size()), placement_);
   }
 
   // Sets bytes and fits. Needs grow with the size, so that few sizes are planned. Returns how many fit.

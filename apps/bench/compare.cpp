@@ -134,10 +134,10 @@ class Comparison {
     }
     const Config& c = config->config;
     train::Placement placement(world_, *config);
-    const train::RankDecision decision(world_, *config, placement);
+    train::RankDecision decision(world_, *config, placement);
     const auto plan_of = [&] {
-      if (row.ms.empty()) row.sent = sent_bytes(decision.plan_again(), c);
-      auto plan = decision.plan_again();
+      if (row.ms.empty()) row.sent = sent_bytes(decision.take(), c);
+      auto plan = decision.take();
       row.planned = static_cast<double>(plan->memory.total_bytes());
       for (int k = 0; k < memory::category_count; ++k)
         row.bytes[k] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));

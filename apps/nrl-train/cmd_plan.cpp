@@ -120,9 +120,9 @@ int run_plan(const PlanArgs& args) {
   if (args.expert_load && !layouts)
     fail(Exit::usage,
          "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
-  train::check_but_memory(result,
-                          {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false});
-  if (gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, train::load_model_spec(result), *gpu));
+  const std::optional<model::ModelSpec> spec = train::check_but_memory(
+      result, {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false});
+  if (gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, *spec, *gpu));
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
   if (!result.ok()) return report(result);
   train::DeviceChoice device = train::choose_device(result.config.device);
@@ -134,9 +134,8 @@ int run_plan(const PlanArgs& args) {
   if (known) train::check_memory_limit(result);
   if (known && result.ok()) {
     const std::vector<int> local = plan::local_sizes(result.config, args.world);
-    const model::ModelSpec spec = train::load_model_spec(result);
     const train::DecisionFacts facts = train::planned_facts(
-        result, spec, args.world, *std::max_element(local.begin(), local.end()), device.memory);
+        result, *spec, args.world, *std::max_element(local.begin(), local.end()), device.memory);
     const train::Decision decision = train::decide_alone(facts);
     if (decision.fits) batch = decision.batch;
     result.add(explain(facts, decision));

@@ -35,7 +35,7 @@ TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const data:
                              .options = options,
                              .exec = placement_.exec(),
                              .threads = placement_.host_threads(),
-                             .make_plan = [this] { return decision_->plan_again(); }};
+                             .make_plan = [this] { return decision_->take(); }};
     layout_ = std::make_unique<Learner>(world, setting, data, std::move(plan));
     if (!alone) return;
     reference_groups_ = make_reference_groups(world, placement_);

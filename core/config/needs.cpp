@@ -16,7 +16,7 @@ bool contains(const std::vector<std::string>& values, const std::string& value) 
   return std::find(values.begin(), values.end(), value) != values.end();
 }
 
-/// Whether a key that was given has its value from there.
+/// True if the value of a key that was given is from the command line.
 bool on_command_line(const ConfigResult& result, std::string_view key) {
   const auto source = static_cast<size_t>(result.origins.at(std::string(key)).source);
   return result.sources->all[source].is_override;

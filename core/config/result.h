@@ -53,7 +53,7 @@ struct ConfigResult {
   /// must ask for each of them; otherwise it would report a default that replaces an invalid value.
   bool sound(std::string_view key) const;
   bool sound(std::initializer_list<std::string_view> keys) const;
-  /// Whether the key was given; else it has its default.
+  /// True if the key was given; else it has its default.
   bool given(std::string_view key) const { return origins.contains(std::string(key)); }
   /// The place where the key was given, for messages; or "default".
   std::string where(std::string_view key) const;

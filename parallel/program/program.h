@@ -133,8 +133,8 @@ enum class StepKind : uint8_t {
 struct Step {
   StepKind kind = StepKind::compute;
   StepKind of = StepKind::compute;  ///< wait: the kind of step that it completes
-  /// Of the visit, as the next three; messages and copies: of the gradient; with buckets: for a visit of a
-  /// backward pass.
+  /// The visit is in a backward pass, as the next three describe it; a message or copy moves the gradient; a
+  /// step with buckets is for a visit of a backward pass.
   bool backward = false;
   bool dgrad = false, wgrad = false;
   bool again = false;                 ///< forward steps run again, for a backward pass

@@ -1,4 +1,4 @@
-// What sharded weights and gradients of parameter groups communicate, and what their buffers cost.
+// Sharded weights and gradients of parameter groups: their communication, and the memory of their buffers.
 #include "apps/plan/param_groups.h"
 
 #include <map>

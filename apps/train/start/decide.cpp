@@ -183,6 +183,12 @@ ConfigResult with_microbatch(ConfigResult result, const BatchPlan& batch) {
   return result;
 }
 
+std::unique_ptr<plan::RunPlan> plan_rank(const ConfigResult& result, const model::ModelSpec& spec,
+                                         const BatchPlan& batch, const Placement& placement) {
+  return plan::make_run_plan(result.config, spec, batch, placement.grid_position(), placement.device(),
+                             placement.host_threads(), false, placement.memory());
+}
+
 namespace {
 
 DecisionFacts facts_of(comm::World& world, const ConfigResult& result, const model::ModelSpec& spec,
@@ -236,15 +242,14 @@ RankDecision::RankDecision(comm::World& world, const ConfigResult& result, const
   require();
 }
 
-std::unique_ptr<plan::RunPlan> RankDecision::make(const BatchPlan& batch) const {
-  return plan::make_run_plan(facts_.result.config, spec_, batch, placement_.grid_position(), facts_.device,
-                             facts_.threads, false, facts_.memory);
+std::unique_ptr<plan::RunPlan> RankDecision::take() {
+  return plan_ ? std::move(plan_) : plan_rank(facts_.result, spec_, decision_.batch, placement_);
 }
 
 Need RankDecision::try_plan(const BatchPlan& batch) {
   Need own{.capacity = static_cast<double>(placement_.capacity())};
   run_collectively(world_, [&] {
-    plan_ = make(batch);
+    plan_ = plan_rank(facts_.result, spec_, batch, placement_);
     own.bytes = plan::planned_memory(facts_.result.config, *plan_);
   });
   return least_room(world_.comm(), own);

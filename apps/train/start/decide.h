@@ -69,6 +69,10 @@ void check_memory_limit(ConfigResult& result);
 /// run that took it.
 ConfigResult with_microbatch(ConfigResult result, const BatchPlan& batch);
 
+/// The plan of this rank for a microbatch.
+std::unique_ptr<plan::RunPlan> plan_rank(const ConfigResult& result, const model::ModelSpec& spec,
+                                         const BatchPlan& batch, const Placement& placement);
+
 /// Decides on all ranks of a run, and plans what was decided.
 class RankDecision {
  public:
@@ -78,9 +82,8 @@ class RankDecision {
   const Decision& decision() const { return decision_; }
   /// This rank's plan, until it is taken.
   const plan::RunPlan& plan() const { return *plan_; }
-  std::unique_ptr<plan::RunPlan> take() { return std::move(plan_); }
-  /// Another one.
-  std::unique_ptr<plan::RunPlan> plan_again() const { return make(decision_.batch); }
+  /// The same; an equal one if it was taken.
+  std::unique_ptr<plan::RunPlan> take();
   Diagnostics warnings() const { return explain(facts_, decision_); }
 
   /// Collective: decide_below(), after a rank could not allocate its memory. False if there is no smaller
@@ -92,7 +95,6 @@ class RankDecision {
   std::vector<std::string> changes(double capacity) const;
 
  private:
-  std::unique_ptr<plan::RunPlan> make(const BatchPlan& batch) const;
   Need try_plan(const BatchPlan& batch);
   void require();
 

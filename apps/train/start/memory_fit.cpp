@@ -25,11 +25,11 @@ class Search {
   /// The bytes that the run needs with these changes; unset if it is refused or does not fit.
   std::optional<double> fits(const Overrides& overrides) const {
     ConfigResult changed = load_config_text(text_, "changed.yaml", overrides);
-    if (changed.ok()) check_but_memory(changed, {.world = world_, .files = false});
     if (!changed.ok()) return std::nullopt;
-    const double need =
-        needed_memory(changed.config, load_model_spec(changed), resolve_batch(changed.config, world_), world_,
-                      device_, threads_, capacity_, memory_);
+    const auto spec = check_but_memory(changed, {.world = world_, .files = false});
+    if (!changed.ok()) return std::nullopt;
+    const double need = needed_memory(changed.config, *spec, resolve_batch(changed.config, world_), world_,
+                                      device_, threads_, capacity_, memory_);
     return need <= capacity_ ? std::optional(need) : std::nullopt;
   }
 

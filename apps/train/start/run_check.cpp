@@ -26,7 +26,7 @@ std::optional<Error> document_problem(const ConfigResult& result) {
 
 }  // namespace
 
-void check_but_memory(ConfigResult& result, const RunSetting& setting) {
+std::optional<model::ModelSpec> check_but_memory(ConfigResult& result, const RunSetting& setting) {
   if (setting.grid && setting.world > 0)
     result.add(validate_for_world(result, setting.world, setting.nodes, setting.count));
   const ModelCheck model = check_model(result);
@@ -39,12 +39,12 @@ void check_but_memory(ConfigResult& result, const RunSetting& setting) {
                      .world = setting.world,
                      .documents = document_problem(result)};
   result.add(check::check_inputs(facts, setting.files, setting.training));
-  if (!facts.model) return;
+  if (!facts.model) return std::nullopt;
   if (!setting.grid) facts.world = 0;
   result.add(check::check_model(facts));
-  if (!result.ok() || facts.world == 0) return;
+  if (!result.ok() || facts.world == 0) return model.spec;
   result.add(check::check_ranks(facts));
-  if (!result.ok()) return;
+  if (!result.ok()) return model.spec;
   // Sizes beyond this cannot even be planned.
   constexpr double any_machine = 0x1p50;
   const BatchPlan batch = resolve_batch(result.config, facts.world);
@@ -52,6 +52,7 @@ void check_but_memory(ConfigResult& result, const RunSetting& setting) {
           result, *facts.model, batch, plan::minimum_memory(result.config, *facts.model, batch, device.type),
           any_machine, "any machine"))
     result.add({std::move(*shortage)});
+  return model.spec;
 }
 
 }  // namespace nrl::train

@@ -2,6 +2,9 @@
 // Checks a configuration before the run is set up, reporting all problems at once: against the ranks, the
 // model and the input files.
 
+#include <optional>
+
+#include "apps/model/spec/spec.h"
 #include "core/config/load.h"
 
 namespace nrl::train {
@@ -19,7 +22,7 @@ struct RunSetting {
 };
 
 /// Adds all problems to `result` but those of the memory of this machine. Reads the model's config.json and
-/// the data's manifests.
-void check_but_memory(ConfigResult& result, const RunSetting& setting);
+/// the data's manifests. Returns the model; unset if it has problems.
+std::optional<model::ModelSpec> check_but_memory(ConfigResult& result, const RunSetting& setting);
 
 }  // namespace nrl::train

@@ -6,7 +6,6 @@
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/decide.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "parallel/grid/nodes.h"
@@ -31,15 +30,14 @@ void order_nodes(comm::World& world, const Config& config) {
 }  // namespace
 
 void check_run(ConfigResult& result, const RunSetting& setting) {
-  check_but_memory(result, setting);
+  const std::optional<model::ModelSpec> spec = check_but_memory(result, setting);
   // The memory of GPUs is not known before they are open.
   if (!result.ok() || !setting.memory || !setting.grid || setting.world == 0 ||
       choose_device(result.config.device).type != DeviceType::cpu)
     return;
   check_memory_limit(result);
   if (!result.ok()) return;
-  const model::ModelSpec spec = load_model_spec(result);
-  const DecisionFacts facts = planned_facts(result, spec, setting.world, setting.local, 0);
+  const DecisionFacts facts = planned_facts(result, *spec, setting.world, setting.local, 0);
   if (const Decision decision = decide_alone(facts); !decision.fits) result.add(explain(facts, decision));
 }
 

@@ -58,7 +58,7 @@ std::optional<BlockModule> recomputed_with(const PolicyConfig& p, BlockModule m)
   return std::nullopt;
 }
 
-/// Whether all layers that are offloaded are recomputed from their input.
+/// True if all layers that are offloaded are recomputed from their input.
 bool whole_layers(const PolicyConfig& p) {
   const RecomputeConfig& r = p.recompute;
   const bool some = p.checkpoint_ratio.value_or(1) < 1 || p.checkpoint_layers || r.num_layers;
