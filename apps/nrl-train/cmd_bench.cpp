@@ -53,6 +53,7 @@ int run_bench(const bench::Args& args) {
   const std::tuple<const char*, bool, bool, const char*> options[] = {
       {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
       {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
+      {"--roofline", args.roofline, one_of({"step"}), "bench step"},
       {"--only", !args.only.empty(), kernels || one_of({"compare"}), "bench ops, gemm, attention or compare"},
       {"--precision", args.precision != "auto", kernels,
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
@@ -76,10 +77,8 @@ int run_bench(const bench::Args& args) {
   if (args.config.empty())
     fail(Exit::usage, "bench {0} needs a configuration, e.g. nrl-train bench {0} configs/bench-tiny.yaml",
          args.benchmark);
-  if (comm::launched_with_peers())
-    fail(Exit::usage,
-         "bench step runs on one rank only. Fix: to measure several ranks, train and read "
-         "LOG_DIR/metrics.jsonl");
+  if (comm::launched_with_peers() && !args.predict.empty())
+    fail(Exit::usage, "bench step --predict runs on one rank only. Fix: leave --predict out");
   const double start = process_start();
   return train::run_in_world([&](comm::World& world) { return bench::step(world, args, start); });
 }
@@ -92,6 +91,7 @@ void add_bench(CommandLine& line) {
       "bench", "Benchmark this machine relative to its limits",
       "  nrl-train bench gemm\n"
       "  nrl-train bench step configs/quickstart.yaml --steps 50\n"
+      "  mpirun -n 2 nrl-train bench step configs/llama-17m.yaml --roofline\n"
       "  mpirun -n 4 nrl-train bench comm\n"
       "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2\n"
       "  nrl-train bench compare configs/suites/claims.yaml --only recompute");
@@ -124,6 +124,9 @@ void add_bench(CommandLine& line) {
   c->add_option(
       "--predict", args->predict,
       "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
+  c->add_flag("--roofline", args->roofline,
+              "Print every kernel of a step beside what this machine could reach, and the time lost (step on\n"
+              "a CPU)");
   c->add_flag("--quick", args->quick,
               "Tiny sizes, executed once, whatever --steps says: a functional test without useful timings");
   line.on(c, [args] { return run_bench(*args); });

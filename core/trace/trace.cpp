@@ -80,8 +80,10 @@ void finish(const char* name, const Open& open) {
 
 }  // namespace detail
 
-const char* innermost() {
-  return detail::open_ranges.empty() ? "" : detail::open_ranges.back();
+const char* innermost(std::string_view but) {
+  const auto& open = detail::open_ranges;
+  const auto at = std::find_if(open.rbegin(), open.rend(), [&](const char* name) { return name != but; });
+  return at == open.rend() ? "" : *at;
 }
 
 void track_nesting(bool on) {

@@ -47,9 +47,9 @@ class Range {
   detail::Open open_;
 };
 
-/// The name of the innermost open range of this thread that was opened while recording or nesting was on; ""
-/// if there is none.
-const char* innermost();
+/// The name of the innermost open range of this thread that was opened while recording or nesting was on and
+/// is not called `but`; "" if there is none.
+const char* innermost(std::string_view but = {});
 /// Turns on innermost() for ranges opened from now on, without recording anything.
 void track_nesting(bool on);
 

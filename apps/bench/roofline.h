@@ -1,0 +1,51 @@
+#pragma once
+// Where the time of a step on a CPU goes: its kernels beside what this machine could reach at best, the
+// largest loss first. Williams et al., Roofline (2009): a kernel is limited by arithmetic or by memory.
+
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/io/json.h"
+#include "core/ops/kernel_timer.h"
+
+namespace nrl::bench {
+
+/// What one rank may reach while the others of its machine work, too.
+struct MachineRates {
+  double f32_flops = 0, bf16_flops = 0;  ///< FLOP/s of multiply-adds on registers, by the type of the factors
+  double copy = 0;                       ///< bytes/s read and written by a copy larger than the caches
+};
+
+/// Equal calls of a step together.
+struct RooflineRow {
+  std::string part;    ///< as in `bench step --predict`
+  std::string kernel;  ///< with the shape of a GEMM: rows x columns x inner
+  int64_t calls = 0;
+  double flops = 0, bytes = 0;  ///< of all calls; bytes as in ops::Cost, each operand once
+  double seconds = 0;
+  double attainable = 0;    ///< seconds at the rates of the machine
+  bool arithmetic = false;  ///< limited by arithmetic, not memory
+
+  /// Above 0 where the machine could be faster. A kernel of operands in a cache may outrun the copy.
+  double lost() const { return seconds - attainable; }
+};
+
+class Roofline {
+ public:
+  /// `calls`: of one step, which took `seconds`.
+  Roofline(const MachineRates& rates, std::span<const ops::TimedCall> calls, double seconds);
+
+  /// By the time lost; what lies between kernels (data, communication, the host) is the last one. Their times
+  /// add up to the step.
+  const std::vector<RooflineRow>& rows() const { return rows_; }
+  std::string text() const;
+  JsonValue json() const;
+
+ private:
+  MachineRates rates_;
+  std::vector<RooflineRow> rows_;
+  double seconds_ = 0;
+};
+
+}  // namespace nrl::bench
