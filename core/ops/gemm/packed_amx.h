@@ -56,8 +56,11 @@ struct TileKernel {
     Thread& operator=(const Thread&) = delete;
   };
 
-  /// Rows of a matrix are seldom whole tiles.
-  static constexpr bool in_place(const Product&) { return false; }
+  /// Where all tiles are whole.
+  static bool in_place(const Product& p) {
+    return reads_in_place<bf16>(p) && p.rows % tile_height == 0 && p.inner % (2 * tile_words) == 0 &&
+           p.a.ld % 2 == 0;
+  }
 
   /// As pack_group(), in panels [16 words][padded rows][words].
   static void pack(const Operand& a, int64_t row, const Tiling& tiling, int64_t from, int64_t to, int64_t k,
@@ -76,56 +79,90 @@ struct TileKernel {
         for (int64_t w = 0; w < words; w += tile_words) pack_words(i, w);
   }
 
-  static void multiply(int64_t height, bool, int64_t words, const std::byte* a, int64_t, const float* b,
-                       const Result& c, int64_t columns) {
-    const auto* const rows = reinterpret_cast<const float*>(a);
-    height > tile_height ? multiply<true>(height, words, rows, b, c, columns)
-                         : multiply<false>(height, words, rows, b, c, columns);
+  /// A tile of rows multiplies some of its words, which the first-level cache keeps, with all stripes before
+  /// the next words.
+  static void multiply(const Task& t) {
+    alignas(64) float only[size.rows * tile_columns];
+    for (int64_t i = t.from; i < t.to; ++i) {
+      const int64_t height = t.tiling.height(i), row = t.row(i);
+      for (int64_t w = 0; w < t.words; w += size.words) {
+        const int64_t words = std::min(size.words, t.words - w);
+        const bool begins = w == 0, ends = w + words == t.words;
+        const auto* const a =
+            t.in_place ? reinterpret_cast<const float*>(t.a + row * t.ld) + w
+                       : reinterpret_cast<const float*>(t.a) + row * t.words + w * size.padded_rows(height);
+        const int64_t ld = t.in_place ? t.ld / 4 : tile_words;
+        const int64_t step = t.in_place ? tile_words : size.padded_rows(height) * tile_words;
+        const auto& add_words = height > tile_height ? add<true> : add<false>;
+        for (int64_t column = 0; column < t.columns; column += tile_columns) {
+          const Result c = t.c.at(row, column);
+          float* const sums = begins && ends ? only : t.sums + column * size.rows;
+          if (ends) prefetch(c, height);
+          add_words(begins, words, a, ld, step, t.b + column * t.words + w * tile_columns, sums);
+          if (ends) finish_tile(sums, c, height, t.columns - column);
+        }
+      }
+    }
   }
 
  private:
-  /// Two tiles of rows, or one.
+  /// sums (= if `begins`, else +=) products of two tiles of rows or of one. Tiles of a are `step` apart, the
+  /// rows of one `ld`.
   template <bool two>
-  static void multiply(int64_t height, int64_t words, const float* a, const float* b, const Result& c,
-                       int64_t columns) {
-    for (int64_t i = 0; i < height; ++i) {
-      if (c.f32) {
-        _mm_prefetch(c.f32 + i * c.ld, _MM_HINT_T0);
-        _mm_prefetch(c.f32 + i * c.ld + 16, _MM_HINT_T0);
-      } else {
-        _mm_prefetch(c.rounded + i * c.ld, _MM_HINT_T0);
+  static void add(bool begins, int64_t words, const float* a, int64_t ld, int64_t step, const float* b,
+                  float* sums) {
+    if (begins) {
+      Tiles::template zero<0>();
+      Tiles::template zero<1>();
+      Tiles::template zero<2>();
+      Tiles::template zero<3>();
+    } else {
+      Tiles::template load<0>(sums, tile_columns);
+      Tiles::template load<1>(sums + tile_words, tile_columns);
+      if constexpr (two) {
+        Tiles::template load<2>(sums + tile_height * tile_columns, tile_columns);
+        Tiles::template load<3>(sums + tile_height * tile_columns + tile_words, tile_columns);
       }
     }
-    Tiles::template zero<0>();
-    Tiles::template zero<1>();
-    Tiles::template zero<2>();
-    Tiles::template zero<3>();
-    constexpr int64_t a_tile = tile_height * tile_words;
-    for (int64_t w = 0; w < words; w += tile_words) {
-      Tiles::template load<4>(a, tile_words);
+    for (int64_t w = 0; w < words; w += tile_words, a += step, b += tile_words * tile_columns) {
+      Tiles::template load<4>(a, ld);
       Tiles::template load<6>(b, tile_columns);
-      Tiles::template multiply_add<0, 4, 6>();
+      if constexpr (two) Tiles::template load<5>(a + tile_height * ld, ld);
       Tiles::template load<7>(b + tile_words, tile_columns);
+      Tiles::template multiply_add<0, 4, 6>();
       Tiles::template multiply_add<1, 4, 7>();
       if constexpr (two) {
-        Tiles::template load<5>(a + a_tile, tile_words);
         Tiles::template multiply_add<2, 5, 6>();
         Tiles::template multiply_add<3, 5, 7>();
       }
-      a += two ? 2 * a_tile : a_tile;
-      b += tile_words * tile_columns;
     }
-    alignas(64) float sums[size.rows][tile_columns];
-    Tiles::template store<0>(sums[0], tile_columns);
-    Tiles::template store<1>(sums[0] + tile_words, tile_columns);
+    Tiles::template store<0>(sums, tile_columns);
+    Tiles::template store<1>(sums + tile_words, tile_columns);
     if constexpr (two) {
-      Tiles::template store<2>(sums[tile_height], tile_columns);
-      Tiles::template store<3>(sums[tile_height] + tile_words, tile_columns);
+      Tiles::template store<2>(sums + tile_height * tile_columns, tile_columns);
+      Tiles::template store<3>(sums + tile_height * tile_columns + tile_words, tile_columns);
     }
-    const __mmask16 left = first(columns), right = first(columns - 16);
+  }
+
+  /// Memory that finish_tile() will need.
+  static void prefetch(const Result& c, int64_t height) {
     for (int64_t i = 0; i < height; ++i) {
-      finish(_mm512_load_ps(sums[i]), c, i, 0, left);
-      finish(_mm512_load_ps(sums[i] + 16), c, i, 16, right);
+      if (c.rounded) {
+        _mm_prefetch(c.rounded + i * c.ld, _MM_HINT_T0);
+        _mm_prefetch(c.rounded + i * c.ld + tile_columns - 1, _MM_HINT_T0);
+      } else {
+        _mm_prefetch(c.f32 + i * c.ld, _MM_HINT_T0);
+        _mm_prefetch(c.f32 + i * c.ld + 16, _MM_HINT_T0);
+        _mm_prefetch(c.f32 + i * c.ld + tile_columns - 1, _MM_HINT_T0);
+      }
+    }
+  }
+
+  static void finish_tile(const float* sums, const Result& c, int64_t height, int64_t columns) {
+    const __mmask16 left = first(columns), right = first(columns - 16);
+    for (int64_t i = 0; i < height; ++i, sums += tile_columns) {
+      finish(_mm512_load_ps(sums), c, i, 0, left);
+      finish(_mm512_load_ps(sums + 16), c, i, 16, right);
     }
   }
 };

@@ -24,35 +24,9 @@
 #include <immintrin.h>
 
 #include "core/device/cpu/parallel.h"
-#include "core/ops/gemm/packed_sizes.h"
-#include "core/ops/shared/cpu/simd.h"
+#include "core/ops/gemm/pack_avx512.h"
 
 namespace nrl::ops::NRL_ISA::packed {
-using namespace nrl::ops::packed;  // NOLINT: the sizes, which no instruction set changes
-
-/// Elements of a 32-bit word.
-template <class T>
-constexpr int64_t per_word = 4 / sizeof(T);
-
-/// `a` is (outer = rows, inner), `b` (outer = columns, inner): as stored, or transposed.
-struct Operand {
-  const void* data = nullptr;
-  DType dtype = DType::f32;
-  int64_t ld = 0;
-  bool transposed = false;  ///< element (o, i) is data[i * ld + o], else data[o * ld + i]
-};
-
-/// Part of an operand of elements S.
-template <class S>
-struct Part {
-  const S* data;
-  int64_t ld;
-  bool transposed;
-  Part(const Operand& x, int64_t outer, int64_t inner)
-      : data(static_cast<const S*>(x.data) + (x.transposed ? inner * x.ld + outer : outer * x.ld + inner)),
-        ld(x.ld),
-        transposed(x.transposed) {}
-};
 
 /// Where a block of sums goes: += `add` (f32) and bias, rounded to bf16 where `rounded` is given.
 struct Result {
@@ -74,22 +48,18 @@ struct Result {
   }
 };
 
-NRL_INLINE __mmask16 first(int64_t count) {
-  return static_cast<__mmask16>(count >= 16 ? 0xffff : count <= 0 ? 0 : (1u << count) - 1);
-}
-
-/// f32 to bf16 bits, rounded as bf16(float).
+/// f32 to bf16 bits, rounded as store(bf16*, Lanes) does.
 NRL_INLINE __m256i round_bf16(__m512 v) {
+#if defined(NRL_ISA_avx512_bf16)
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
+#else
   const __m512i u = _mm512_castps_si512(v);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
   const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
   const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
   const __m512i bits = _mm512_mask_or_epi32(rounded, nan, u, _mm512_set1_epi32(0x400000));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
-}
-
-NRL_INLINE __m512 upcast(__m256i v) {
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(v), 16));
+#endif
 }
 
 /// sum += a b, or for words of two bf16 sum += a[0] b[0] + a[1] b[1].
@@ -121,6 +91,9 @@ NRL_INLINE __m512 word(const std::byte* p) {
   return _mm512_set1_ps(x);
 }
 
+/// A tile prefetches words of its panel, which come from the second-level cache.
+inline constexpr int64_t tile_words_ahead = 16;
+
 /// One tile: `rows` rows of a against 32 columns of b. The words of a are in a panel, or in rows `ld` bytes
 /// apart.
 template <class T, int rows, bool packed>
@@ -137,7 +110,9 @@ void tile(int64_t words, const std::byte* a, int64_t ld, const float* b, const R
       _mm_prefetch(c.rounded + i * c.ld, _MM_HINT_T0);
     }
   }
+#pragma GCC unroll 2
   for (int64_t w = 0; w < words; ++w) {
+    if constexpr (packed) _mm_prefetch(a + (w + tile_words_ahead) * rows * 4, _MM_HINT_T0);
     const __m512 b0 = _mm512_load_ps(b + w * tile_columns), b1 = _mm512_load_ps(b + w * tile_columns + 16);
 #pragma GCC unroll 14
     for (int i = 0; i < rows; ++i) {
@@ -162,170 +137,6 @@ constexpr std::array<Tile, sizeof...(rows)> tiles_of(std::index_sequence<rows...
 template <class T, bool packed>
 inline constexpr auto tiles = tiles_of<T, packed>(std::make_index_sequence<vector_tile.rows>());
 
-/// 16 x 16 words, transposed.
-NRL_INLINE void transpose(__m512i r[16]) {
-  __m512i t[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
-    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
-    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
-    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
-  }
-#pragma GCC unroll 4
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
-    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
-    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
-    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
-  }
-}
-
-/// Up to 16 words of T of a row; `elements` are left.
-template <class T>
-NRL_INLINE __m512i load_words(const float* x, int64_t elements) {
-  return _mm512_maskz_loadu_epi32(first(elements), x);
-}
-template <class T>
-NRL_INLINE __m512i load_words(const bf16* x, int64_t elements) {
-  if constexpr (std::is_same_v<T, float>)
-    return _mm512_castps_si512(upcast(_mm256_maskz_loadu_epi16(first(elements), x)));
-  return _mm512_maskz_loadu_epi16(elements >= 32 ? ~__mmask32{0} : (__mmask32{1} << elements) - 1, x);
-}
-/// The words of T of up to 16 neighboring rows; `pair`: the word has a second element.
-template <class T>
-NRL_INLINE __m512i load_outer(const float* x, int64_t, __mmask16 valid, bool) {
-  return _mm512_maskz_loadu_epi32(valid, x);
-}
-template <class T>
-NRL_INLINE __m512i load_outer(const bf16* x, int64_t ld, __mmask16 valid, bool pair) {
-  const __m256i low = _mm256_maskz_loadu_epi16(valid, x);
-  if constexpr (std::is_same_v<T, float>) return _mm512_castps_si512(upcast(low));
-  const __m256i high = pair ? _mm256_maskz_loadu_epi16(valid, x + ld) : _mm256_setzero_si256();
-  // Elements of `low` and `high` (32 and on) in turn.
-  const __m512i in_turn = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39,
-                                           7, 38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-  return _mm512_permutex2var_epi16(_mm512_castsi256_si512(low), in_turn, _mm512_castsi256_si512(high));
-}
-
-/// Packing prefetches words of a transposed operand, whose rows may be pages apart, and bytes of each of 16
-/// rows, which are more streams than the hardware prefetcher follows.
-inline constexpr int64_t words_ahead = 32, bytes_ahead = 256;
-
-/// The words [begin, end) of a panel of `width` rows of a transposed operand; rows from `outer` on are zero.
-template <class T, class S>
-NRL_INLINE void pack_transposed(const Part<S>& x, int64_t outer, int64_t width, int64_t inner, int64_t begin,
-                                int64_t end, float* panel) {
-  static_assert(tile_columns <= 32);
-  constexpr int64_t per = per_word<T>;
-  const int64_t whole = std::min(end, inner / per);
-  const __mmask16 valid[] = {first(outer), first(outer - 16)}, stored[] = {first(width), first(width - 16)};
-  const S* from = x.data + begin * per * x.ld;
-  float* to = panel + begin * width;
-  for (int64_t w = begin; w < end; ++w, from += per * x.ld, to += width) {
-#pragma GCC unroll 2
-    for (int64_t row = words_ahead * per; row < (words_ahead + 1) * per; ++row) {
-      _mm_prefetch(from + row * x.ld, _MM_HINT_T0);
-      if (width > 16) _mm_prefetch(from + row * x.ld + 16, _MM_HINT_T0);
-    }
-    _mm512_mask_storeu_epi32(to, stored[0], load_outer<T>(from, x.ld, valid[0], w < whole));
-    if (width > 16)
-      _mm512_mask_storeu_epi32(to + 16, stored[1], load_outer<T>(from + 16, x.ld, valid[1], w < whole));
-  }
-}
-
-/// A panel of `width` rows of `inner` elements; rows from `outer` on are zero.
-template <class T, class S>
-void pack_rows(const Part<S>& x, int64_t outer, int64_t width, int64_t inner, float* panel) {
-  constexpr int64_t per = per_word<T>;
-  const int64_t words = (inner + per - 1) / per;
-  for (int64_t o = 0; o < width; o += 16) {
-    const __mmask16 stored = first(width - o);
-    for (int64_t w = 0; w < words; w += 16) {
-      constexpr int64_t ahead = bytes_ahead / static_cast<int64_t>(sizeof(S));
-      __m512i r[16];
-      for (int64_t i = o; i < std::min(o + 16, outer); ++i)
-        _mm_prefetch(x.data + i * x.ld + w * per + ahead, _MM_HINT_T0);
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i)
-        r[i] = o + i < outer ? load_words<T>(x.data + (o + i) * x.ld + w * per, inner - w * per)
-                             : _mm512_setzero_si512();
-      transpose(r);
-      const int64_t count = std::min<int64_t>(16, words - w);
-#pragma GCC unroll 16
-      for (int i = 0; i < 16; ++i)
-        if (i < count) _mm512_mask_storeu_epi32(panel + (w + i) * width + o, stored, r[i]);
-    }
-  }
-}
-/// Calls body(Part) with the element type of an operand that is packed as T.
-template <class T, class Body>
-NRL_INLINE void with_part(const Operand& x, int64_t outer, int64_t inner, const Body& body) {
-  if constexpr (std::is_same_v<T, float>)
-    if (x.dtype == DType::f32) return body(Part<float>(x, outer, inner));
-  body(Part<bf16>(x, outer, inner));
-}
-
-/// The stripe of tile_columns columns of b from `column` on.
-template <class T>
-void pack_stripe(const Operand& b, int64_t column, int64_t columns, int64_t k, int64_t inner, float* panel) {
-  with_part<T>(b, column, k, [&](const auto& x) {
-    if (b.transposed)
-      pack_transposed<T>(x, columns, tile_columns, inner, 0, (inner + per_word<T> - 1) / per_word<T>, panel);
-    else
-      pack_rows<T>(x, columns, tile_columns, inner, panel);
-  });
-}
-
-/// `n` rows in tiles of at most `size.rows`: of nearly equal heights, or where rows are padded all but the
-/// last of full height.
-struct Tiling {
-  TileSize size;
-  int64_t n = 0, count = 0;
-  Tiling(int64_t rows, const TileSize& tile)
-      : size(tile), n(rows), count((rows + tile.rows - 1) / tile.rows) {}
-  int64_t begin(int64_t i) const { return size.row_unit == 1 ? n * i / count : std::min(n, i * size.rows); }
-  int64_t height(int64_t i) const { return begin(i + 1) - begin(i); }
-};
-
-/// The tiles [from, to) of rows of a, which begin at `row`.
-template <class T>
-void pack_group(const Operand& a, int64_t row, const Tiling& tiling, int64_t from, int64_t to, int64_t k,
-                int64_t inner, float* panels) {
-  const int64_t words = (inner + per_word<T> - 1) / per_word<T>, origin = tiling.begin(from);
-  const auto panel = [&](int64_t i) { return panels + (tiling.begin(i) - origin) * words; };
-  if (!a.transposed) {
-    for (int64_t i = from; i < to; ++i)
-      with_part<T>(a, row + tiling.begin(i), k, [&](const auto& x) {
-        pack_rows<T>(x, tiling.height(i), tiling.height(i), inner, panel(i));
-      });
-    return;
-  }
-  // All tiles of a few rows of the memory before the next rows, which may be pages away.
-  constexpr int64_t together = 32;
-  with_part<T>(a, row + origin, k, [&](auto x) {
-    const auto* const begin = x.data;
-    for (int64_t w = 0; w < words; w += together)
-      for (int64_t i = from; i < to; ++i) {
-        x.data = begin + tiling.begin(i) - origin;
-        pack_transposed<T>(x, tiling.height(i), tiling.height(i), inner, w, std::min(words, w + together),
-                           panel(i));
-      }
-  });
-}
-
 struct Product {
   int64_t rows = 0, columns = 0, inner = 0;
   Operand a, b;
@@ -344,6 +155,22 @@ bool reads_in_place(const Product& p) {
          p.inner % per_word<T> == 0 && row_bytes % cache_way != 0;
 }
 
+/// Tiles of rows of a against a batch of stripes of columns of b.
+struct Task {
+  const Tiling& tiling;
+  int64_t from, to;    ///< tiles
+  bool in_place;       ///< rows of a lie where they are, not in panels
+  const std::byte* a;  ///< the first row or panel
+  int64_t ld;          ///< in place: bytes between rows
+  const float* b;      ///< panels of the stripes, tile_columns * words apart
+  int64_t words;       ///< of the inner dimension
+  Result c;            ///< of the first row and column
+  int64_t columns;     ///< of all stripes
+  float* sums;         ///< scratch of Blocks::tile_sums_size()
+
+  int64_t row(int64_t tile) const { return tiling.begin(tile) - tiling.begin(from); }
+};
+
 /// How multiply() packs rows of `a` and multiplies: on vector registers.
 template <class T>
 struct VectorKernel {
@@ -352,10 +179,16 @@ struct VectorKernel {
   struct Thread {};  ///< exists on a thread while it multiplies
   static bool in_place(const Product& p) { return reads_in_place<T>(p); }
   static constexpr auto pack = pack_group<T>;
-  static void multiply(int64_t height, bool in_place, int64_t words, const std::byte* a, int64_t ld,
-                       const float* b, const Result& c, int64_t columns) {
-    const auto& run = in_place ? tiles<T, false> : tiles<T, true>;
-    run[static_cast<size_t>(height - 1)](words, a, ld, b, c, columns);
+  static void multiply(const Task& t) {
+    const auto& run = t.in_place ? tiles<T, false> : tiles<T, true>;
+    const int64_t row_bytes = t.in_place ? t.ld : t.words * 4;
+    for (int64_t i = t.from; i < t.to; ++i) {
+      const int64_t row = t.row(i);
+      const Tile tile = run[static_cast<size_t>(t.tiling.height(i) - 1)];
+      for (int64_t column = 0; column < t.columns; column += tile_columns)
+        tile(t.words, t.a + row * row_bytes, t.ld, t.b + column * t.words, t.c.at(row, column),
+             t.columns - column);
+    }
   }
 };
 
@@ -364,60 +197,106 @@ struct Range {
   int64_t row, rows, column, columns, k, inner;
 };
 
+/// Scratch memory of a product: panels and sums of each thread, and the panels of b that all share.
+struct Panels {
+  float *a, *b, *tile_sums;
+};
+
 /// Packs the columns of b and multiplies them with all rows of a. Each thread packs the rows of a that it
 /// works on, a group of tiles at a time, which then stays in its second-level cache while the columns of b
 /// pass by.
 template <class Kernel>
-void multiply_block(int threads, const Product& p, const Range& r, const Blocks& blocks, float* a_panels,
-                    float* b_panels, const Result& c) {
+void multiply_block(int threads, const Product& p, const Range& r, const Blocks& blocks, const Panels& panels,
+                    const Result& c) {
   using T = typename Kernel::Element;
   const int64_t filled = (r.inner + per_word<T> - 1) / per_word<T>, words = Kernel::size.padded_words(filled);
   const int64_t stripes = (r.columns + tile_columns - 1) / tile_columns;
   const Tiling tiling(r.rows, Kernel::size);
   const int64_t groups = (tiling.count + blocks.group - 1) / blocks.group;
-  const auto pack_b = [&](int64_t s) {
-    const int64_t column = s * tile_columns;
-    float* const panel = b_panels + column * words;
-    pack_stripe<T>(p.b, r.column + column, std::min(r.columns - column, tile_columns), r.k, r.inner, panel);
+  const int64_t batch = std::clamp<int64_t>(groups * stripes / (4 * threads), 1, blocks.batch);
+  const int64_t batches = (stripes + batch - 1) / batch;
+  // With one group a stripe of b is needed once: a thread has one place for a batch.
+  const bool once = groups == 1 && !p.b.transposed;
+  const auto stripe = [&](int64_t s) {
+    return panels.b + (once ? omp_get_thread_num() * batch + s % batch : s) * tile_columns * words;
+  };
+  const auto width = [&](int64_t s) { return std::min(r.columns - s * tile_columns, tile_columns); };
+  const auto pack_stripe = [&](int64_t s) {
+    float* const panel = stripe(s);
+    with_part<T>(p.b, r.column + s * tile_columns, r.k,
+                 [&](const auto& x) { pack_rows<T>(x, width(s), tile_columns, r.inner, panel); });
     std::fill(panel + filled * tile_columns, panel + words * tile_columns, 0.0f);
   };
-  const bool in_place = Kernel::in_place(p);
-  const int64_t row_bytes = p.a.ld * static_cast<int64_t>(sizeof(T));
-  // Units are pairs of a group and a stripe; `packed` is the group that `panels` hold.
-  const auto work = [&](int64_t unit, int64_t& packed, float* panels) {
-    const int64_t g = unit / stripes, column = unit % stripes * tile_columns;
-    const int64_t from = tiling.count * g / groups, to = tiling.count * (g + 1) / groups;
-    if (packed != g && !in_place) Kernel::pack(p.a, r.row, tiling, from, to, r.k, r.inner, panels);
-    packed = g;
-    const auto* a =
-        in_place ? reinterpret_cast<const std::byte*>(Part<T>(p.a, r.row + tiling.begin(from), r.k).data)
-                 : reinterpret_cast<const std::byte*>(panels);
-    for (int64_t i = from; i < to; ++i) {
-      const int64_t height = tiling.height(i);
-      Kernel::multiply(height, in_place, words, a, row_bytes, b_panels + column * words,
-                       c.at(tiling.begin(i), column), r.columns - column);
-      a += height * (in_place ? row_bytes : words * 4);
+  // All stripes of a few rows of the memory before the next rows, which may be pages away.
+  constexpr int64_t together = 32;
+  const int64_t chunks = p.b.transposed ? (words + together - 1) / together : 0;
+  const auto pack_chunk = [&](int64_t chunk) {
+    const int64_t begin = chunk * together, end = std::min(words, begin + together);
+    for (int64_t s = 0; s < stripes; ++s) {
+      with_part<T>(p.b, r.column + s * tile_columns, r.k, [&](const auto& x) {
+        pack_transposed<T>(x, width(s), tile_columns, r.inner, begin, std::min(filled, end), stripe(s));
+      });
+      if (end > filled)
+        std::fill(stripe(s) + std::max(begin, filled) * tile_columns, stripe(s) + end * tile_columns, 0.0f);
     }
   };
-  const int64_t units = groups * stripes;
+  const bool in_place = Kernel::in_place(p);
+  // Units are pairs of a group and a batch of stripes.
+  struct Thread : Kernel::Thread {
+    float *panels, *sums;
+    int64_t packed = -1;  ///< the group that `panels` hold
+  };
+  const auto thread = [&] {
+    const int64_t me = omp_get_thread_num();
+    return Thread{{}, panels.a + me * blocks.a_size(), panels.tile_sums + me * blocks.tile_sums_size()};
+  };
+  const auto work = [&](int64_t unit, Thread& own) {
+    const int64_t g = unit / batches, s = unit % batches * batch;
+    Task task{.tiling = tiling,
+              .from = tiling.count * g / groups,
+              .to = tiling.count * (g + 1) / groups,
+              .in_place = in_place,
+              .a = reinterpret_cast<const std::byte*>(own.panels),
+              .ld = p.a.ld * static_cast<int64_t>(sizeof(T)),
+              .b = stripe(s),
+              .words = words,
+              .c = {},
+              .columns = std::min(r.columns - s * tile_columns, batch * tile_columns),
+              .sums = own.sums};
+    const int64_t row = tiling.begin(task.from);
+    task.c = c.at(row, s * tile_columns);
+    if (in_place)
+      task.a = reinterpret_cast<const std::byte*>(Part<T>(p.a, r.row + row, r.k).data);
+    else if (own.packed != g)
+      Kernel::pack(p.a, r.row, tiling, task.from, task.to, r.k, r.inner, own.panels);
+    own.packed = g;
+    Kernel::multiply(task);
+  };
+  // The first group multiplies a batch that is packed right before while the cache has it.
+  const auto first_work = [&](int64_t u, Thread& own) {
+    if (!p.b.transposed)
+      for (int64_t s = u * batch; s < std::min(stripes, (u + 1) * batch); ++s) pack_stripe(s);
+    work(u, own);
+  };
+  const int64_t units = groups * batches;
   constexpr int64_t too_little = 32768;  // a thread team would cost more than it saves
   const int64_t team = r.rows * r.columns * r.inner < too_little ? 1 : std::min<int64_t>(threads, units);
   if (team <= 1) {
-    [[maybe_unused]] const typename Kernel::Thread thread;
-    int64_t packed = -1;
-    for (int64_t s = 0; s < stripes; ++s) pack_b(s);
-    for (int64_t u = 0; u < units; ++u) work(u, packed, a_panels);
+    Thread own = thread();
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) pack_chunk(chunk);
+    for (int64_t u = 0; u < batches; ++u) first_work(u, own);
+    for (int64_t u = batches; u < units; ++u) work(u, own);
     return;
   }
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
-    [[maybe_unused]] const typename Kernel::Thread thread;
-    int64_t packed = -1;
-    float* const panels = a_panels + omp_get_thread_num() * blocks.a_size();
+    Thread own = thread();
 #pragma omp for schedule(static)
-    for (int64_t s = 0; s < stripes; ++s) pack_b(s);
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) pack_chunk(chunk);
 #pragma omp for schedule(guided)
-    for (int64_t u = 0; u < units; ++u) work(u, packed, panels);
+    for (int64_t u = 0; u < batches; ++u) first_work(u, own);
+#pragma omp for schedule(guided)
+    for (int64_t u = batches; u < units; ++u) work(u, own);
   }
 }
 
@@ -427,8 +306,9 @@ void multiply(int threads, const Product& p, Scratch& scratch) {
   if (p.rows == 0 || p.columns == 0) return;
   const bool rounded = p.c.dtype == DType::bf16;
   const Blocks blocks(p.rows, p.columns, p.inner, sizeof(typename Kernel::Element), rounded, Kernel::size);
-  float* const a_panels = scratch.floats(threads * blocks.a_size());
-  float* const b_panels = scratch.floats(blocks.b_size());
+  const Panels panels{.a = scratch.floats(threads * blocks.a_size()),
+                      .b = scratch.floats(blocks.b_size(threads)),
+                      .tile_sums = scratch.floats(threads * blocks.tile_sums_size())};
   float* const sums = scratch.floats(blocks.sums_size());
   const int64_t ld = p.c.step(0);
   for (int64_t i = 0; i < p.rows; i += blocks.rows)
@@ -456,7 +336,7 @@ void multiply(int threads, const Product& p, Scratch& scratch) {
           c.add = rounded ? sums : c.f32;
           c.add_ld = rounded ? r.columns : ld;
         }
-        multiply_block<Kernel>(threads, p, r, blocks, a_panels, b_panels, c);
+        multiply_block<Kernel>(threads, p, r, blocks, panels, c);
       }
 }
 

@@ -14,16 +14,22 @@ inline constexpr int64_t tile_columns = 32;
 /// Rows of a tile, and the units to which rows of `a` and words of both operands are padded with zeros.
 struct TileSize {
   int64_t rows = 0, row_unit = 1, word_unit = 1;
+  int64_t words = 0;  ///< that a tile multiplies with a batch of columns before the next ones; 0: all at once
   constexpr int64_t padded_rows(int64_t n) const { return (n + row_unit - 1) / row_unit * row_unit; }
   constexpr int64_t padded_words(int64_t n) const { return (n + word_unit - 1) / word_unit * word_unit; }
 };
-/// Tiles in vector registers, and in AMX: 2 x 2 tiles of 16 x 16 sums over 16 words at a time.
-inline constexpr TileSize vector_tile{.rows = 14}, amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16};
+/// Tiles in vector registers, and in AMX: 2 x 2 tiles of 16 x 16 sums over 16 words at a time. AMX needs one
+/// operand from the first-level cache, where 32 rows of 192 words take half of 48 KiB.
+inline constexpr TileSize vector_tile{.rows = 14},
+    amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16, .words = 192};
 /// The inner dimension is cut into pieces of this many packed bytes per row.
 inline constexpr int64_t piece_bytes = 4096;
 /// Rows of `a` that a thread packs at a time: half of a second-level cache of 1 MiB.
 inline constexpr int64_t group_bytes = 512 << 10;
 static_assert(group_bytes >= std::max(vector_tile.rows, amx_tile.rows) * piece_bytes);
+/// Stripes of tile_columns that a tile of rows passes at a time, so that rows of the result are written in
+/// longer pieces: at most so many, and bytes that the second-level cache has beside the rows of `a`.
+inline constexpr int64_t batch_stripes = 8, batch_bytes = 256 << 10;
 /// Columns of `b` that are packed at a time, and rows whose f32 sums a bf16 result needs at a time.
 inline constexpr int64_t block_columns = 2048, block_rows = 2048;
 
@@ -34,6 +40,9 @@ struct Blocks {
   int64_t words = 0;                         ///< 32-bit words of a packed row, with padding
   int64_t group = 0;                         ///< tiles of rows of `a` that a thread packs at a time
   bool sums = false;                         ///< a bf16 result of several pieces needs f32 sums
+  bool pieces = false;                       ///< the tile does not multiply all words at once
+  int64_t tile_rows = 0;                     ///< of a tile
+  int64_t batch = 0;                         ///< stripes that a tile of rows passes at a time, at most
 
   constexpr Blocks(int64_t all_rows, int64_t all_columns, int64_t all_inner, int64_t element,
                    bool bf16_result, const TileSize& tile = vector_tile)
@@ -44,14 +53,20 @@ struct Blocks {
     columns = std::min((all_columns + tile_columns - 1) / tile_columns * tile_columns, block_columns);
     packed_rows = tile.padded_rows(rows);
     group = group_bytes / 4 / std::max<int64_t>(words, 1) / tile.rows;
+    tile_rows = tile.rows;
+    pieces = tile.words > 0 && words > tile.words;
+    batch =
+        std::clamp<int64_t>(batch_bytes / 4 / tile_columns / std::max<int64_t>(words, 1), 1, batch_stripes);
   }
-  /// Words of the packed rows of one thread, the packed columns and the sums. They do not fall when a
-  /// dimension grows.
+  /// Words of the packed rows of one thread, the packed columns, the sums of a thread's tiles, and the sums.
+  /// They do not fall when a dimension grows.
   constexpr int64_t a_size() const { return std::min(packed_rows * words, group_bytes / 4); }
-  constexpr int64_t b_size() const { return columns * words; }
+  constexpr int64_t b_size(int threads) const { return std::max(columns, threads * tile_columns) * words; }
+  constexpr int64_t tile_sums_size() const { return tile_rows * tile_columns; }
   constexpr int64_t sums_size() const { return sums ? rows * columns : 0; }
   constexpr size_t bytes(int threads) const {
-    return scratch_bytes(threads * a_size()) + scratch_bytes(b_size()) + scratch_bytes(sums_size());
+    return scratch_bytes(threads * a_size()) + scratch_bytes(b_size(threads)) +
+           scratch_bytes(threads * tile_sums_size()) + scratch_bytes(sums_size());
   }
 };
 
