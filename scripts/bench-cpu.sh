@@ -1,17 +1,24 @@
 #!/usr/bin/env bash
-# Benchmarks training on this machine's CPU, in alternation with PyTorch if installed (package python3-torch).
-# Writes build/bench/cpu.md and cpu.json.
+# Benchmarks training on this machine's CPU in alternation with its peers, up to three builds of PyTorch (CONTRIBUTING.md
+# says how to install them). Writes build/bench/cpu.md (tables) and cpu.json (all runs).
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/bench-cpu.sh [--rounds N] [--steps N] [--case NAME]... [--binary PATH] [--no-torch]
-  --rounds N      rounds of nrl-train and PyTorch per case (3); the ratios are medians over the rounds
-  --steps N       timed steps per round (5), after two warm-up steps; the median counts
-  --case NAME     gpt2-124m-b4-t64, gpt2-124m-b4-t256, gpt2-124m-b1-t1024, llama-17m-b16-t256 (default: all)
-  --binary PATH   nrl-train to measure (default: builds build/cpu/bin/nrl-train)
-  --no-torch      nrl-train alone
+usage: scripts/bench-cpu.sh [--rounds N] [--steps N] [--case NAME]... [--precision NAME]... [--peer NAME]...
+                            [--torch PYTHON]... [--no-torch] [--binary PATH] [--output DIR]
+  --rounds N        rounds of all programs per case (3)
+  --steps N         timed steps per round (5), after two warm-up steps
+  --case NAME       MODEL-bBATCH-tLENGTH with MODEL gpt2-124m or llama-17m
+                    (default: gpt2-124m-b4-t256, gpt2-124m-b1-t1024, llama-17m-b16-t256)
+  --precision NAME  float32, bfloat16 (default: both)
+  --peer NAME       debian: Debian's python3-torch with OpenBLAS tuned to the processor; wheel: another build of torch;
+                    compiled: that with torch.compile (default: all that are installed)
+  --torch PYTHON    a Python to look for torch in (default: $NRL_PYTHON, python3, /usr/bin/python3)
+  --no-torch        nrl-train alone
+  --binary PATH     nrl-train to measure (default: builds build/cpu/bin/nrl-train)
+  --output DIR      directory for cpu.md and cpu.json (build/bench)
 TEXT
 }
 
@@ -19,7 +26,11 @@ rounds=3
 steps=5
 warmup=2
 cases=()
+precisions=()
+peers=()
+pythons=()
 binary=
+output=build/bench
 torch=true
 while (($#)); do
   case $1 in
@@ -28,15 +39,37 @@ while (($#)); do
       shift
       ;;
     --case)
-      [[ ${2:-} =~ ^(gpt2-124m|llama-17m)-b([0-9]+)-t([0-9]+)$ ]] || die 64 "--case takes MODEL-bBATCH-tLENGTH; found '${2:-}'"
+      [[ ${2:-} =~ ^(gpt2-124m|llama-17m)-b([1-9][0-9]*)-t([1-9][0-9]*)$ ]] ||
+        die 64 "--case takes MODEL-bBATCH-tLENGTH; found '${2:-}'"
       cases+=("$2")
       shift
       ;;
+    --precision)
+      [[ ${2:-} =~ ^(float32|bfloat16)$ ]] || die 64 "--precision takes float32 or bfloat16; found '${2:-}'"
+      precisions+=("$2")
+      shift
+      ;;
+    --peer)
+      [[ ${2:-} =~ ^(debian|wheel|compiled)$ ]] || die 64 "--peer takes debian, wheel or compiled; found '${2:-}'"
+      peers+=("$2")
+      shift
+      ;;
+    --torch)
+      # realpath -s: a virtual environment's python is a link that must keep its name.
+      python=$(realpath -es "$(command -v "${2:-}")" 2>/dev/null) || die 66 "--torch: no program '${2:-}'"
+      pythons+=("$python")
+      shift
+      ;;
+    --no-torch) torch=false ;;
     --binary)
       take_program "$@"
       shift
       ;;
-    --no-torch) torch=false ;;
+    --output)
+      take_path "$@"
+      output=$(realpath -m "$output")
+      shift
+      ;;
     -h | --help)
       usage
       exit 0
@@ -48,43 +81,81 @@ while (($#)); do
   esac
   shift
 done
-((${#cases[@]})) || cases=(gpt2-124m-b4-t64 gpt2-124m-b4-t256 gpt2-124m-b1-t1024 llama-17m-b16-t256)
+((${#cases[@]})) || cases=(gpt2-124m-b4-t256 gpt2-124m-b1-t1024 llama-17m-b16-t256)
+((${#precisions[@]})) || precisions=(float32 bfloat16)
+((${#peers[@]})) || peers=(debian wheel compiled)
+((${#pythons[@]})) || mapfile -t pythons < <(torch_pythons)
+$torch || peers=()
 
 cd "$root_dir"
 [[ -n $binary ]] || build_binary
-out=build/bench
-work=$out/work
-rm -rf "$work"
-mkdir -p "$work"
+mkdir -p "$output"
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
 threads=$(cores)
 unset OMP_NUM_THREADS
 
-# PyTorch, with a tuned BLAS: Debian's OpenBLAS does not recognize every virtual processor, and its pthread build
-# conflicts with PyTorch's own threads. Untuned it is several times slower, and no ratio is computed.
-torch_run=()
-torch_note="PyTorch was not measured"
-if $torch; then
-  if python=$(find_torch); then
-    torch_run=(env "OMP_NUM_THREADS=$threads")
-    for flag in avx512f:SKYLAKEX avx2:HASWELL; do
-      if grep -qm 1 -w "${flag%%:*}" /proc/cpuinfo; then
-        torch_run+=("OPENBLAS_CORETYPE=${flag#*:}")
-        torch_note="PyTorch with OPENBLAS_CORETYPE=${flag#*:}"
-        break
-      fi
-    done
-    blas=$(compgen -G '/usr/lib/*/openblas-openmp/libblas.so.3' | head -n 1 || true)
-    if [[ -n $blas ]]; then
-      torch_run+=("LD_PRELOAD=$blas")
-      torch_note+=" and OpenBLAS's OpenMP build"
-    else
-      torch_note+="; NOT TUNED: install libopenblas-openmp-dev for the OpenMP BLAS"
-    fi
-    torch_run+=("$python" scripts/bench/torch_train.py)
-  else
-    torch_note="PyTorch is not installed (package python3-torch): no comparison"
-  fi
+# torch of each kind (debian: Debian's package, wheel: any other build): its Python, version and whether it has torch.compile.
+declare -A python_of version_of compiles
+probe='import torch
+print("debian" if torch.__file__.startswith("/usr/lib/python3/") else "wheel", torch.__version__.split("+")[0], hasattr(torch, "compile"))'
+if ((${#peers[@]})); then
+  for python in "${pythons[@]}"; do
+    read -r kind version compile < <(outside "$python" -c "$probe" 2>/dev/null) || continue
+    [[ -z ${python_of[$kind]:-} ]] || continue
+    python_of[$kind]=$python version_of[$kind]=$version compiles[$kind]=$compile
+  done
 fi
+
+# OpenBLAS for Debian's torch. Its pthread build conflicts with the threads of torch, and it does not recognize every
+# virtual processor: either makes it several times slower.
+openblas=$(compgen -G '/usr/lib/*/openblas-openmp/libblas.so.3' | head -n 1 || true)
+tuning=("LD_PRELOAD=$openblas")
+for flag in avx512f:SKYLAKEX avx2:HASWELL; do
+  if grep -qm 1 -w "${flag%%:*}" /proc/cpuinfo; then
+    tuning+=("OPENBLAS_CORETYPE=${flag#*:}")
+    break
+  fi
+done
+
+# blocker PEER: prints why it cannot run, or nothing.
+blocker() {
+  case $1 in
+    debian)
+      if [[ -z ${python_of[debian]:-} ]]; then
+        echo "python3-torch is not installed"
+      elif [[ -z $openblas ]]; then
+        echo "libopenblas-openmp-dev is not installed"
+      fi
+      ;;
+    wheel) [[ -n ${python_of[wheel]:-} ]] || echo "no Python has a torch that is not Debian's (pip install torch; --torch PYTHON)" ;;
+    compiled)
+      if [[ -z ${python_of[wheel]:-} ]]; then
+        blocker wheel
+      elif [[ ${compiles[wheel]} != True ]]; then
+        echo "torch ${version_of[wheel]} has no torch.compile"
+      elif ! command -v g++ >/dev/null; then
+        echo "g++ is not installed"
+      fi
+      ;;
+  esac
+}
+programs=(nrl-train)
+declare -A title=([nrl-train]=nrl-train)
+missing=()
+for peer in "${peers[@]}"; do
+  reason=$(blocker "$peer")
+  if [[ -n $reason ]]; then
+    missing+=("$peer: $reason")
+    continue
+  fi
+  programs+=("$peer")
+  case $peer in
+    debian) title[debian]="PyTorch ${version_of[debian]}, OpenBLAS" ;;
+    wheel) title[wheel]="PyTorch ${version_of[wheel]}" ;;
+    compiled) title[compiled]="PyTorch ${version_of[wheel]}, compiled" ;;
+  esac
+done
 
 # Text for the token files: this tree. A byte vocabulary fits every model.
 "$binary" prepare --input apps core parallel --tokenizer bytes --output "$work/corpus" >"$work/prepare.txt"
@@ -97,107 +168,111 @@ child_seconds() {
   own_seconds=$(awk 'NR == 2 { for (i = 1; i <= 2; ++i) { split($i, t, /[ms]/); s += t[1] * 60 + t[2] } print s }' "$work/times")
 }
 
-# run_ours MODEL BATCH LENGTH: sets step_ms, peak_kib, share (MFU) and gemm (percent of the time).
+# values KEY FILE: the field KEY of every line.
+values() { awk -v key="$1" -f scripts/metrics.awk "$2" | tr -d ' '; }
+
+# run_ours MODEL BATCH LENGTH PRECISION: sets best_ms, median_ms, peak_kib, mfu and gemm_share.
 run_ours() {
-  local config=configs/$1.yaml log=$work/ours
+  local log=$work/ours timed=$work/timed.jsonl
   rm -rf "$log"
-  "$binary" "$config" "data.train.data_path=$work/corpus" data.split=null "policy.train_global_batch_size=$2" \
-    "policy.train_micro_batch_size=$2" "policy.max_total_sequence_length=$3" "pretrain.max_num_steps=$((warmup + steps))" \
-    policy.scheduler.lr_warmup_iters=0 pretrain.val_period=0 pretrain.val_at_end=false checkpointing.enabled=false \
-    policy.precision=float32 "kernels.num_threads=$threads" "logger.log_dir=$log" >"$work/ours.txt" 2>&1 ||
-    { cat "$work/ours.txt" >&2; die 70 "nrl-train failed on $1"; }
-  # The run's own figure: programs that look at it while it runs would take part of a processor.
-  peak_kib=$(sed -nE 's/.*"peak_resident_bytes": ?([0-9]+).*/\1/p' "$log/memory.json" | awk 'NR == 1 { print int($1 / 1024) }')
-  step_ms=$(awk -v key=step_ms -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
-  # From the summary's kernel times: percent of the run in GEMMs.
-  gemm=$(awk '$1 == "kernels" { for (i = 2; i < NF; i += 2) if ($i ~ /^linear_/) s += $(i + 1) } END { printf "%.1f", s }' "$work/ours.txt")
-  share=$(awk -v key=mfu -f scripts/metrics.awk "$log/metrics.jsonl" | tail -n "+$((warmup + 1))" | median)
+  "$binary" "configs/$1.yaml" "data.train.data_path=$work/corpus" data.split=null "policy.train_global_batch_size=$2" \
+    "policy.train_micro_batch_size=$2" "policy.max_total_sequence_length=$3" "policy.precision=$4" \
+    "pretrain.max_num_steps=$((warmup + steps))" policy.scheduler.lr_warmup_iters=0 pretrain.val_period=0 \
+    pretrain.val_at_end=false checkpointing.enabled=false "kernels.num_threads=$threads" "logger.log_dir=$log" \
+    >"$work/ours.log" 2>&1 || { cat "$work/ours.log" >&2; die 70 "nrl-train failed on $1 (see above)"; }
+  tail -n "+$((warmup + 1))" "$log/metrics.jsonl" >"$timed"
+  best_ms=$(values step_ms "$timed" | LC_ALL=C sort -g | head -n 1)
+  median_ms=$(values step_ms "$timed" | median)
+  # The run's own figure: a program that watches it would take part of a processor.
+  peak_kib=$(($(values peak_resident_bytes "$log/memory.json") / 1024))
+  mfu=$(values mfu "$timed" | median)
+  gemm_share=$(awk -v ms="$(values gemm_ms "$timed" | median)" -v step="$median_ms" 'BEGIN { printf "%.4f", ms / step }')
 }
 
-# run_torch MODEL BATCH LENGTH: sets step_ms and peak_kib.
+# run_torch PEER MODEL BATCH LENGTH PRECISION: sets best_ms, median_ms and peak_kib.
 run_torch() {
-  "${torch_run[@]}" --model "$1" --batch "$2" --seq "$3" --steps "$steps" --warmup "$warmup" --threads "$threads" \
-    >"$work/torch.json" || die 70 "scripts/bench/torch_train.py failed on $1"
-  step_ms=$(awk -v key=step_ms -f scripts/metrics.awk "$work/torch.json")
-  peak_kib=$(awk -v key=peak_rss_kib -f scripts/metrics.awk "$work/torch.json")
+  local kind=wheel environment=("OMP_NUM_THREADS=$threads" PYTHONDONTWRITEBYTECODE=1) options=()
+  case $1 in
+    debian)
+      kind=debian
+      environment+=("${tuning[@]}")
+      ;;
+    compiled) options=(--compile) ;;
+  esac
+  outside "${environment[@]}" "${python_of[$kind]}" scripts/bench/torch_train.py --model "$2" --batch "$3" --seq "$4" --precision "$5" \
+    --steps "$steps" --warmup "$warmup" --threads "$threads" "${options[@]}" >"$work/torch.json" 2>"$work/torch.log" ||
+    { cat "$work/torch.log" >&2; die 70 "${title[$1]} failed on $2 (see above). Fix: name the other peers with --peer"; }
+  best_ms=$(values step_ms_best "$work/torch.json")
+  median_ms=$(values step_ms "$work/torch.json")
+  peak_kib=$(values peak_rss_kib "$work/torch.json")
+}
+
+# measure CASE PRECISION PROGRAM ROUND: runs a program and adds a line to the results.
+measure() {
+  local total_before busy_before own_before total busy others model batch length
+  [[ $1 =~ ^(.*)-b([0-9]+)-t([0-9]+)$ ]]
+  model=${BASH_REMATCH[1]} batch=${BASH_REMATCH[2]} length=${BASH_REMATCH[3]}
+  read -r total_before busy_before < <(machine_ticks)
+  child_seconds
+  own_before=$own_seconds mfu='' gemm_share=''
+  case $3 in
+    nrl-train) run_ours "$model" "$batch" "$length" "$2" ;;
+    *) run_torch "$3" "$model" "$batch" "$length" "$2" ;;
+  esac
+  read -r total busy < <(machine_ticks)
+  child_seconds
+  others=$(awk -v total=$((total - total_before)) -v busy=$((busy - busy_before)) -v own="$own_seconds" -v before="$own_before" \
+    -v hz="$(getconf CLK_TCK)" 'BEGIN { x = total > 0 ? (busy - (own - before) * hz) / total : 0; printf "%.3f", x < 0 ? 0 : x }')
+  printf 'run\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$@" "$best_ms" "$median_ms" "$peak_kib" "$others" "$mfu" "$gemm_share" >>"$work/results"
+  awk -v name="$1 $2 round $4 $3" -v tokens="$((batch * length))" -v best="$best_ms" -v median="$median_ms" -v kib="$peak_kib" \
+    'BEGIN { printf "%s: %.0f tokens/s best, %.0f median, %.0f MiB\n", name, tokens / best * 1e3, tokens / median * 1e3, kib / 1024 }'
 }
 
 doctor=$("$binary" doctor)
 machine=$(awk '$1 == "processor" { sub(/^processor +/, ""); print }' <<<"$doctor")
-peak_line=$(awk '/^fp32 peak/ { sub(/^fp32 peak +/, ""); print }' <<<"$doctor")
-echo "$machine, $threads threads; fp32 peak $peak_line"
-echo "$torch_note"
+peak=$(awk '/^fp32 peak/ { sub(/^fp32 peak +/, ""); print }' <<<"$doctor")
+for name in "${programs[@]}"; do printf 'program\t%s\t%s\n' "$name" "${title[$name]}"; done >"$work/results"
 
-json=$work/rows.json
-markdown=$out/cpu.md
-: >"$json"
-{
-  echo "# nrl-train on the CPU"
-  echo
-  echo "$machine, $threads threads, fp32. Peak: $peak_line. $torch_note."
-  echo "Medians of $rounds rounds of $steps steps each, the programs in alternation. Ratios are medians over the rounds:"
-  echo "speed above 1 is faster than PyTorch, memory below 1 is less. Others: processor time of other programs."
-  echo
-  echo "| model, batch x length | tokens/s | ms/step | MFU | time in GEMMs | peak MiB | PyTorch tokens/s | ms/step | peak MiB | speed ratio | memory ratio | others |"
-  echo "|---|---|---|---|---|---|---|---|---|---|---|---|"
-} >"$markdown"
+quoted() { sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&"/' <<<"$1"; }
+# Writes cpu.md and cpu.json from the cases measured so far.
+write_results() {
+  local reason
+  {
+    echo "# nrl-train on the CPU"
+    echo
+    echo "$machine, $threads threads, $(date +%F). fp32 peak: $peak."
+    echo "The programs in alternation; rounds: $rounds, of $steps steps. Best: the fastest step of all rounds; median: over the rounds, of"
+    echo "their median steps. Speed is relative to the fastest peer, memory to the smallest."
+    for reason in "${missing[@]}"; do echo "Not measured: $reason."; done
+    echo
+    awk -f scripts/bench/cpu_table.awk "$work/results"
+  } >"$output/cpu.md"
+  {
+    printf '{"processor":%s,"threads":%d,"fp32_peak":%s,"rounds":%d,"steps":%d,"runs":[\n' "$(quoted "$machine")" "$threads" \
+      "$(quoted "$peak")" "$rounds" "$steps"
+    awk -F '\t' '
+      $1 == "program" { title[$2] = $3; next }
+      { printf "%s{\"case\":\"%s\",\"precision\":\"%s\",\"program\":\"%s\",\"round\":%d,\"step_ms_best\":%s,\"step_ms\":%s,", \
+          separator, $2, $3, title[$4], $5, $6, $7
+        printf "\"peak_rss_kib\":%s,\"other_cpu_share\":%s", $8, $9
+        if ($10 != "") printf ",\"mfu\":%s,\"gemm_share\":%s", $10, $11
+        printf "}"
+        separator = ",\n" }' "$work/results"
+    printf '\n]}\n'
+  } >"$output/cpu.json"
+}
 
+echo "$machine, $threads threads; fp32 peak $peak"
+for reason in "${missing[@]}"; do echo "not measured: $reason"; done
 for entry in "${cases[@]}"; do
-  [[ $entry =~ ^(.*)-b([0-9]+)-t([0-9]+)$ ]]
-  model=${BASH_REMATCH[1]} batch=${BASH_REMATCH[2]} length=${BASH_REMATCH[3]}
-  rm -f "$work/rounds"
-  read -r total_before busy_before < <(machine_ticks)
-  child_seconds
-  own_before=$own_seconds
   for ((round = 1; round <= rounds; ++round)); do
-    run_ours "$model" "$batch" "$length"
-    row="$step_ms $peak_kib $share $gemm"
-    if ((${#torch_run[@]})); then
-      run_torch "$model" "$batch" "$length"
-      row+=" $step_ms $peak_kib"
-    fi
-    echo "$row" >>"$work/rounds"
-    awk -v name="$entry" -v round="$round" -v tokens="$((batch * length))" '{
-      printf "%-20s round %d: %.0f tokens/s, %.1f ms, %.0f MiB", name, round, tokens / $1 * 1e3, $1, $2 / 1024
-      if (NF > 4) printf "; PyTorch %.0f tokens/s, %.1f ms, %.0f MiB; speed x %.2f", tokens / $5 * 1e3, $5, $6 / 1024, $5 / $1
-      print "" }' <<<"$row"
+    for precision in "${precisions[@]}"; do
+      for program in "${programs[@]}"; do measure "$entry" "$precision" "$program" "$round"; done
+    done
   done
-  read -r total_after busy_after < <(machine_ticks)
-  child_seconds
-  others=$(awk -v total=$((total_after - total_before)) -v busy=$((busy_after - busy_before)) -v own="$own_seconds" -v was="$own_before" \
-    -v hz="$(getconf CLK_TCK)" 'BEGIN { x = total > 0 ? (busy - (own - was) * hz) / total : 0; if (x < 0) x = 0; printf "%.3f", x }')
-  column() { awk -v expression="$1" '{ if (expression == "speed") print $5 / $1; else if (expression == "memory") print $2 / $6
-    else print $expression }' "$work/rounds" | median; }
-  ours_ms=$(column 1) ours_kib=$(column 2) share=$(column 3) gemm=$(column 4)
-  torch_ms=null torch_kib=null speed=null memory=null
-  if ((${#torch_run[@]})); then
-    torch_ms=$(column 5) torch_kib=$(column 6) speed=$(column speed) memory=$(column memory)
-  fi
-  awk -v entry="$entry" -v model="$model" -v b="$batch" -v t="$length" -v ms="$ours_ms" -v kib="$ours_kib" -v share="$share" -v gemm="$gemm" \
-    -v tms="$torch_ms" -v tkib="$torch_kib" -v speed="$speed" -v memory="$memory" -v others="$others" -v json="$json" \
-    -v markdown="$markdown" 'BEGIN {
-      tokens = b * t
-      printf "{\"case\":\"%s\",\"tokens_per_s\":%.2f,\"step_ms\":%s,\"mfu\":%s,\"gemm_time_percent\":%s,\"peak_rss_kib\":%d,", \
-        entry, tokens / ms * 1e3, ms, share, gemm, kib >>json
-      printf "\"torch_step_ms\":%s,\"torch_peak_rss_kib\":%s,\"speed_ratio\":%s,\"memory_ratio\":%s,\"other_cpu_share\":%s}\n", \
-        tms, tkib, speed, memory, others >>json
-      peer = tms == "null" ? "– | – | – | – | –" : \
-        sprintf("%.0f | %.0f | %.0f | %.2f | %.2f", tokens / tms * 1e3, tms, tkib / 1024, speed, memory)
-      if (others > 0.05) print "  other programs used " int(others * 100 + 0.5) " % of the processor: repeat on an idle machine"
-      printf "| %s %dx%d | %.0f | %.0f | %.0f %% | %.0f %% | %.0f | %s | %.0f %% |\n", model, b, t, tokens / ms * 1e3, ms, share * 100, gemm, \
-        kib / 1024, peer, others * 100 >>markdown
-    }'
+  write_results
 done
-
-escape() { sed 's/\\/\\\\/g; s/"/\\"/g' <<<"$1"; }
-{
-  printf '{"processor":"%s","threads":%d,"peak":"%s","torch":"%s","rounds":%d,"steps":%d,"cases":[\n' "$(escape "$machine")" \
-    "$threads" "$(escape "$peak_line")" "$(escape "$torch_note")" "$rounds" "$steps"
-  sed '$!s/$/,/' "$json"
-  echo ']}'
-} >"$out/cpu.json"
-rm -rf "$work"
 echo
-cat "$markdown"
+cat "$output/cpu.md"
 echo
-echo "written: $markdown $out/cpu.json"
+echo "written: $output/cpu.md $output/cpu.json"

@@ -71,15 +71,17 @@ mpi_setup() {
   export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
 }
 
-# find_torch: prints the first Python that has PyTorch: $NRL_PYTHON, python3 or the system's.
+# Pythons that may have PyTorch, the preferred one first.
+torch_pythons() { printf '%s\n' ${NRL_PYTHON:+"$NRL_PYTHON"} python3 /usr/bin/python3; }
+# find_torch: prints the first of them that has it.
 find_torch() {
   local python
-  for python in ${NRL_PYTHON:+"$NRL_PYTHON"} python3 /usr/bin/python3; do
+  while read -r python; do
     if outside "$python" -c 'import torch' 2>/dev/null; then
       echo "$python"
       return
     fi
-  done
+  done < <(torch_pythons)
   return 1
 }
 # Runs a command of another program without the library paths of ours: its own libraries have their own.

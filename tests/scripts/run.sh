@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Argument checks and skip conditions of the scripts, without a network: run.sh CASE SOURCE_DIR.
+# Argument checks, skip conditions and tables of the scripts, without a network: run.sh CASE SOURCE_DIR [NRL_TRAIN].
 set -euo pipefail
 case_name=$1
 scripts=$2/scripts
@@ -76,6 +76,129 @@ case $case_name in
     expect 64 "other: not KEY=VALUE" "$scripts/quickstart.sh" pretrain.max_num_steps=5 other
     QUICKSTART_SECONDS=2m expect 64 "QUICKSTART_SECONDS: expected a number of seconds; found '2m'" "$scripts/quickstart.sh"
     expect 0 "KEY=VALUE: a key of" "$scripts/quickstart.sh" --help
+    ;;
+  bench_cpu_arguments)
+    expect 64 "--case takes MODEL-bBATCH-tLENGTH; found 'gpt2-124m'" "$scripts/bench-cpu.sh" --case gpt2-124m
+    expect 64 "--precision takes float32 or bfloat16; found 'bf16'" "$scripts/bench-cpu.sh" --precision bf16
+    expect 64 "--peer takes debian, wheel or compiled; found 'llm.c'" "$scripts/bench-cpu.sh" --peer llm.c
+    expect 66 "--torch: no program './no-such-python'" "$scripts/bench-cpu.sh" --torch ./no-such-python
+    expect 66 "--binary: no such file" "$scripts/bench-cpu.sh" --binary no-such-file
+    expect 64 "--rounds takes a number of 1 or more" "$scripts/bench-cpu.sh" --rounds 0
+    ;;
+  bench_cpu_table) # ratios against the best of the peers, which is another one for the best step, the median and memory
+    tr ' ' '\t' >results <<'TEXT'
+program nrl-train nrl-train
+program debian Debian's
+program wheel wheel's
+run gpt2-124m-b4-t256 float32 nrl-train 1 400 500 1048576 0 0.7 0.8
+run gpt2-124m-b4-t256 float32 debian 1 900 2000 4194304 0
+run gpt2-124m-b4-t256 float32 wheel 1 1100 1500 2097152 0.04
+run gpt2-124m-b4-t256 float32 nrl-train 2 500 700 2097152 0 0.6 0.7
+run gpt2-124m-b4-t256 float32 debian 2 1000 1000 4194304 0
+run gpt2-124m-b4-t256 float32 wheel 2 800 1000 3145728 0.04
+run gpt2-124m-b4-t256 float32 nrl-train 3 500 1000 2097152 0 0.5 0.9
+run gpt2-124m-b4-t256 float32 debian 3 1000 1400 4194304 0
+run gpt2-124m-b4-t256 float32 wheel 3 1100 1600 3145728 0.2
+run gpt2-124m-b4-t256 bfloat16 nrl-train 1 200 280 1048576 0 0.1 0.5
+run gpt2-124m-b4-t256 bfloat16 debian 1 100 140 2097152 0
+run gpt2-124m-b4-t256 bfloat16 wheel 1 300 300 4194304 0.06
+TEXT
+    awk -f "$scripts/bench/cpu_table.awk" results >table.md
+    diff - table.md <<'TEXT' || fail "another table"
+| tokens/s: best / median | nrl-train | Debian's | wheel's | speed ratio | MFU | in GEMMs |
+|---|---|---|---|---|---|---|
+| gpt2-124m 4x256 fp32 | 2560 / 1463 | 1138 / 731 | 1280 / 683 | 2.00 / 2.00 | 60 % | 80 % |
+| gpt2-124m 4x256 bf16 | 5120 / 3657 | 10240 / 7314 | 3413 / 3413 | 0.50 / 0.50 | 10 % | 50 % |
+
+| peak MiB | nrl-train | Debian's | wheel's | memory ratio |
+|---|---|---|---|---|
+| gpt2-124m 4x256 fp32 | 2048 | 4096 | 3072 | 0.67 |
+| gpt2-124m 4x256 bf16 | 1024 | 2048 | 4096 | 0.50 |
+
+gpt2-124m 4x256: bf16 is 2.00 / 2.50 times as fast as fp32 (nrl-train).
+
+Other programs took up to 6 % of the processor (wheel, gpt2-124m 4x256 bf16): repeat on an idle machine.
+TEXT
+    ;;
+  bench_cpu_peers) # builds of torch that are found, named as missing, or fail
+    export PATH=$work/bin:$PATH preloaded=$work/preloaded
+    # shellcheck disable=SC2016  # expanded by the program
+    command_of nrl-train 'case $1 in
+      doctor) echo "processor    a \"CPU\""; echo "fp32 peak    1 GFLOP/s" ;;
+      prepare) ;;
+      *)
+        for key; do
+          case $key in
+            logger.log_dir=*) log=${key#*=} ;;
+            policy.precision=bfloat16) low=true ;;
+          esac
+        done
+        mkdir "$log"
+        echo "{\"ranks\":[{\"peak_resident_bytes\":1048576}]}" >"$log/memory.json"
+        for step in 9000 9000 ${low:+50} 100; do
+          echo "{\"mfu\":0.5,\"step_ms\":$step,\"gemm_ms\":90}"
+        done >"$log/metrics.jsonl" ;;
+      esac'
+    # python_of NAME KIND VERSION COMPILES: a Python with this torch. Under torch.compile its step is faster.
+    python_of() {
+      # shellcheck disable=SC2016  # expanded by the program
+      command_of "$1" '[ "$1" != -c ] || { echo "'"$2 $3 $4"'"; exit; }
+        printf "%s\n" "$LD_PRELOAD" >"$preloaded"
+        case "$*" in *bfloat16*--compile*) echo "no compiler" >&2; exit 1 ;; *--compile*) ms=150 ;; *) ms=300 ;; esac
+        echo "{\"step_ms\": $((2 * ms)), \"step_ms_best\": $ms, \"peak_rss_kib\": 2048}"'
+    }
+    python_of old wheel 1.9 False
+    python_of new wheel 2.9 True
+    python_of system debian 1.9 False
+    command_of none 'exit 1'
+    command_of g++ ''
+    bench=("$scripts/bench-cpu.sh" --binary bin/nrl-train --rounds 1 --steps 1 --case llama-17m-b4-t25 --output out)
+    expect 0 '| llama-17m 4x25 fp32 | 1000 / 1000 | 333 / 167 | 667 / 333 | 1.50 / 3.00 | 50 % | 90 % |' \
+      "${bench[@]}" --torch none --torch new --torch old --precision float32
+    grep -qF '| llama-17m 4x25 fp32 | 1 | 2 | 2 | 0.50 |' out/cpu.md || fail "another memory: $(cat out/cpu.md)"
+    grep -qxF 'Not measured: debian: python3-torch is not installed.' out/cpu.md || fail "does not name Debian's: $(cat out/cpu.md)"
+    grep -qF '| nrl-train | PyTorch 2.9 | PyTorch 2.9, compiled | speed ratio |' out/cpu.md || fail "other columns: $(cat out/cpu.md)"
+    grep -qF '"processor":"a \"CPU\""' out/cpu.json || fail "another processor: $(cat out/cpu.json)"
+    grep -qF '"precision":"float32","program":"PyTorch 2.9, compiled","round":1,"step_ms_best":150,' out/cpu.json ||
+      fail "other runs: $(cat out/cpu.json)"
+    ! command -v python3 >/dev/null || python3 -m json.tool out/cpu.json >/dev/null || fail "not JSON: $(cat out/cpu.json)"
+
+    expect 0 'not measured: compiled: torch 1.9 has no torch.compile' "${bench[@]}" --torch old --precision float32
+    expect 0 'not measured: wheel: no Python has a torch' "${bench[@]}" --torch none --precision float32
+    grep -qF '| llama-17m 4x25 fp32 | 1000 / 1000 | 50 % | 90 % |' out/cpu.md || fail "columns of no peer: $(cat out/cpu.md)"
+    expect 0 'bf16 is 2.00 / 1.33 times as fast as fp32' "${bench[@]}" --no-torch --steps 2
+    expect 70 'PyTorch 2.9, compiled failed on llama-17m (see above). Fix:' "${bench[@]}" --torch new
+    grep -qx 'no compiler' out.txt || fail "not the peer's error: $(cat out.txt)"
+    expect 0 '| nrl-train | PyTorch 2.9 | speed ratio |' "${bench[@]}" --torch new --peer wheel
+    if compgen -G '/usr/lib/*/openblas-openmp/libblas.so.3' >openblas; then
+      expect 0 '| nrl-train | PyTorch 1.9, OpenBLAS | PyTorch 2.9 |' "${bench[@]}" --torch new --torch system --peer debian --peer wheel
+      expect 0 '| nrl-train | PyTorch 1.9, OpenBLAS | speed ratio |' "${bench[@]}" --torch system
+      [[ $(cat preloaded) == "$(head -n 1 openblas)" ]] || fail "preloaded: $(cat preloaded)"
+    else
+      expect 0 'not measured: debian: libopenblas-openmp-dev is not installed' "${bench[@]}" --torch system
+    fi
+    ;;
+  bench_cpu_run) # a few steps of the program itself
+    expect 0 '| llama-17m 1x16 bf16 | ' \
+      "$scripts/bench-cpu.sh" --binary "$3" --no-torch --rounds 1 --steps 1 --case llama-17m-b1-t16 --output out
+    grep -qE '^\| llama-17m 1x16 fp32 \| [1-9][0-9]* / [1-9][0-9]* \| [0-9]+ % \| [1-9][0-9]* % \|$' out/cpu.md ||
+      fail "no figures: $(cat out/cpu.md)"
+    ;;
+  torch_train) # the peers' training loop begins at the loss of a random model, and learns its batch
+    # shellcheck source=scripts/common.sh
+    source "$scripts/common.sh"
+    python=$(find_torch) || {
+      echo "skipped: PyTorch is not installed (package python3-torch)"
+      exit 77
+    }
+    for precision in float32 bfloat16; do
+      PYTHONDONTWRITEBYTECODE=1 outside "$python" "$scripts/bench/torch_train.py" --model llama-17m --batch 2 --seq 16 --warmup 1 --steps 2 \
+        --threads 1 --precision $precision >out.json
+      value() { awk -v key="$1" -f "$scripts/metrics.awk" out.json; }
+      awk -v first="$(value loss_first)" -v last="$(value loss_last)" -v best="$(value step_ms_best)" -v median="$(value step_ms)" \
+        'BEGIN { d = first - log(8192); exit !(d > -0.3 && d < 0.3 && last < first - 0.1 && best > 0 && best <= median) }' ||
+        fail "$precision: $(cat out.json)"
+    done
     ;;
   *) fail "no such case: $case_name" ;;
 esac
