@@ -166,7 +166,7 @@ struct Task {
   int64_t words;       ///< of the inner dimension
   Result c;            ///< of the first row and column
   int64_t columns;     ///< of all stripes
-  float* sums;         ///< scratch of Blocks::tile_sums_size()
+  float* sums;         ///< scratch of Blocks::tile_sums floats
 
   int64_t row(int64_t tile) const { return tiling.begin(tile) - tiling.begin(from); }
 };
@@ -217,12 +217,12 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   const int64_t batches = (stripes + batch - 1) / batch;
   // With one group a stripe of b is needed once: a thread has one place for a batch.
   const bool once = groups == 1 && !p.b.transposed;
-  const auto stripe = [&](int64_t s) {
-    return panels.b + (once ? omp_get_thread_num() * batch + s % batch : s) * tile_columns * words;
+  const auto stripe = [&](int64_t s, int64_t me = 0) {
+    return panels.b + (once ? me * batch + s % batch : s) * tile_columns * words;
   };
   const auto width = [&](int64_t s) { return std::min(r.columns - s * tile_columns, tile_columns); };
-  const auto pack_stripe = [&](int64_t s) {
-    float* const panel = stripe(s);
+  const auto pack_stripe = [&](int64_t s, int64_t me) {
+    float* const panel = stripe(s, me);
     with_part<T>(p.b, r.column + s * tile_columns, r.k,
                  [&](const auto& x) { pack_rows<T>(x, width(s), tile_columns, r.inner, panel); });
     std::fill(panel + filled * tile_columns, panel + words * tile_columns, 0.0f);
@@ -243,12 +243,12 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   const bool in_place = Kernel::in_place(p);
   // Units are pairs of a group and a batch of stripes.
   struct Thread : Kernel::Thread {
+    int64_t me;  ///< within the team
     float *panels, *sums;
     int64_t packed = -1;  ///< the group that `panels` hold
   };
-  const auto thread = [&] {
-    const int64_t me = omp_get_thread_num();
-    return Thread{{}, panels.a + me * blocks.a_size(), panels.tile_sums + me * blocks.tile_sums_size()};
+  const auto thread = [&](int64_t me) {
+    return Thread{{}, me, panels.a + me * blocks.a_size(), panels.tile_sums + me * blocks.tile_sums};
   };
   const auto work = [&](int64_t unit, Thread& own) {
     const int64_t g = unit / batches, s = unit % batches * batch;
@@ -258,7 +258,7 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
               .in_place = in_place,
               .a = reinterpret_cast<const std::byte*>(own.panels),
               .ld = p.a.ld * static_cast<int64_t>(sizeof(T)),
-              .b = stripe(s),
+              .b = stripe(s, own.me),
               .words = words,
               .c = {},
               .columns = std::min(r.columns - s * tile_columns, batch * tile_columns),
@@ -275,14 +275,14 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   // The first group multiplies a batch that is packed right before while the cache has it.
   const auto first_work = [&](int64_t u, Thread& own) {
     if (!p.b.transposed)
-      for (int64_t s = u * batch; s < std::min(stripes, (u + 1) * batch); ++s) pack_stripe(s);
+      for (int64_t s = u * batch; s < std::min(stripes, (u + 1) * batch); ++s) pack_stripe(s, own.me);
     work(u, own);
   };
   const int64_t units = groups * batches;
   constexpr int64_t too_little = 32768;  // a thread team would cost more than it saves
   const int64_t team = r.rows * r.columns * r.inner < too_little ? 1 : std::min<int64_t>(threads, units);
   if (team <= 1) {
-    Thread own = thread();
+    Thread own = thread(0);
     for (int64_t chunk = 0; chunk < chunks; ++chunk) pack_chunk(chunk);
     for (int64_t u = 0; u < batches; ++u) first_work(u, own);
     for (int64_t u = batches; u < units; ++u) work(u, own);
@@ -290,7 +290,7 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   }
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
-    Thread own = thread();
+    Thread own = thread(omp_get_thread_num());
 #pragma omp for schedule(static)
     for (int64_t chunk = 0; chunk < chunks; ++chunk) pack_chunk(chunk);
 #pragma omp for schedule(guided)
@@ -308,7 +308,7 @@ void multiply(int threads, const Product& p, Scratch& scratch) {
   const Blocks blocks(p.rows, p.columns, p.inner, sizeof(typename Kernel::Element), rounded, Kernel::size);
   const Panels panels{.a = scratch.floats(threads * blocks.a_size()),
                       .b = scratch.floats(blocks.b_size(threads)),
-                      .tile_sums = scratch.floats(threads * blocks.tile_sums_size())};
+                      .tile_sums = scratch.floats(threads * blocks.tile_sums)};
   float* const sums = scratch.floats(blocks.sums_size());
   const int64_t ld = p.c.step(0);
   for (int64_t i = 0; i < p.rows; i += blocks.rows)

@@ -40,8 +40,7 @@ struct Blocks {
   int64_t words = 0;                         ///< 32-bit words of a packed row, with padding
   int64_t group = 0;                         ///< tiles of rows of `a` that a thread packs at a time
   bool sums = false;                         ///< a bf16 result of several pieces needs f32 sums
-  bool pieces = false;                       ///< the tile does not multiply all words at once
-  int64_t tile_rows = 0;                     ///< of a tile
+  int64_t tile_sums = 0;                     ///< of a thread whose tile does not multiply all words at once
   int64_t batch = 0;                         ///< stripes that a tile of rows passes at a time, at most
 
   constexpr Blocks(int64_t all_rows, int64_t all_columns, int64_t all_inner, int64_t element,
@@ -53,20 +52,20 @@ struct Blocks {
     columns = std::min((all_columns + tile_columns - 1) / tile_columns * tile_columns, block_columns);
     packed_rows = tile.padded_rows(rows);
     group = group_bytes / 4 / std::max<int64_t>(words, 1) / tile.rows;
-    tile_rows = tile.rows;
-    pieces = tile.words > 0 && words > tile.words;
+    if (tile.words > 0 && words > tile.words) tile_sums = batch_stripes * tile.rows * tile_columns;
     batch =
         std::clamp<int64_t>(batch_bytes / 4 / tile_columns / std::max<int64_t>(words, 1), 1, batch_stripes);
   }
-  /// Words of the packed rows of one thread, the packed columns, the sums of a thread's tiles, and the sums.
-  /// They do not fall when a dimension grows.
+  /// Words of the packed rows of one thread, the packed columns and the sums. They do not fall when a
+  /// dimension grows.
   constexpr int64_t a_size() const { return std::min(packed_rows * words, group_bytes / 4); }
-  constexpr int64_t b_size(int threads) const { return std::max(columns, threads * tile_columns) * words; }
-  constexpr int64_t tile_sums_size() const { return tile_rows * tile_columns; }
+  constexpr int64_t b_size(int threads) const {
+    return std::max(columns * words, threads * std::max(batch_bytes / 4, tile_columns * words));
+  }
   constexpr int64_t sums_size() const { return sums ? rows * columns : 0; }
   constexpr size_t bytes(int threads) const {
     return scratch_bytes(threads * a_size()) + scratch_bytes(b_size(threads)) +
-           scratch_bytes(threads * tile_sums_size()) + scratch_bytes(sums_size());
+           scratch_bytes(threads * tile_sums) + scratch_bytes(sums_size());
   }
 };
 
