@@ -11,7 +11,7 @@
 
 namespace nrl::bench {
 
-/// What one rank may reach while the others of its machine work, too.
+/// The rates of one rank while the others of its machine work, too.
 struct MachineRates {
   double f32_flops = 0, bf16_flops = 0;  ///< FLOP/s of multiply-adds on registers, by the type of the factors
   double copy = 0;                       ///< bytes/s read and written by a copy larger than the caches

@@ -10,7 +10,7 @@
 namespace nrl::ops {
 namespace {
 
-// Of the timer that lives: entries of a table are plain functions.
+// They belong to the timer that lives: entries of a table are plain functions.
 const KernelTable* real = nullptr;
 std::vector<TimedCall> calls;
 double nested = 0;  // seconds of the calls within the one that runs

@@ -80,6 +80,15 @@ case $case_name in
     expect 0 "$nrl_train" bench ops --quick --device cpu --only rope --tokens 5 --json one.json
     [[ $(value one.json tokens) == 5 ]] || fail "--tokens is not used"
     expect 64 "$nrl_train" bench gemm --tokens 5
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --roofline \
+      distributed.tensor_parallel_size=2 policy.model.num_key_value_heads=2 --json two.json
+    [[ $(grep -c '^roofline ' out.txt) == 1 ]] || fail "not one table: $(cat out.txt)"
+    grep -qE '^layer GEMMs, forward +linear_forward 16 x 32 x 16 .* (arithmetic|memory)$' out.txt || fail "no share of a layer: $(cat out.txt)"
+    awk '{ while (match($0, /"(step_s|seconds)":[0-9.e-]+/)) { split(substr($0, RSTART, RLENGTH), x, ":"); $0 = substr($0, RSTART + RLENGTH)
+      if (x[1] ~ /step_s/) step = x[2]; else sum += x[2] } } END { exit !(step > 0 && sum / step > 0.9999 && sum / step < 1.0001) }' two.json ||
+      fail "the rows do not add up to the step: $(cat two.json)"
+    expect 64 "$nrl_train" bench gemm --roofline
+    expect 64 mpirun -n 2 --oversubscribe "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" --predict h200
     expect 64 "$nrl_train" bench step
     expect 64 "$nrl_train" bench gemm some.yaml
     expect 66 "$nrl_train" bench step nowhere.yaml
@@ -191,6 +200,8 @@ TEXT
       grep -qE '^step +[0-9.]+ ms \(median of 2\)$' out.txt || fail "no measurement: $(cat out.txt)"
       positive predicted.json measured_s
     done
+    expect 64 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --roofline
+    grep -q -- "--roofline measures kernels on a CPU" err.txt || fail "no reason: $(cat err.txt)"
     # A promise for a GPU is judged on one.
     printf '%s\n' 'comparisons:' '  - name: a' '    variants: [{name: b}, {name: c, set: {policy.precision: float32}}]' '    promises:' \
       '      - {claim: d, source: e, promised: f, measure: planned_bytes, variant: c, at_least: 0.1, device: cuda}' >suite.yaml

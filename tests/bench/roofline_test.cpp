@@ -1,0 +1,85 @@
+// The roofline of a step: which kernels it times, and how its table adds up.
+
+#include "apps/bench/roofline.h"
+
+#include "apps/bench/steps.h"
+#include "tests/engine/training.h"
+
+using namespace nrl;
+using namespace nrl::test;
+using bench::Roofline;
+using ops::Call;
+using ops::TimedCall;
+using ops::Work;
+
+namespace {
+
+Call gemm(const char* op, double rows, const char* range = "layer_0", DType type = DType::f32) {
+  ops::Cost cost{.work = Work::gemm, .read = 40, .written = 60};
+  cost.flops = 2000 * rows;
+  cost.operands = type;
+  cost.gemm = {static_cast<int64_t>(rows), 10, 100};
+  return {.op = op, .range = range, .cost = cost};
+}
+
+}  // namespace
+
+TEST_CASE("a roofline puts equal calls together, the largest loss first", "[roofline]") {
+  const std::vector<TimedCall> calls{
+      {gemm("linear_forward", 4), 10},
+      {{.op = "norm_forward", .range = "layer_0", .cost = {.read = 300, .written = 100}}, 3},
+      {gemm("linear_forward", 4), 14},
+      {gemm("linear_forward", 4, "loss_computation"), 10},
+      {gemm("linear_forward", 4, "layer_0", DType::bf16), 1}};
+  const Roofline roofline({.f32_flops = 1000, .bf16_flops = 8000, .copy = 200}, calls, 41);
+  const auto& rows = roofline.rows();
+  REQUIRE(rows.size() == 4);
+  CHECK(rows[0].part == "layer GEMMs, forward");
+  CHECK(rows[0].kernel == "linear_forward 4 x 10 x 100");
+  CHECK(rows[0].calls == 3);
+  CHECK(rows[0].seconds == 25);
+  CHECK(rows[0].flops == 24000);
+  CHECK(rows[0].attainable == 17);  // 8 + 8 of arithmetic in f32, 1 in bf16
+  CHECK(rows[0].arithmetic);
+  CHECK(rows[1].part == "head GEMM, forward");
+  CHECK(rows[1].lost() == 2);
+  CHECK(rows[2].kernel == "norm_forward");
+  CHECK(rows[2].attainable == 2);  // 400 bytes
+  CHECK_FALSE(rows[2].arithmetic);
+  CHECK(rows[3].part == "between kernels");
+  CHECK(rows[3].seconds == 3);
+  CHECK(rows[3].lost() == 3);
+  CHECK(roofline.text().find("sum") != std::string::npos);
+}
+
+TEST_CASE("the timed kernels of a step are the calls of its dry run", "[roofline]") {
+  for (const char* precision : {"float32", "bfloat16"})
+    for (const char* recompute : {"none", "full"}) {
+      CAPTURE(precision, recompute);
+      const ConfigResult config = tiny_config(
+          "cpu", {std::string("policy.precision=") + precision, "policy.train_global_batch_size=6",
+                  std::string("policy.recompute.granularity=") + recompute});
+      const std::unique_ptr<comm::World> world = comm::World::init();
+      train::Placement placement(*world, config);
+      const auto engine = make_engine(placement, config);
+      const train::LrSchedule schedule = train::make_lr_schedule(config.config.policy, 4, 6);
+      ops::KernelTimer timer(engine->exec());
+      train::StartPhases phases;
+      double seconds = bench::run_steps(*world, phases, *engine, schedule, 1).front().ms * 1e-3;
+      const std::vector<TimedCall> timed = timer.take();
+      const std::vector<Call> dry = engine->dry_step(engine->objective(), true).calls;
+      REQUIRE(timed.size() == dry.size());
+      double sum = 0;
+      for (size_t i = 0; i < dry.size(); ++i) {
+        CAPTURE(i, dry[i].op, dry[i].range);
+        CHECK(std::string(timed[i].call.op) == dry[i].op);
+        CHECK(std::string(timed[i].call.range) == dry[i].range);
+        CHECK(timed[i].call.cost.flops == dry[i].cost.flops);
+        CHECK(timed[i].call.cost.bytes() == dry[i].cost.bytes());
+        CHECK(timed[i].seconds >= 0);
+        sum += timed[i].seconds;
+      }
+      CHECK(sum <= seconds);
+      CHECK(timer.take().empty());
+    }
+}
