@@ -22,6 +22,7 @@
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
+#include "core/ops/shared/scratch.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::app {
@@ -50,12 +51,19 @@ int run_generate(const GenerateArgs& args) {
   const int threads = args.threads > 0 ? args.threads : cpu::available_cores();
   cpu::use_threads(threads);
   const model::ParameterList parameters = model::make_parameters(spec);
-  std::vector<cpu::HostMemory> memory;
-  std::vector<Tensor> weights;
   const DType dtype = train::stored_dtype(directory);
+  // One piece of memory, which then consists of huge pages: each token reads all of it.
+  const auto bytes = [dtype](const model::Parameter& p) {
+    return ops::scratch_bytes(p.numel(), size_of(dtype));
+  };
+  size_t all = 0;
+  for (const model::Parameter& p : parameters.all) all += bytes(p);
+  cpu::HostMemory memory(all);
+  std::vector<Tensor> weights;
+  std::byte* at = memory.data();
   for (const model::Parameter& p : parameters.all) {
-    memory.emplace_back(static_cast<size_t>(p.numel() * size_of(dtype)));
-    weights.push_back(p.view(memory.back().data(), dtype));
+    weights.push_back(p.view(at, dtype));
+    at += bytes(p);
   }
   train::load_weights(directory, spec, engine::whole_slices(parameters, weights));
   train::Accelerator accelerator;  // must outlive everything that uses the device
@@ -70,7 +78,7 @@ int run_generate(const GenerateArgs& args) {
       weight.data = on_device.back().data();
       ops::upload(exec, weight, host);
     }
-    memory.clear();
+    memory = {};
   }
   train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.prompt, args.max_tokens, exec);
 

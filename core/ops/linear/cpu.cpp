@@ -34,6 +34,7 @@
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/cpu/fp8_rows.h"
 #include "core/ops/shared/cpu/simd.h"
+#include "core/ops/shared/cpu/sums.h"
 #include "core/ops/shared/scratch.h"
 
 namespace nrl::ops::NRL_ISA {
@@ -119,24 +120,6 @@ void activate(Exec& exec, Activation kind, Matrix y, int64_t rows, int64_t colum
   exec.kernels->activation_forward(exec, {.kind = kind, .x = t, .out = t});
 }
 
-/// y[j] = (accumulate: +=) x . w[j] for `Rows` rows j of the weight.
-template <int Rows, class W>
-void dot_rows(const float* x, const W* w, int64_t ld, int64_t k, const float* bias, bool accumulate,
-              float* y) {
-  Lanes sum[Rows] = {};
-  int64_t i = 0;
-  for (; i + lanes <= k; i += lanes) {
-    const Lanes part = load(x + i);
-    for (int r = 0; r < Rows; ++r) sum[r] += part * load(w + r * ld + i);
-  }
-  for (int r = 0; r < Rows; ++r) {
-    float total = 0;
-    for (int l = 0; l < lanes; ++l) total += sum[r][l];
-    for (int64_t tail = i; tail < k; ++tail) total += x[tail] * static_cast<float>(w[r * ld + tail]);
-    y[r] = total + (accumulate ? y[r] : bias ? bias[r] : 0.0f);
-  }
-}
-
 /// y = x W^T (+ bias) for one row of x, as in generation: bound by the bandwidth of the weight, which is read
 /// once and in its own type.
 void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias, bool accumulate, float* y) {
@@ -144,13 +127,15 @@ void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias
     const W* w = data_of<const W>(weight);
     const int64_t k = weight.dim(1), ld = weight.step(0);
     cpu::parallel_for(exec.threads, weight.dim(0), row_grain(k), [=](int64_t begin, int64_t end) {
-      constexpr int together = 8;  // chains of additions, enough to hide their latency
-      auto rows = [&]<int count>(int64_t j) {
-        dot_rows<count>(x, w + j * ld, ld, k, bias ? bias + j : nullptr, accumulate, y + j);
-      };
-      int64_t j = begin;
-      for (; j + together <= end; j += together) rows.template operator()<together>(j);
-      for (; j < end; ++j) rows.template operator()<1>(j);
+      constexpr int64_t ahead = 2048 / static_cast<int64_t>(sizeof(W));
+      for (int64_t j = begin; j < end; ++j) {
+        const W* const row = w + j * ld;
+        const float sum = sum_lanes_of<8>(k, [&](int64_t i, auto part) {
+          __builtin_prefetch(row + i + ahead);
+          return part.load(x + i) * part.load(row + i);
+        });
+        y[j] = sum + (accumulate ? y[j] : bias ? bias[j] : 0.0f);
+      }
     });
   });
 }

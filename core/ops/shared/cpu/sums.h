@@ -17,15 +17,14 @@ NRL_INLINE float sum_of(Lanes v) {
   return v[0];
 }
 
-/// Sum of the vectors body(i, access) of for_lanes(n, body): in four chains, which hide the latency of
+/// Sum of the vectors body(i, access) of for_lanes(n, body): in several chains, which hide the latency of
 /// additions.
-template <class Body>
+template <int chains = 4, class Body>
 NRL_INLINE float sum_lanes_of(int64_t n, const Body& body) {
-  constexpr int chains = 4;
   Lanes s[chains] = {};
   int64_t i = 0;
   for (; i + chains * lanes <= n; i += chains * lanes) {
-#pragma GCC unroll 4
+#pragma GCC unroll 8
     for (int c = 0; c < chains; ++c) s[c] += body(i + c * lanes, WholeLanes());
   }
   for (; i + lanes <= n; i += lanes) s[0] += body(i, WholeLanes());
@@ -33,7 +32,11 @@ NRL_INLINE float sum_lanes_of(int64_t n, const Body& body) {
     const FirstLanes part{static_cast<size_t>(n - i)};
     s[1] += part.existing(body(i, part));
   }
-  return sum_of((s[0] + s[1]) + (s[2] + s[3]));
+#pragma GCC unroll 4
+  for (int apart = 1; apart < chains; apart *= 2)
+#pragma GCC unroll 4
+    for (int c = 0; c < chains; c += 2 * apart) s[c] += s[c + apart];
+  return sum_of(s[0]);
 }
 
 }  // namespace nrl::ops::NRL_ISA
