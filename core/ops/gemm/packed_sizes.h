@@ -19,9 +19,9 @@ struct TileSize {
   constexpr int64_t padded_words(int64_t n) const { return (n + word_unit - 1) / word_unit * word_unit; }
 };
 /// Tiles in vector registers, and in AMX: 2 x 2 tiles of 16 x 16 sums over 16 words at a time. AMX needs one
-/// operand from the first-level cache, where 32 rows of 192 words take half of 48 KiB.
+/// operand from the first-level cache, where 32 rows of 128 words take a third of 48 KiB.
 inline constexpr TileSize vector_tile{.rows = 14},
-    amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16, .words = 192};
+    amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16, .words = 128};
 /// The inner dimension is cut into pieces of this many packed bytes per row.
 inline constexpr int64_t piece_bytes = 4096;
 /// Rows of `a` that a thread packs at a time: half of a second-level cache of 1 MiB.
