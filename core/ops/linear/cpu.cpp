@@ -337,7 +337,7 @@ void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
 /// keep their precision.
 template <class T>
 void column_sums(int threads, const Tensor& t, float* sums, bool accumulate) {
-  constexpr int64_t width = 256, depth = 64;
+  constexpr int64_t width = 1024, depth = 64;
   const int64_t n = t.dim(0), m = t.dim(1), ld = t.step(0);
   const T* data = data_of<const T>(t);
   cpu::parallel_for(threads, (m + 15) / 16, std::max<int64_t>(1, row_grain(n) / 16),
