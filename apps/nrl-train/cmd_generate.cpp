@@ -22,7 +22,6 @@
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
-#include "core/ops/shared/scratch.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::app {
@@ -54,7 +53,8 @@ int run_generate(const GenerateArgs& args) {
   const DType dtype = train::stored_dtype(directory);
   // One piece of memory, which then consists of huge pages: each token reads all of it.
   const auto bytes = [dtype](const model::Parameter& p) {
-    return ops::scratch_bytes(p.numel(), size_of(dtype));
+    constexpr size_t alignment = 64;
+    return (static_cast<size_t>(p.numel() * size_of(dtype)) + alignment - 1) / alignment * alignment;
   };
   size_t all = 0;
   for (const model::Parameter& p : parameters.all) all += bytes(p);

@@ -169,7 +169,7 @@ class Decoder(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).view(-1, self.s.vocab), targets.reshape(-1))
 
     def optimizer(self, lr, betas, eps, weight_decay, fused=False):
-        """AdamW, with decay on matrices and embeddings only; fused: as one CUDA kernel (torch 2)."""
+        """AdamW, with decay on matrices and embeddings only; fused: as one kernel (CUDA: torch 2, CPU: torch 2.4)."""
         groups = [{"params": [p for p in self.parameters() if p.dim() > 1], "weight_decay": weight_decay},
                   {"params": [p for p in self.parameters() if p.dim() < 2], "weight_decay": 0.0}]
         return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=eps, **({"fused": True} if fused else {"foreach": True}))

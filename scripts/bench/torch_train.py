@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A plain PyTorch training loop on the CPU: the peers of scripts/bench-cpu.sh. Prints one JSON line.
 
-Random tokens, the same batch every step; fp32 weights, AdamW(foreach), clip 1.0; attention by
+Random tokens, the same batch every step; fp32 weights, AdamW (fused where the CPU has it), clip 1.0; attention by
 F.scaled_dot_product_attention if this PyTorch has it (torch 2). In bfloat16 the forward pass runs under autocast.
 """
 import argparse
@@ -38,7 +38,9 @@ spec = torch_models.Spec(MODELS[args.model])
 spec.sdpa = hasattr(torch.nn.functional, "scaled_dot_product_attention")
 model = torch_models.Decoder(spec)
 model.tables(args.seq)  # not in the compiled function
-optimizer = model.optimizer(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+# A CPU has the fused update since torch 2.4.
+fused = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 4)
+optimizer = model.optimizer(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=fused)
 loss_of = torch.compile(model.loss) if args.compile else model.loss
 data = torch.randint(0, spec.vocab, (args.batch, args.seq + 1))
 tokens, targets = data[:, :-1].contiguous(), data[:, 1:].contiguous()
