@@ -6,14 +6,16 @@
 #include <cstring>
 #include <functional>
 
+#include "apps/data/encode_progress.h"
+#include "apps/data/piece_cache.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 
 namespace nrl::data {
 namespace {
 
-constexpr int32_t no_merge = INT32_MAX;
 constexpr size_t short_piece = 48;  // up to this length a linear scan is faster than a heap
+constexpr std::string_view space_mark = "\u2581";
 
 uint64_t mix(uint64_t key) {
   key ^= key >> 29;
@@ -29,18 +31,12 @@ uint64_t next_instance() {
 }  // namespace
 
 struct BpeModel::Workspace::State {
-  // Direct-mapped cache: words repeat, and a hit costs one comparison.
-  struct Cached {
-    uint8_t bytes = 0, count = 0;
-    char piece[22];
-    int32_t ids[8];
-  };
   struct Candidate {
     int32_t rank, left, result;
     bool operator>(const Candidate& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
   };
-  std::vector<Cached> cache{size_t{1} << 15};
-  std::vector<int32_t> ids, ranks, results, previous, next;
+  PieceCache cache;
+  std::vector<int32_t> ids, previous, next;
   std::vector<Candidate> heap;
 };
 
@@ -65,6 +61,70 @@ BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32
     // If a pair is listed twice, the later entry counts, as in Hugging Face's BPE.
     merges_[at] = {key, merge.rank, merge.result};
   }
+  find_joins(merges);
+}
+
+void BpeModel::find_joins(const std::vector<Merge>& merges) {
+  // A piece must remain whole if it is looked up as a token, or if unknown tokens of two parts could fuse or
+  // be reordered.
+  if (options_.ignore_merges) return;
+  const bool all_bytes = std::all_of(byte_ids_.begin(), byte_ids_.end(), [](int32_t id) { return id >= 0; });
+  const bool no_unknown = options_.byte_symbols ? all_bytes : options_.byte_fallback && all_bytes;
+  if (options_.unknown >= 0 && !no_unknown && (options_.byte_fallback || options_.fuse_unknown)) return;
+
+  std::unordered_map<int32_t, std::string_view> texts;
+  for (const auto& [text, id] : tokens_) texts.emplace(id, text);
+  // The text of these ids is not the text that they encode.
+  texts.erase(options_.unknown);
+  if (!options_.byte_symbols && options_.byte_fallback)
+    for (const int32_t id : byte_ids_) texts.erase(id);
+  auto joins = std::make_unique<Joins>();
+  for (const Merge& merge : merges) {
+    const auto left = texts.find(merge.left), right = texts.find(merge.right);
+    if (left == texts.end() || right == texts.end() || left->second.empty() || right->second.empty()) return;
+    const auto last = static_cast<uint8_t>(left->second.back()),
+               first = static_cast<uint8_t>(right->second.front());
+    const bool marks = !options_.byte_symbols;
+    joins->add(marks && left->second.ends_with(space_mark) ? Joins::mark : last,
+               marks && right->second.starts_with(space_mark) ? Joins::mark : first);
+  }
+  joins_ = std::move(joins);
+}
+
+// The end of the part that begins at `begin`; adds to `marks` the number of space marks in it.
+size_t BpeModel::part_end(std::string_view text, size_t begin, size_t& marks) const {
+  const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
+  size_t at = begin;
+  if (options_.byte_symbols) {
+    do ++at;
+    while (at < text.size() && joins_->have(byte(at - 1), byte(at)));
+    return at;
+  }
+  // The class of the character at `at`, and its end.
+  const auto character = [&](size_t& end) {
+    const uint8_t first = byte(at);
+    if (first < 0x80) {
+      end = at + 1;
+      return first;
+    }
+    if (first == static_cast<uint8_t>(space_mark[0]) && text.substr(at).starts_with(space_mark)) {
+      end = at + space_mark.size();
+      return Joins::mark;
+    }
+    end = at;
+    next_character(text, end);
+    return first;
+  };
+  uint8_t previous = 0;
+  while (at < text.size()) {
+    size_t end;
+    const uint8_t own = character(end);
+    if (at > begin && !joins_->have(previous, own)) break;
+    marks += own == Joins::mark;
+    previous = own == Joins::mark ? own : byte(end - 1);
+    at = end;
+  }
+  return at;
 }
 
 int32_t BpeModel::find(std::string_view token) const {
@@ -128,32 +188,41 @@ int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) 
   return skipped;
 }
 
-void BpeModel::merge_short(std::vector<int32_t>& ids, Workspace& workspace) const {
-  auto& ranks = workspace.state_->ranks;
-  auto& results = workspace.state_->results;
-  ranks.assign(ids.size(), no_merge);
-  results.resize(ids.size());
-  const auto look_up = [&](size_t i) {  // the merge of the pair (i, i + 1)
-    const MergeSlot* merge = i + 1 < ids.size() ? find_merge(ids[i], ids[i + 1]) : nullptr;
-    ranks[i] = merge ? merge->rank : no_merge;
+void BpeModel::merge_short(std::vector<int32_t>& ids) const {
+  // Merge of the pair (i, next[i]): its rank, then i, so that the least key is the next merge.
+  constexpr uint64_t no_merge = UINT64_MAX;
+  std::array<uint64_t, short_piece> keys;
+  std::array<int32_t, short_piece> results;
+  std::array<uint8_t, short_piece> previous, next;
+  const size_t count = ids.size();
+  const auto look_up = [&](size_t i) {
+    const MergeSlot* merge = next[i] < count ? find_merge(ids[i], ids[next[i]]) : nullptr;
+    keys[i] = merge ? uint64_t{static_cast<uint32_t>(merge->rank)} << 8 | i : no_merge;
     results[i] = merge ? merge->result : 0;
   };
-  for (size_t i = 0; i + 1 < ids.size(); ++i) look_up(i);
-  while (true) {
-    const auto best = std::min_element(ranks.begin(), ranks.end());  // the leftmost of equal ranks
-    if (best == ranks.end() || *best == no_merge) return;
-    const auto i = best - ranks.begin();
-    ids[i] = results[i];
-    ids.erase(ids.begin() + i + 1);
-    ranks.erase(ranks.begin() + i + 1);
-    results.erase(results.begin() + i + 1);
-    look_up(static_cast<size_t>(i));
-    if (i > 0) look_up(static_cast<size_t>(i) - 1);
+  for (size_t i = 0; i < count; ++i) {
+    previous[i] = static_cast<uint8_t>(i - 1);  // of the first symbol: 255
+    next[i] = static_cast<uint8_t>(i + 1);
+    look_up(i);
   }
+  while (true) {
+    uint64_t best = no_merge;
+    for (size_t i = 0; i < count; ++i) best = std::min(best, keys[i]);
+    if (best == no_merge) break;
+    const size_t i = best & 0xFF, right = next[i];
+    ids[i] = results[i];
+    ids[right] = -1;
+    keys[right] = no_merge;
+    next[i] = next[right];
+    if (next[i] < count) previous[next[i]] = static_cast<uint8_t>(i);
+    look_up(i);
+    if (previous[i] < count) look_up(previous[i]);
+  }
+  std::erase(ids, -1);
 }
 
 void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const {
-  auto& [cache, own, ranks, results, previous, next, heap] = *workspace.state_;
+  auto& [cache, own, previous, next, heap] = *workspace.state_;
   const auto count = static_cast<int32_t>(ids.size());
   previous.resize(ids.size());
   next.resize(ids.size());
@@ -193,36 +262,53 @@ void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const
   std::erase(ids, -1);
 }
 
-int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const {
+int64_t BpeModel::encode_part(std::string_view part, std::vector<int32_t>& out, Workspace& workspace) const {
   auto& state = *workspace.state_;
-  using Cached = Workspace::State::Cached;
-  Cached* cached = nullptr;
-  int64_t skipped = 0;
-  if (piece.empty()) return 0;
-  if (piece.size() <= sizeof(Cached::piece)) {
-    cached = &state.cache[std::hash<std::string_view>()(piece) & (state.cache.size() - 1)];
-    if (cached->bytes == piece.size() && std::memcmp(cached->piece, piece.data(), piece.size()) == 0) {
-      out.insert(out.end(), cached->ids, cached->ids + cached->count);
+  PieceCache::Entry key, *cached = nullptr;
+  if (part.size() <= PieceCache::max_bytes) {
+    key = PieceCache::key(part);
+    cached = &state.cache.slot(key);
+    if (cached->holds(key)) {
+      out.insert(out.end(), cached->ids.data(), cached->ids.data() + cached->count);
       return 0;
     }
   }
   auto& ids = state.ids;
-  const int32_t whole = options_.ignore_merges ? find(piece) : -1;
+  int64_t skipped = 0;
+  const int32_t whole = options_.ignore_merges ? find(part) : -1;
   if (whole >= 0) {
     ids.assign(1, whole);
   } else {
-    if (piece.size() > INT32_MAX / 2)
-      fail(Exit::data, "a piece of text is too long: {} bytes; expected at most {}", piece.size(),
-           INT32_MAX / 2);
-    skipped = symbols_of(piece, ids);
-    ids.size() <= short_piece ? merge_short(ids, workspace) : merge_long(ids, workspace);
+    skipped = symbols_of(part, ids);
+    ids.size() <= short_piece ? merge_short(ids) : merge_long(ids, workspace);
   }
   out.insert(out.end(), ids.begin(), ids.end());
-  if (cached && skipped == 0 && ids.size() <= std::size(cached->ids)) {
-    cached->bytes = static_cast<uint8_t>(piece.size());
-    cached->count = static_cast<uint8_t>(ids.size());
-    std::memcpy(cached->piece, piece.data(), piece.size());
-    std::copy(ids.begin(), ids.end(), cached->ids);
+  if (cached && skipped == 0 && ids.size() <= PieceCache::max_ids) {
+    key.count = static_cast<uint8_t>(ids.size());
+    std::copy(ids.begin(), ids.end(), key.ids.begin());
+    *cached = key;
+  }
+  return skipped;
+}
+
+int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const {
+  if (piece.size() > INT32_MAX / 2)
+    fail(Exit::data, "a piece of text is too long: {} bytes; expected at most {}", piece.size(),
+         INT32_MAX / 2);
+  if (piece.empty()) return 0;
+  // Pieces of byte-level models are words already.
+  if (!joins_ || (options_.byte_symbols && piece.size() <= PieceCache::max_bytes)) {
+    add_encode_progress(piece.size());
+    return encode_part(piece, out, workspace);
+  }
+  int64_t skipped = 0;
+  for (size_t begin = 0; begin < piece.size();) {
+    size_t marks = 0;
+    const size_t end = part_end(piece, begin, marks);
+    // A mark is one byte of the text, which was a space.
+    add_encode_progress(end - begin - marks * (space_mark.size() - 1));
+    skipped += encode_part(piece.substr(begin, end - begin), out, workspace);
+    begin = end;
   }
   return skipped;
 }

@@ -50,7 +50,8 @@ class BpeModel {
   Workspace& workspace() const;
 
   /// Appends the ids of one piece and returns the number of skipped bytes, which have no token (and there is
-  /// no unknown token). Throws Error (`data`) on a piece of more than 1 GiB.
+  /// no unknown token). Adds the encoded bytes to encode_progress. Throws Error (`data`) on a piece of more
+  /// than 1 GiB.
   int64_t encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const;
 
   /// Id of a token, or -1.
@@ -62,9 +63,26 @@ class BpeModel {
     int32_t rank = 0, result = 0;
   };
 
+  /// Pairs of adjacent characters, by their last and first byte, that a merge may join. Merges on both sides
+  /// of any other pair are independent, so that the text may be divided there.
+  class Joins {
+   public:
+    /// Classes of characters: their last or first byte, or `mark` for U+2581, which stands for a space.
+    static constexpr uint8_t mark = 0xFF;  // not a byte of UTF-8
+
+    void add(uint8_t left, uint8_t right) { bits_[left][right / 64] |= uint64_t{1} << right % 64; }
+    bool have(uint8_t left, uint8_t right) const { return bits_[left][right / 64] >> right % 64 & 1; }
+
+   private:
+    std::array<std::array<uint64_t, 4>, 256> bits_{};
+  };
+
+  void find_joins(const std::vector<Merge>& merges);
+  size_t part_end(std::string_view text, size_t begin, size_t& marks) const;
+  int64_t encode_part(std::string_view part, std::vector<int32_t>& out, Workspace& workspace) const;
   const MergeSlot* find_merge(int32_t left, int32_t right) const;
   int64_t symbols_of(std::string_view piece, std::vector<int32_t>& ids) const;
-  void merge_short(std::vector<int32_t>& ids, Workspace& workspace) const;
+  void merge_short(std::vector<int32_t>& ids) const;
   void merge_long(std::vector<int32_t>& ids, Workspace& workspace) const;
 
   struct Hash {
@@ -77,6 +95,7 @@ class BpeModel {
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> tokens_;
   std::array<int32_t, 256> byte_ids_;
   std::vector<MergeSlot> merges_;  // open addressing, a power of two
+  std::unique_ptr<Joins> joins_;   // null: a piece must not be divided
 };
 
 }  // namespace nrl::data

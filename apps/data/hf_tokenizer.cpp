@@ -7,7 +7,6 @@
 
 #include "apps/data/added_tokens.h"
 #include "apps/data/bpe.h"
-#include "apps/data/encode_progress.h"
 #include "apps/data/hf_pipeline.h"
 #include "apps/data/tokenizer.h"
 #include "apps/data/unicode.h"
@@ -37,8 +36,6 @@ class HfTokenizer final : public Tokenizer {
     int64_t skipped = 0;
     const std::function<void(std::string_view)> model = [&](std::string_view piece) {
       skipped += bpe_->encode(piece, out, workspace);
-      if (encode_progress)
-        encode_progress->fetch_add(static_cast<int64_t>(piece.size()), std::memory_order_relaxed);
     };
     const auto push = [&](int32_t id) { out.push_back(id); };
     raw_added_.split(

@@ -6,7 +6,6 @@
 #include <unordered_map>
 #include <unordered_set>
 
-#include "apps/data/encode_progress.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 
@@ -222,11 +221,6 @@ SentencePieceBpe::SentencePieceBpe(const Model& model)
     if (piece.type == Type::user_defined) user_defined_.add({piece.text, id});
     if (piece.type == Type::unknown) unknown_ = id;
     if (piece.type == Type::normal || piece.type == Type::byte) tokens.emplace(piece.text, id);
-    // If spaces only occur at the beginning of pieces, no merge crosses a word boundary.
-    if (piece.type != Type::normal) continue;
-    std::string_view text = piece.text;
-    while (text.starts_with(space_mark)) text.remove_prefix(space_mark.size());
-    if (text.find(space_mark) != std::string_view::npos) split_words_ = false;
   }
   BpeModel::Options options;
   options.byte_symbols = false;
@@ -254,31 +248,13 @@ std::string SentencePieceBpe::normalize(std::string_view text) const {
   return out;
 }
 
-void SentencePieceBpe::encode_words(std::string_view text, std::vector<int32_t>& out) const {
-  BpeModel::Workspace& workspace = bpe_->workspace();
-  if (!split_words_) {
-    bpe_->encode(text, out, workspace);
-    return;
-  }
-  while (!text.empty()) {
-    size_t end = 0;
-    while (text.substr(end).starts_with(space_mark)) end += space_mark.size();
-    const size_t spaces = end / space_mark.size();
-    end = std::min(text.find(space_mark, end), text.size());
-    if (encode_progress)
-      encode_progress->fetch_add(static_cast<int64_t>(end - spaces * (space_mark.size() - 1)),
-                                 std::memory_order_relaxed);
-    bpe_->encode(text.substr(0, end), out, workspace);
-    text.remove_prefix(end);
-  }
-}
-
 void SentencePieceBpe::encode(std::string_view text, std::vector<int32_t>& out) const {
   const std::string normal = normalize(text);
   const std::string_view all = normal;
   const size_t begin = out.size();
+  BpeModel::Workspace& workspace = bpe_->workspace();
   user_defined_.split(
-      all, [&](size_t from, size_t to) { encode_words(all.substr(from, to - from), out); },
+      all, [&](size_t from, size_t to) { bpe_->encode(all.substr(from, to - from), out, workspace); },
       [&](int32_t id) { out.push_back(id); });
   // Consecutive unknown characters become one unknown piece.
   const auto both_unknown = [&](int32_t a, int32_t b) { return a == unknown_ && b == unknown_; };

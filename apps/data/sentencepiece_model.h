@@ -50,9 +50,8 @@ class SentencePieceBpe {
 
  private:
   std::string normalize(std::string_view text) const;
-  void encode_words(std::string_view text, std::vector<int32_t>& out) const;
 
-  bool dummy_prefix_, collapse_spaces_, split_words_ = true;
+  bool dummy_prefix_, collapse_spaces_;
   int32_t unknown_ = 0;
   AddedTokens user_defined_;
   std::unique_ptr<BpeModel> bpe_;
