@@ -31,6 +31,7 @@ class AddedTokens {
  public:
   void add(AddedToken token) {
     if (token.content.empty()) return;  // its normalized text is empty
+    is_first_[static_cast<uint8_t>(token.content[0])] = true;
     auto& list = by_first_[static_cast<uint8_t>(token.content[0])];
     const auto shorter = [&](const AddedToken& o) { return o.content.size() < token.content.size(); };
     list.insert(std::find_if(list.begin(), list.end(), shorter), std::move(token));
@@ -42,6 +43,8 @@ class AddedTokens {
   void split(std::string_view text, Gap&& gap, Found&& found) const {
     size_t done = 0;
     for (size_t at = 0; any_ && at < text.size();) {
+      at = next_first(text, at);
+      if (at == text.size()) break;
       const auto& list = by_first_[static_cast<uint8_t>(text[at])];
       const auto match = std::find_if(list.begin(), list.end(), [&](const AddedToken& t) {
         return text.substr(at).starts_with(t.content);
@@ -61,6 +64,13 @@ class AddedTokens {
   }
 
  private:
+  // The next byte from `at` on that is the first one of a token.
+  size_t next_first(std::string_view text, size_t at) const {
+    const auto first = [&](size_t i) { return is_first_[static_cast<uint8_t>(text[i])]; };
+    while (at + 4 <= text.size() && !(first(at) | first(at + 1) | first(at + 2) | first(at + 3))) at += 4;
+    while (at < text.size() && !first(at)) ++at;
+    return at;
+  }
   static size_t space_after(std::string_view text, size_t at) {
     for (size_t next = at; next < text.size() && is_space(next_character(text, next));) at = next;
     return at;
@@ -77,6 +87,7 @@ class AddedTokens {
   }
 
   std::array<std::vector<AddedToken>, 256> by_first_;
+  std::array<bool, 256> is_first_{};
   bool any_ = false;
 };
 

@@ -11,9 +11,6 @@
 namespace nrl::data {
 namespace {
 
-constexpr const char* gpt2_pattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
-
 struct ByteAlphabet {
   std::array<char32_t, 256> character;
   std::array<int16_t, 512> byte;  // by character; -1: none
@@ -114,12 +111,12 @@ void HfPipeline::add_pre_tokenizer(const JsonValue& step, bool only) {
       space_ = Space::byte_level;
     }
     if (step.get_bool("use_regex", true))
-      splitters_.push_back({Behavior::isolated, Regex(gpt2_pattern, false, step.where())});
+      splitters_.emplace_back(Behavior::isolated, std::string(gpt2_pattern), false, step.where());
   } else if (type == "Digits") {
     // Hugging Face's tokenizers library already has the digits of Unicode 17.0.
     const std::string digit = "[\\p{N}\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]";
     const std::string pattern = step.get_bool("individual_digits", false) ? digit : digit + "+";
-    splitters_.push_back({Behavior::isolated, Regex(pattern, false, step.where())});
+    splitters_.emplace_back(Behavior::isolated, pattern, false, step.where());
   } else if (type == "Split") {
     const JsonValue& pattern = step.at("pattern");
     const JsonValue* literal = pattern.find("String");
@@ -136,7 +133,7 @@ void HfPipeline::add_pre_tokenizer(const JsonValue& step, bool only) {
     } else {
       unsupported(step, fmt::format("a Split with behavior '{}'{}", behavior, invert ? " and invert" : ""));
     }
-    splitters_.push_back({wanted, Regex(text, literal != nullptr, pattern.where())});
+    splitters_.emplace_back(wanted, text, literal != nullptr, pattern.where());
   } else if (type == "Metaspace") {
     if (!only) unsupported(step, "Metaspace in a sequence of pre-tokenizers");
     metaspace_ = step.get_string("replacement", "\u2581");
@@ -192,6 +189,20 @@ void HfPipeline::split(std::string_view text, bool first,
   }
 }
 
+HfPipeline::Splitter::Splitter(Behavior what, const std::string& text, bool literal, const std::string& where)
+    : behavior(what), pattern(text, literal, where) {
+  if (!literal) words = WordScanner::of(text);
+}
+
+bool HfPipeline::Splitter::find(std::string_view text, size_t from, size_t& begin, size_t& end) const {
+  if (words)
+    if (const size_t match = words->match(text, from); match != 0) {
+      begin = from, end = match;
+      return true;
+    }
+  return pattern.find(text, from, begin, end);
+}
+
 void HfPipeline::split_text(std::string_view text, const std::function<void(std::string_view)>& piece) const {
   std::string replaced;
   const bool any = std::any_of(splitters_.begin(), splitters_.end(),
@@ -208,13 +219,15 @@ void HfPipeline::split_from(size_t step, std::string_view text, std::string_view
     return;
   }
   const Splitter& splitter = splitters_[step];
+  const bool last = step + 1 == splitters_.size();
   const auto part = [&](size_t from, size_t to) {
-    if (from < to)
-      split_from(step + 1, text.substr(from, to - from), classified.substr(from, to - from), piece);
+    if (from >= to) return;
+    if (last) return piece(text.substr(from, to - from));
+    split_from(step + 1, text.substr(from, to - from), classified.substr(from, to - from), piece);
   };
   const std::string_view subject = splitter.pattern.has_classes() ? classified : text;
   size_t done = 0, begin = 0, end = 0;
-  while (done < text.size() && splitter.pattern.find(subject, done, begin, end) && begin >= done) {
+  while (done < text.size() && splitter.find(subject, done, begin, end) && begin >= done) {
     switch (splitter.behavior) {
       case Behavior::isolated:
         part(done, begin);

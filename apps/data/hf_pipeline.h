@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "apps/data/regex.h"
+#include "apps/data/word_scanner.h"
 
 namespace nrl {
 class JsonValue;
@@ -49,6 +51,10 @@ class HfPipeline {
   struct Splitter {
     enum class Behavior { isolated, only_gaps, only_matches, merged_with_previous } behavior;
     Regex pattern;
+    std::optional<WordScanner> words = {};  // finds most matches of the pattern
+
+    Splitter(Behavior what, const std::string& text, bool literal, const std::string& where);
+    bool find(std::string_view text, size_t from, size_t& begin, size_t& end) const;
   };
   enum class Space { none, byte_level, metaspace_first, metaspace_always, metaspace_never };
 

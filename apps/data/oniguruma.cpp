@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <iterator>
 #include <utility>
 #include <vector>
@@ -289,6 +290,13 @@ bool replace_new_characters(std::string_view text, std::string& out) {
   size_t copied = 0;
   bool any = false;
   for (size_t at = 0; at < text.size();) {
+    if (uint64_t eight; at + sizeof eight <= text.size()) {
+      std::memcpy(&eight, text.data() + at, sizeof eight);
+      if ((eight & 0x8080808080808080ull) == 0) {
+        at += sizeof eight;
+        continue;
+      }
+    }
     const auto byte = static_cast<uint8_t>(text[at]);
     if (byte < 0xE0) {  // the table begins above U+0800
       at += byte < 0x80 ? 1 : 2;

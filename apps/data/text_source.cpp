@@ -5,6 +5,7 @@
 #include <optional>
 #include <system_error>
 
+#include "apps/data/json_line.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -268,7 +269,11 @@ void for_each_document(const TextChunk& chunk, const ChunkOptions& options, Chun
     if (!valid) continue;
     std::string content;
     try {
-      content = text_of_line(*valid, fmt::format("{}:{}", chunk.file->path, number), options.jsonl_key);
+      auto plain =
+          valid->size() <= max_line_bytes ? text_of_plain_line(*valid, options.jsonl_key) : std::nullopt;
+      content = plain
+                    ? *std::move(plain)
+                    : text_of_line(*valid, fmt::format("{}:{}", chunk.file->path, number), options.jsonl_key);
     } catch (const Error& e) {
       if (options.bad_line == BadLine::error)
         fail(Exit::data, "{}. Fix: correct the line, or use --on-bad-line skip", e.what());

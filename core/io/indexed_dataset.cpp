@@ -265,13 +265,19 @@ void IndexedDatasetWriter::add_sequence(std::span<const int32_t> tokens) {
   constexpr size_t chunk_tokens = 1 << 18;
   for (size_t done = 0; done < tokens.size(); done += chunk_tokens) {
     const auto part = tokens.subspan(done, std::min(chunk_tokens, tokens.size() - done));
-    const size_t at = buffer_.size(), size = token_bytes();
-    buffer_.resize(at + part.size() * size);
-    for (size_t i = 0; i < part.size(); ++i) {
-      const int32_t id = part[i];
-      NRL_CHECK(id >= 0 && id < vocab_size_, "token {} with vocab_size {}", id, vocab_size_);
-      const auto narrow = static_cast<uint16_t>(id);
-      std::memcpy(buffer_.data() + at + i * size, wide_ ? static_cast<const void*>(&id) : &narrow, size);
+    uint32_t largest = 0;  // as unsigned numbers, of which negative ids are the largest
+    for (const int32_t id : part) largest = std::max(largest, static_cast<uint32_t>(id));
+    NRL_CHECK(largest < vocab_size_, "token {} with vocab_size {}", static_cast<int32_t>(largest),
+              vocab_size_);
+    const size_t at = buffer_.size();
+    buffer_.resize(at + part.size() * token_bytes());
+    if (wide_) {
+      std::memcpy(buffer_.data() + at, part.data(), part.size_bytes());
+    } else {
+      for (size_t i = 0; i < part.size(); ++i) {
+        const auto narrow = static_cast<uint16_t>(part[i]);
+        std::memcpy(buffer_.data() + at + i * sizeof narrow, &narrow, sizeof narrow);
+      }
     }
     if (buffer_.size() >= 4 * chunk_tokens) flush();
   }
