@@ -25,7 +25,7 @@ inline constexpr double native_rate = 1.4;
 /// The fastest of the instruction sets up to `usable`, given these rates of CpuChoice.
 cpu::Isa fastest_isa(cpu::Isa usable, double bf16_rate, double amx_rate);
 
-/// Measured once per process, on registers, on one thread, in about 10 ms (20 with AMX). AMX must multiply
+/// Measured once per process, on registers, on one thread, in about 3 ms (6 with AMX). AMX must multiply
 /// small integers exactly to be used.
 const CpuChoice& cpu_choice();
 

@@ -11,7 +11,7 @@ namespace nrl::ops {
 int64_t gemm_peak_bytes(int threads);
 /// GFLOP/s of f32 GEMMs of 768 x 768 x 768 (forward passes of linear layers) on `threads` threads: the best
 /// of those that fit into `seconds`, at least three. Allocates and frees gemm_peak_bytes().
-double measure_gemm_peak(int threads, double seconds = 0.045);
+double measure_gemm_peak(int threads, double seconds = 0.015);
 
 /// f32 peak: GFLOP/s of multiply-adds on registers with the best instruction set of this processor, on
 /// `threads` threads at once. Takes about 10 ms.

@@ -9,7 +9,8 @@ namespace {
 
 // Logarithm, sine and cosine without branches, so that the compiler vectorizes them. Their relative errors
 // stay below 2^-49, but they round otherwise than the C library's. A value is used only if all numbers within
-// `margin` of it are the same float; else the C library computes it again.
+// `margin` of it are the same float; else the C library computes it again. So all instruction sets give the
+// same floats, with fused multiply-adds or without.
 constexpr double margin = 0x1p-46;
 
 constexpr int64_t batch = 64;  // blocks: all intermediate values stay in the first-level cache
@@ -19,7 +20,7 @@ constexpr int64_t shifter_bits = 0x4338000000000000;  // 1.5 * 2^52
 constexpr double shifter = std::bit_cast<double>(shifter_bits);
 
 // Natural logarithm of u in (0, 1).
-inline double logarithm(double u) {
+[[gnu::always_inline]] inline double logarithm(double u) {
   // u = 2^k * m with m in [sqrt(1/2), sqrt(2)); log(m) = 2 artanh(s) by its series.
   const auto bits = std::bit_cast<int64_t>(u);
   const int64_t k = (bits - 0x3FE6A09E667F3BCD) >> 52;
@@ -40,7 +41,7 @@ inline double logarithm(double u) {
 }
 
 // Sine and cosine of an angle in [0, 2 pi].
-inline void sine_cosine(double angle, double& sine, double& cosine) {
+[[gnu::always_inline]] inline void sine_cosine(double angle, double& sine, double& cosine) {
   // angle = quarters * pi/2 + r; pi/2 is split into two constants, the first with 33 bits.
   const double shifted = angle * 0.6366197723675814 + shifter;
   const auto quarters = std::bit_cast<int64_t>(shifted);
@@ -71,7 +72,8 @@ inline void sine_cosine(double angle, double& sine, double& cosine) {
 }
 
 // PhiloxStream::normals() for `batch` pairs.
-void pairs(const uint32_t* a, const uint32_t* b, double scale, double* first, double* second) {
+[[gnu::always_inline]] inline void pairs(const uint32_t* a, const uint32_t* b, double scale, double* first,
+                                         double* second) {
   for (int64_t i = 0; i < batch; ++i) {
     const double radius = std::sqrt(-2.0 * logarithm((static_cast<double>(a[i]) + 0.5) * 0x1.0p-32));
     const double angle = 6.283185307179586 * ((static_cast<double>(b[i]) + 0.5) * 0x1.0p-32);
@@ -89,7 +91,8 @@ void exact(const PhiloxStream& stream, uint64_t first, int64_t blocks, double sc
 }
 
 // False if a value is too close to the boundary between two floats.
-bool fast(const PhiloxStream& stream, uint64_t first, double scale, float* out) {
+[[gnu::always_inline]] inline bool fast(const PhiloxStream& stream, uint64_t first, double scale,
+                                        float* out) {
   uint32_t words[4][batch];
   double values[4][batch];
   for (int64_t i = 0; i < batch; ++i) {
@@ -108,11 +111,40 @@ bool fast(const PhiloxStream& stream, uint64_t first, double scale, float* out) 
   return unsure == 0;
 }
 
+using Fast = bool (*)(const PhiloxStream& stream, uint64_t first, double scale, float* out);
+
+bool fast_baseline(const PhiloxStream& stream, uint64_t first, double scale, float* out) {
+  return fast(stream, first, scale, out);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) bool fast_avx2(const PhiloxStream& stream, uint64_t first, double scale,
+                                                   float* out) {
+  return fast(stream, first, scale, out);
+}
+
+__attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl"))) bool fast_avx512(
+    const PhiloxStream& stream, uint64_t first, double scale, float* out) {
+  return fast(stream, first, scale, out);
+}
+
+Fast fast_for(Isa isa) {
+  if (isa >= Isa::avx512) return fast_avx512;
+  return isa >= Isa::avx2 ? fast_avx2 : fast_baseline;
+}
+#else
+Fast fast_for(Isa) {
+  return fast_baseline;
+}
+#endif
+
 }  // namespace
 
-void scaled_normals(const PhiloxStream& stream, uint64_t first, int64_t blocks, double scale, float* out) {
+void scaled_normals(const PhiloxStream& stream, uint64_t first, int64_t blocks, double scale, float* out,
+                    Isa isa) {
+  const Fast of_batch = fast_for(isa);
   for (; blocks >= batch; blocks -= batch, first += batch, out += 4 * batch)
-    if (!fast(stream, first, scale, out)) exact(stream, first, batch, scale, out);
+    if (!of_batch(stream, first, scale, out)) exact(stream, first, batch, scale, out);
   exact(stream, first, blocks, scale, out);
 }
 

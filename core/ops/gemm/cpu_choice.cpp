@@ -30,7 +30,7 @@ namespace {
 /// The best of short slices of both loops in turn: an interrupted slice does not count.
 double measure_bf16_rate(const FmaProbe& probe) {
   constexpr double slice = 0.0001;
-  constexpr int slices = 24;
+  constexpr int slices = 8;
   double (*const loops[])(int64_t) = {probe.run, probe.run_bf16};
   int64_t rounds[2];
   for (int i = 0; i < 2; ++i) rounds[i] = rounds_that_last(loops[i], slice);
