@@ -38,6 +38,16 @@ class AddedTokens {
     any_ = true;
   }
 
+  /// Whether a token begins with this byte.
+  bool may_begin(char first) const { return is_first_[static_cast<uint8_t>(first)]; }
+  /// Length of the longest token at the beginning of a text; 0 if there is none.
+  size_t match(std::string_view text) const {
+    if (text.empty()) return 0;
+    for (const AddedToken& token : by_first_[static_cast<uint8_t>(text[0])])
+      if (text.starts_with(token.content)) return token.content.size();
+    return 0;
+  }
+
   /// Calls gap(begin, end) for the (possibly empty) text between tokens and found(id) for each token.
   template <class Gap, class Found>
   void split(std::string_view text, Gap&& gap, Found&& found) const {

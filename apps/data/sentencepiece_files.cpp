@@ -72,11 +72,12 @@ JsonValue added_tokens_of(const SentencePieceModel& model) {
 }
 
 // Whether tokenizer.json can represent the model exactly. With user-defined pieces it cannot: as added tokens
-// they would split the text before normalization, while sentencepiece normalizes the whole text.
+// they would split the text before normalization, while sentencepiece normalizes the whole text. Rules that
+// rewrite characters remain in the model file.
 bool fits_tokenizer_json(const SentencePieceModel& model) {
   for (const auto& piece : model.pieces)
     if (piece.type == Type::user_defined) return false;
-  return SentencePieceBpe::unsupported_reason(model).empty();
+  return model.charsmap.empty() && SentencePieceBpe::unsupported_reason(model).empty();
 }
 
 }  // namespace

@@ -15,8 +15,6 @@ namespace {
 using Model = SentencePieceModel;
 using Type = Model::PieceType;
 
-constexpr std::string_view space_mark = "\u2581";  // replaces a space
-
 // Reads the wire format of protocol buffers; ok() is false after the first malformed byte.
 class WireReader {
  public:
@@ -111,7 +109,7 @@ bool read_trainer(std::string_view bytes, Model& model) {
 bool read_normalizer(std::string_view bytes, Model& model) {
   WireReader r(bytes);
   while (r.next()) {
-    if (r.field == 2) model.has_charsmap = !r.text.empty();
+    if (r.field == 2) model.charsmap = r.text;
     if (r.field == 3) model.add_dummy_prefix = r.value != 0;
     if (r.field == 4) model.remove_extra_whitespaces = r.value != 0;
     if (r.field == 5) model.escape_whitespaces = r.value != 0;
@@ -175,16 +173,12 @@ constexpr size_t max_piece_bytes = 4096;
 
 std::string SentencePieceBpe::unsupported_reason(const Model& model) {
   if (model.algorithm != Model::Algorithm::bpe) return "it is not a BPE model";
-  if (model.has_charsmap) return "its normalizer rewrites characters";
-  if (!model.escape_whitespaces || model.whitespace_as_suffix)
-    return "it does not attach spaces to the beginning of words";
+  if (std::string reason = SentencePieceNormalizer::unsupported_reason(model); !reason.empty()) return reason;
   const auto normal = normal_pieces(model);
   std::unordered_set<float> scores;
   std::unordered_set<std::string_view> bytes;
   int unknown = 0;
   for (const Model::Piece& piece : model.pieces) {
-    if (piece.text.empty() || find_invalid_utf8(piece.text) != std::string_view::npos)
-      return "a piece is empty or not valid UTF-8";
     if (!std::isfinite(piece.score)) return "the score of a piece is not finite";
     if (piece.text.size() > max_piece_bytes)
       return fmt::format("a piece has more than {} bytes", max_piece_bytes);
@@ -192,8 +186,6 @@ std::string SentencePieceBpe::unsupported_reason(const Model& model) {
     if (piece.type == Type::byte) bytes.insert(piece.text);
     unknown += piece.type == Type::unknown;
     const bool single = first_character_size(piece.text) == piece.text.size();
-    if (piece.type == Type::user_defined && piece.text.find(' ') != std::string::npos)
-      return "a user-defined piece contains a space";
     if (single && piece.type != Type::normal && piece.type != Type::user_defined)
       return fmt::format("its piece '{}' is a single character, but not of type normal", piece.text);
     if (single || piece.type != Type::normal) continue;
@@ -212,8 +204,7 @@ std::string SentencePieceBpe::unsupported_reason(const Model& model) {
   return {};
 }
 
-SentencePieceBpe::SentencePieceBpe(const Model& model)
-    : dummy_prefix_(model.add_dummy_prefix), collapse_spaces_(model.remove_extra_whitespaces) {
+SentencePieceBpe::SentencePieceBpe(const Model& model) : normalizer_(model) {
   std::unordered_map<std::string, int32_t> tokens;
   for (size_t i = 0; i < model.pieces.size(); ++i) {
     const Model::Piece& piece = model.pieces[i];
@@ -229,27 +220,8 @@ SentencePieceBpe::SentencePieceBpe(const Model& model)
   bpe_ = std::make_unique<BpeModel>(options, std::move(tokens), sentencepiece_merges(model));
 }
 
-std::string SentencePieceBpe::normalize(std::string_view text) const {
-  if (collapse_spaces_)
-    while (text.starts_with(' ')) text.remove_prefix(1);
-  std::string out;
-  if (text.empty()) return out;
-  out.reserve(text.size() + text.size() / 2 + space_mark.size());
-  if (dummy_prefix_) out += space_mark;
-  for (size_t at = 0; at < text.size();) {
-    const size_t space = std::min(text.find(' ', at), text.size());
-    out += text.substr(at, space - at);
-    if (space == text.size()) break;
-    out += space_mark;
-    at = space + 1;
-    while (collapse_spaces_ && at < text.size() && text[at] == ' ') ++at;
-  }
-  while (collapse_spaces_ && out.ends_with(space_mark)) out.resize(out.size() - space_mark.size());
-  return out;
-}
-
 void SentencePieceBpe::encode(std::string_view text, std::vector<int32_t>& out) const {
-  const std::string normal = normalize(text);
+  const std::string normal = normalizer_.normalize(text);
   const std::string_view all = normal;
   const size_t begin = out.size();
   BpeModel::Workspace& workspace = bpe_->workspace();

@@ -10,6 +10,7 @@
 
 #include "apps/data/added_tokens.h"
 #include "apps/data/bpe.h"
+#include "apps/data/sentencepiece_normalizer.h"
 #include "apps/data/tokenizer.h"
 
 namespace nrl::data {
@@ -26,7 +27,7 @@ struct SentencePieceModel {
   Algorithm algorithm = Algorithm::unigram;
   bool byte_fallback = false;
   bool whitespace_as_suffix = false;
-  bool has_charsmap = false;  ///< the normalizer rewrites characters, e.g. nmt_nfkc
+  std::string charsmap;  ///< rules that rewrite characters, e.g. nmt_nfkc; empty: none
   bool add_dummy_prefix = true;
   bool remove_extra_whitespaces = true;
   bool escape_whitespaces = true;
@@ -49,9 +50,7 @@ class SentencePieceBpe {
   void encode(std::string_view text, std::vector<int32_t>& out) const;
 
  private:
-  std::string normalize(std::string_view text) const;
-
-  bool dummy_prefix_, collapse_spaces_;
+  SentencePieceNormalizer normalizer_;
   int32_t unknown_ = 0;
   AddedTokens user_defined_;
   std::unique_ptr<BpeModel> bpe_;
