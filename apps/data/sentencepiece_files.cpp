@@ -1,6 +1,6 @@
 // Derives the files from which other programs read a sentencepiece model.
 
-#include "apps/data/sentencepiece_model.h"
+#include "apps/data/sentencepiece_bpe.h"
 #include "core/io/json.h"
 
 namespace nrl::data {

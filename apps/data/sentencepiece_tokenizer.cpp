@@ -3,7 +3,8 @@
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
-#include "apps/data/sentencepiece_model.h"
+#include "apps/data/sentencepiece_bpe.h"
+#include "apps/data/sentencepiece_unigram.h"
 #include "apps/data/tokenizer.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
@@ -26,14 +27,19 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (!parsed || static_cast<int>(parsed->pieces.size()) != processor_.GetPieceSize())
       fail(Exit::data, "{}: not a sentencepiece model: its pieces cannot be read", path);
     fields_ = *parsed;
-    slow_reason_ = SentencePieceBpe::unsupported_reason(fields_);
-    if (slow_reason_.empty()) bpe_ = std::make_unique<SentencePieceBpe>(fields_);
+    if (fields_.algorithm == SentencePieceModel::Algorithm::bpe) {
+      slow_reason_ = SentencePieceBpe::unsupported_reason(fields_);
+      if (slow_reason_.empty()) bpe_ = std::make_unique<SentencePieceBpe>(fields_);
+    } else {
+      slow_reason_ = SentencePieceUnigram::unsupported_reason(fields_);
+      if (slow_reason_.empty()) unigram_ = std::make_unique<SentencePieceUnigram>(fields_);
+    }
   }
 
   int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
     require_utf8(text);
-    if (bpe_) {
-      bpe_->encode(text, out);
+    if (bpe_ || unigram_) {
+      bpe_ ? bpe_->encode(text, out) : unigram_->encode(text, out);
       return 0;
     }
     std::vector<int> ids;
@@ -80,7 +86,9 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string model_;
   SentencePieceModel fields_;
   std::string slow_reason_;
-  std::unique_ptr<SentencePieceBpe> bpe_;  // null if it does not support the model
+  // The one that supports the model; neither: the library encodes.
+  std::unique_ptr<SentencePieceBpe> bpe_;
+  std::unique_ptr<SentencePieceUnigram> unigram_;
   sentencepiece::SentencePieceProcessor processor_;
 };
 

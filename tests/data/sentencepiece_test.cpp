@@ -1,9 +1,13 @@
 // Our encoding of sentencepiece models against the sentencepiece library.
 
+#include <cmath>
+#include <map>
+
 #include <sentencepiece_processor.h>
 #include <sentencepiece_trainer.h>
 
-#include "apps/data/sentencepiece_model.h"
+#include "apps/data/sentencepiece_bpe.h"
+#include "apps/data/sentencepiece_unigram.h"
 #include "apps/data/tokenizer.h"
 #include "core/io/json.h"
 #include "tests/catch.h"
@@ -98,7 +102,18 @@ const std::vector<Kind>& kinds() {
        {{"treat_whitespace_as_suffix", "true"}},
        "it does not attach spaces to the beginning of words",
        false},
-      {"unigram", {{"model_type", "unigram"}, {"vocab_size", "300"}}, "it is not a BPE model", false}};
+      {"unigram", {{"model_type", "unigram"}, {"vocab_size", "300"}}, "", false},
+      {"unigram with nmt_nfkc, user-defined and byte pieces",
+       {{"model_type", "unigram"},
+        {"vocab_size", "600"},
+        {"normalization_rule_name", "nmt_nfkc"},
+        {"remove_extra_whitespaces", "true"},
+        {"byte_fallback", "true"},
+        {"user_defined_symbols", "<ud>,for,\u2581\u2581,ab,int,\n,e\u0301"},
+        {"control_symbols", "<ctl>,the"}},
+       "",
+       false},
+      {"characters", {{"model_type", "char"}}, "it is neither a BPE nor a unigram model", false}};
   return all;
 }
 
@@ -163,17 +178,79 @@ TEST_CASE("a model directory of a sentencepiece model has what transformers need
 }
 
 TEST_CASE("no mutation of a sentencepiece model does harm", "[tokenizer][sentencepiece][fuzz]") {
-  const std::string bytes = train({{"byte_fallback", "true"}, {"user_defined_symbols", "<ud>"}});
+  const std::string models[] = {
+      train({{"byte_fallback", "true"}, {"user_defined_symbols", "<ud>"}}),
+      train({{"byte_fallback", "true"}, {"normalization_rule_name", "nmt_nfkc"}}),
+      train({{"model_type", "unigram"}, {"vocab_size", "300"}, {"normalization_rule_name", "nmt_nfkc"}})};
   int parsed = 0;
   for (int i = 0; i < fuzz_iterations() / 40; ++i) {
+    const std::string& bytes = models[i % 3];
     const auto model = SentencePieceModel::parse(mutated(bytes, static_cast<uint64_t>(i)));
-    if (!model || !SentencePieceBpe::unsupported_reason(*model).empty()) continue;
-    ++parsed;
+    if (!model) continue;
     Ids ids;
-    SentencePieceBpe(*model).encode("int main() \u4e2d 123 <ud>", ids);
-    sentencepiece_companions(*model, bytes, -1, -1);
+    const auto encode = [&](const auto& encoder) {
+      ++parsed;
+      for (const char* text : {"int main() \u4e2d 123 <ud>", "\uff28\uff49 \ufb01\u2460 e\u0301\u3000x"})
+        try {
+          encoder.encode(text, ids);
+        } catch (const Error& e) {
+          CHECK(std::string(e.what()).find("damaged rule") != std::string::npos);
+        }
+    };
+    if (SentencePieceBpe::unsupported_reason(*model).empty()) {
+      encode(SentencePieceBpe(*model));
+      sentencepiece_companions(*model, bytes, -1, -1);
+    }
+    if (SentencePieceUnigram::unsupported_reason(*model).empty()) encode(SentencePieceUnigram(*model));
   }
   CHECK(parsed > 0);
+}
+
+TEST_CASE("a trie finds every piece that a text begins with", "[tokenizer][sentencepiece]") {
+  const PhiloxStream random(3, 0);
+  uint64_t counter = 0;
+  const auto word = [&](uint64_t longest) {
+    std::string text(1 + random.bits(counter++) % longest, ' ');
+    for (char& c : text)
+      c = std::string_view(
+          "\0\x01"
+          "ab\xe2\xff",
+          6)[random.bits(counter++) % 6];
+    return text;
+  };
+  std::map<std::string, int32_t> pieces;
+  while (pieces.size() < 2000) pieces.emplace(word(8), static_cast<int32_t>(pieces.size()));
+  std::vector<PieceTrie::Entry> entries;
+  for (const auto& [text, id] : pieces) entries.push_back({text, id});
+  const PieceTrie trie(entries);
+  for (int i = 0; i < 5000; ++i) {
+    const std::string text = word(12);
+    std::vector<std::pair<int32_t, size_t>> found, expected;
+    for (size_t n = 1; n <= text.size(); ++n)
+      if (const auto piece = pieces.find(text.substr(0, n)); piece != pieces.end())
+        expected.push_back({piece->second, n});
+    trie.each_prefix(text, [&](int32_t id, size_t bytes) { found.push_back({id, bytes}); });
+    REQUIRE(found == expected);
+  }
+}
+
+TEST_CASE("unigram models that the library alone encodes", "[tokenizer][sentencepiece]") {
+  using Model = SentencePieceModel;
+  const auto parsed = Model::parse(train({{"model_type", "unigram"}, {"vocab_size", "300"}}));
+  REQUIRE(parsed);
+  REQUIRE(SentencePieceUnigram::unsupported_reason(*parsed).empty());
+  const auto unsupported = [&](const std::function<void(Model&)>& change) {
+    Model model = *parsed;
+    change(model);
+    return SentencePieceUnigram::unsupported_reason(model);
+  };
+  CHECK(unsupported([](Model& m) { m.pieces[9].text = m.pieces[10].text; }).find("twice") !=
+        std::string::npos);
+  CHECK(unsupported([](Model& m) { m.byte_fallback = true; }) == "it lacks pieces for some bytes");
+  CHECK(unsupported([](Model& m) { m.charsmap = "abc"; }) == "the rules of its normalizer cannot be read");
+  CHECK(unsupported([](Model& m) { m.pieces[0].type = Model::PieceType::normal; }) ==
+        "it has 0 unknown pieces; expected 1");
+  CHECK(unsupported([](Model& m) { m.pieces[9].score = NAN; }) == "the score of a piece is not finite");
 }
 
 TEST_CASE("models that ranked merges cannot represent are not supported", "[tokenizer][sentencepiece]") {
