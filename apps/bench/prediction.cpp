@@ -9,8 +9,7 @@
 namespace nrl::bench {
 namespace {
 
-constexpr std::string_view between_kernels = "between kernels", other = "other",
-                           experts = "router and dispatch";
+constexpr std::string_view other = "other", experts = "router and dispatch";
 
 struct PartRule {
   std::string_view op, layers, head;  ///< `head`: within loss_computation; empty: the same

@@ -8,8 +8,6 @@
 namespace nrl::bench {
 namespace {
 
-constexpr const char* between = "between kernels";
-
 std::string name_of(const ops::Call& call) {
   const auto& [rows, columns, inner] = call.cost.gemm;
   if (call.cost.work != ops::Work::gemm) return call.op;
@@ -21,7 +19,7 @@ std::string name_of(const ops::Call& call) {
 Roofline::Roofline(const MachineRates& rates, std::span<const ops::TimedCall> calls, double seconds)
     : rates_(rates), seconds_(seconds) {
   RooflineRow rest;
-  rest.part = between;
+  rest.part = between_kernels;
   rest.seconds = seconds;
   for (const auto& [call, taken] : calls) {
     const std::string part(part_of(call.op, call.range)), kernel = name_of(call);
@@ -37,7 +35,7 @@ Roofline::Roofline(const MachineRates& rates, std::span<const ops::TimedCall> ca
     row->bytes += cost.bytes();
     row->seconds += taken;
     row->attainable += std::max(arithmetic, memory);
-    row->arithmetic = arithmetic > memory;
+    row->surplus += arithmetic - memory;
     rest.seconds -= taken;
   }
   std::stable_sort(rows_.begin(), rows_.end(),
@@ -62,14 +60,14 @@ std::string Roofline::text() const {
     line(r.part, r.kernel, kernel ? std::to_string(r.calls) : "", number(r.flops * 1e-9, 2),
          number(r.bytes * 1e-6, 1), fmt::format("{:.2f}", r.seconds * 1e3),
          fmt::format("{:.1f} %", r.seconds / seconds_ * 100),
-         !kernel        ? ""
-         : r.arithmetic ? fmt::format("{:.0f} GFLOP/s", r.flops / r.seconds * 1e-9)
-                        : fmt::format("{:.1f} GB/s", r.bytes / r.seconds * 1e-9),
+         !kernel          ? ""
+         : r.arithmetic() ? fmt::format("{:.0f} GFLOP/s", r.flops / r.seconds * 1e-9)
+                          : fmt::format("{:.1f} GB/s", r.bytes / r.seconds * 1e-9),
          kernel ? fmt::format("{:.0f} %", r.attainable / r.seconds * 100) : "",
          fmt::format("{:.2f}", r.lost() * 1e3),
-         !kernel        ? ""
-         : r.arithmetic ? "arithmetic"
-                        : "memory");
+         !kernel          ? ""
+         : r.arithmetic() ? "arithmetic"
+                          : "memory");
     sum.flops += r.flops;
     sum.bytes += r.bytes;
     sum.attainable += r.attainable;
@@ -92,9 +90,9 @@ JsonValue Roofline::json() const {
                                       {"bytes", r.bytes},
                                       {"seconds", r.seconds},
                                       {"attainable_s", r.attainable},
-                                      {"limit", r.calls == 0 ? JsonValue()
-                                                : r.arithmetic ? JsonValue("arithmetic")
-                                                               : JsonValue("memory")}}));
+                                      {"limit", r.calls == 0     ? JsonValue()
+                                                : r.arithmetic() ? JsonValue("arithmetic")
+                                                                 : JsonValue("memory")}}));
   return JsonValue::object({{"f32_flops_per_s", rates_.f32_flops},
                             {"bf16_flops_per_s", rates_.bf16_flops},
                             {"copy_bytes_per_s", rates_.copy},

@@ -24,8 +24,11 @@ struct RooflineRow {
   int64_t calls = 0;
   double flops = 0, bytes = 0;  ///< of all calls; bytes as in ops::Cost, each operand once
   double seconds = 0;
-  double attainable = 0;    ///< seconds at the rates of the machine
-  bool arithmetic = false;  ///< limited by arithmetic, not memory
+  double attainable = 0;  ///< seconds at the rates of the machine
+  double surplus = 0;     ///< seconds that arithmetic would take more than memory
+
+  /// Limited by arithmetic, not by memory.
+  bool arithmetic() const { return surplus > 0; }
 
   /// Above 0 where the machine could be faster. A kernel of operands in a cache may outrun the copy.
   double lost() const { return seconds - attainable; }

@@ -186,9 +186,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const double step_ms = median_ms(steps, warmup_steps), first = steps.front().time - process_start;
   const double tokens = static_cast<double>(batch.tokens_per_step), tokens_per_s = tokens / step_ms * 1e3;
   const double flops = model::training_flops_per_token(plan.spec, plan.sequence_length);
+  const double flops_per_s = tokens_per_s * flops / world.size();  // of a rank
   double peak = train::peak_of(placement, plan.recipe.activations());
-  if (!gpu) peak = std::max(peak, tokens_per_s * flops);  // a measured peak may be too low
-  const double mfu = peak > 0 ? tokens_per_s * flops / peak : 0;
+  if (!gpu) peak = std::max(peak, flops_per_s);  // a measured peak may be too low
+  const double mfu = peak > 0 ? flops_per_s / peak : 0;
   const auto loss = [&](const Step& s) { return engine.objective().loss(s.result.metrics, tokens); };
   const char* precision = precision_name(plan);
 

@@ -65,12 +65,12 @@ BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32
 }
 
 void BpeModel::find_joins(const std::vector<Merge>& merges) {
-  // A piece must remain whole if it is looked up as a token, or if unknown tokens of two parts could fuse or
-  // be reordered.
+  // A piece must remain whole if it is looked up as a token, if unknown tokens of two parts could fuse or be
+  // reordered, or if a symbol without a token vanishes, so that its neighbors may merge.
   if (options_.ignore_merges) return;
   const bool all_bytes = std::all_of(byte_ids_.begin(), byte_ids_.end(), [](int32_t id) { return id >= 0; });
   const bool no_unknown = options_.byte_symbols ? all_bytes : options_.byte_fallback && all_bytes;
-  if (options_.unknown >= 0 && !no_unknown && (options_.byte_fallback || options_.fuse_unknown)) return;
+  if (!no_unknown && (options_.unknown < 0 || options_.byte_fallback || options_.fuse_unknown)) return;
 
   std::unordered_map<int32_t, std::string_view> texts;
   for (const auto& [text, id] : tokens_) texts.emplace(id, text);

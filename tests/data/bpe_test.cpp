@@ -127,6 +127,23 @@ TEST_CASE("merges with the ids of bytes or of the unknown token keep a piece who
   }
 }
 
+TEST_CASE("a symbol without a token vanishes before its neighbors merge", "[tokenizer][bpe]") {
+  for (const bool bytes : {false, true}) {
+    BpeModel::Options options;
+    options.byte_symbols = bytes;
+    options.byte_fallback = false;
+    const BpeModel model(options, {{"a", 0}, {"b", 1}, {"ab", 2}}, {{0, 1, 2, 0}});
+    for (const size_t count : {1, 4, 12, 50}) {  // in the cache of pieces and beyond
+      std::string text;
+      for (size_t i = 0; i < count; ++i) text += "axb";
+      CAPTURE(bytes, count);
+      Ids ids;
+      model.encode(text, ids, model.workspace());
+      CHECK(ids == Ids(count, 2));
+    }
+  }
+}
+
 TEST_CASE("a cache of pieces tells all of them apart", "[tokenizer][bpe]") {
   Random random(1);
   std::vector<std::string> pieces;

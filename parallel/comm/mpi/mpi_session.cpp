@@ -42,7 +42,6 @@ void set_mpi_defaults() {
   const bool one_host = ranks && local && std::string_view(ranks) == local;
   if (!one_host || std::getenv("OMPI_MCA_pml")) return;
   setenv("OMPI_MCA_pml", "ob1", 0);
-  setenv("OMPI_MCA_btl", "self,vader", 0);  // nor open connections: messages go through shared memory
 }
 
 }  // namespace
