@@ -67,7 +67,7 @@ void pack_block(int64_t count, int64_t d, int64_t padded, const T* from, int64_t
       if (rows)
         for (int l = 0; l < std::min<int64_t>(lanes, count - i); ++l)
           micro::store(rows + (i + l) * padded + c, v[l]);
-      micro::transpose(v);
+      transpose(v);
 #pragma GCC unroll 16
       for (int l = 0; l < lanes; ++l) micro::store(columns + (c + l) * query_block + i, v[l]);
     }

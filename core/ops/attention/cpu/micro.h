@@ -93,26 +93,6 @@ NRL_ALWAYS Vec log2(Vec x) {
   return y;
 }
 
-/// Transposes lanes x lanes: v[i][j] <-> v[j][i], exchanging off-diagonal squares of doubling size.
-NRL_ALWAYS void transpose(Vec (&v)[lanes]) {
-#pragma GCC unroll 4
-  for (int h = 1; h < lanes; h *= 2) {
-    IntVec low, high;
-#pragma GCC unroll 16
-    for (int l = 0; l < lanes; ++l) {
-      low[l] = (l & h) != 0 ? lanes + (l ^ h) : l;
-      high[l] = (l & h) != 0 ? lanes + l : l ^ h;
-    }
-#pragma GCC unroll 16
-    for (int i = 0; i < lanes; ++i) {
-      if ((i & h) != 0) continue;
-      const Vec a = v[i], b = v[i + h];
-      v[i] = __builtin_shuffle(a, b, low);
-      v[i + h] = __builtin_shuffle(a, b, high);
-    }
-  }
-}
-
 /// Rows of a tile for a width in vectors: as many accumulators as the registers hold.
 constexpr int tile_rows(int vectors) {
 #if defined(NRL_ISA_avx512)

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "core/base/dtype.h"
 
@@ -32,6 +33,17 @@ typedef uint16_t HalfLanes __attribute__((vector_size(lanes * 2), may_alias));
 // Intrinsics are used in their zero-masking forms with a full mask: GCC 12 warns falsely about its own
 // headers for the plain ones.
 
+#if defined(NRL_ISA_avx512)
+NRL_INLINE Lanes upcast_bf16(__m256i bits) {
+  // One permutation moves each element to the upper half of its word.
+  const __m512i upper =
+      _mm512_set_epi32(15 << 16, 14 << 16, 13 << 16, 12 << 16, 11 << 16, 10 << 16, 9 << 16, 8 << 16, 7 << 16,
+                       6 << 16, 5 << 16, 4 << 16, 3 << 16, 2 << 16, 1 << 16, 0);
+  return reinterpret_cast<Lanes>(
+      _mm512_maskz_permutexvar_epi16(0xaaaaaaaa, upper, _mm512_castsi256_si512(bits)));
+}
+#endif
+
 NRL_INLINE Lanes load(const float* p) {
   Lanes v;
   std::memcpy(&v, p, sizeof v);
@@ -39,12 +51,7 @@ NRL_INLINE Lanes load(const float* p) {
 }
 NRL_INLINE Lanes load(const bf16* p) {
 #if defined(NRL_ISA_avx512)
-  // One permutation moves each element to the upper half of its word.
-  const __m512i upper =
-      _mm512_set_epi32(15 << 16, 14 << 16, 13 << 16, 12 << 16, 11 << 16, 10 << 16, 9 << 16, 8 << 16, 7 << 16,
-                       6 << 16, 5 << 16, 4 << 16, 3 << 16, 2 << 16, 1 << 16, 0);
-  const __m512i halves = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-  return reinterpret_cast<Lanes>(_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, upper, halves));
+  return upcast_bf16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 #elif defined(NRL_ISA_avx2)
   const __m256i words = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return reinterpret_cast<Lanes>(_mm256_slli_epi32(words, 16));
@@ -115,6 +122,34 @@ NRL_INLINE float sum_lanes(Lanes v) {
   return s;
 }
 
+/// A step of transpose() with rows a and b: their words (h = 1) or pairs of words (h = 2) in turns within 128
+/// bits, from h = 4 on the even and the odd ones of their 128 bits, one row after the other. `l`: all lanes.
+template <int h, int... l>
+NRL_INLINE void exchange(Lanes& a, Lanes& b, std::integer_sequence<int, l...>) {
+  constexpr auto even = [](int lane) {
+    const int part = lane % 4, begin = lane - part;
+    return h == 1   ? begin + part / 2 + part % 2 * lanes
+           : h == 2 ? begin + part % 2 + part / 2 * lanes
+                    : 2 * begin + part;
+  };
+  constexpr int odd = h < 4 ? 2 : 4;
+  const Lanes first = __builtin_shufflevector(a, b, even(l)...);
+  b = __builtin_shufflevector(a, b, (even(l) + odd)...);
+  a = first;
+}
+/// The transpose of lanes x lanes words: v[i][j] <-> v[j][i].
+template <int h = 1>
+NRL_INLINE void transpose(Lanes (&v)[lanes]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < lanes; ++i)
+    if ((i & h) == 0) exchange<h>(v[i], v[i + h], std::make_integer_sequence<int, lanes>());
+  if constexpr (h == 2) {
+#pragma GCC unroll 4
+    for (int i = 0; i < lanes; i += 4) std::swap(v[i + 1], v[i + 2]);
+  }
+  if constexpr (2 * h < lanes) transpose<2 * h>(v);
+}
+
 /// How for_lanes() accesses a whole vector, and the last elements of a row.
 struct WholeLanes {
   template <class T>
@@ -128,24 +163,72 @@ struct WholeLanes {
   /// v with zeros where there is no element.
   NRL_INLINE Lanes existing(Lanes v) { return v; }
 };
-struct FirstLanes {
-  size_t count;
+/// The first elements of a vector: `count` of them, none if it is negative, at most all. Loads give zeros for
+/// the others, and stores leave them alone.
+class FirstLanes {
+ public:
+#if defined(NRL_ISA_avx512)
+  explicit FirstLanes(int64_t count)
+      : mask_(static_cast<__mmask16>(count >= lanes ? 0xffff
+                                     : count <= 0   ? 0
+                                                    : (1u << count) - 1)) {}
+  Lanes load(const float* p) const {
+    return _mm512_maskz_loadu_ps(mask_, p);
+  }
+  Lanes load(const bf16* p) const {
+    return upcast_bf16(load_bits(p));
+  }
+  Lanes load(const f16* p) const {
+    return _mm512_maskz_cvtph_ps(0xffff, load_bits(p));
+  }
+  __m256i load_bits(const void* p) const {
+    return _mm256_maskz_loadu_epi16(mask_, p);
+  }
+  WordLanes load(const uint32_t* p) const {
+    return reinterpret_cast<WordLanes>(_mm512_maskz_loadu_epi32(mask_, p));
+  }
+  void store(float* p, Lanes v) const {
+    _mm512_mask_storeu_ps(p, mask_, v);
+  }
+  template <class T>
+  void store(T* p, Lanes v) const {
+    T rounded[lanes];
+    NRL_ISA::store(rounded, v);
+    _mm256_mask_storeu_epi16(p, mask_, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rounded)));
+  }
+  Lanes existing(Lanes v) const {
+    return _mm512_maskz_mov_ps(mask_, v);
+  }
+
+ private:
+  __mmask16 mask_;
+#else
+  explicit FirstLanes(int64_t count)
+      : count_(static_cast<size_t>(count < 0       ? 0
+                                   : count < lanes ? count
+                                                   : lanes)) {}
   template <class T>
   auto load(const T* p) const {
+    if (count_ == lanes) return NRL_ISA::load(p);
     T part[lanes] = {};
-    std::memcpy(static_cast<void*>(part), p, count * sizeof(T));
+    std::memcpy(static_cast<void*>(part), p, count_ * sizeof(T));
     return NRL_ISA::load(part);
   }
   template <class T>
   void store(T* p, Lanes v) const {
+    if (count_ == lanes) return NRL_ISA::store(p, v);
     T part[lanes];
     NRL_ISA::store(part, v);
-    std::memcpy(static_cast<void*>(p), part, count * sizeof(T));
+    std::memcpy(static_cast<void*>(p), part, count_ * sizeof(T));
   }
   Lanes existing(Lanes v) const {
-    for (size_t l = count; l < lanes; ++l) v[l] = 0;
+    for (size_t l = count_; l < lanes; ++l) v[l] = 0;
     return v;
   }
+
+ private:
+  size_t count_;
+#endif
 };
 
 /// Calls body(i, access) for the vectors of elements [i, i + lanes) of n, the last of which may have fewer:
@@ -154,7 +237,7 @@ template <class Body>
 NRL_INLINE void for_lanes(int64_t n, const Body& body) {
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes) body(i, WholeLanes());
-  if (i < n) body(i, FirstLanes{static_cast<size_t>(n - i)});
+  if (i < n) body(i, FirstLanes(n - i));
 }
 
 }  // namespace nrl::ops::NRL_ISA

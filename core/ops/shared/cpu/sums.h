@@ -29,7 +29,7 @@ NRL_INLINE float sum_lanes_of(int64_t n, const Body& body) {
   }
   for (; i + lanes <= n; i += lanes) s[0] += body(i, WholeLanes());
   if (i < n) {
-    const FirstLanes part{static_cast<size_t>(n - i)};
+    const FirstLanes part(n - i);
     s[1] += part.existing(body(i, part));
   }
 #pragma GCC unroll 4
