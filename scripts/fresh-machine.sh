@@ -7,8 +7,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/fresh-machine.sh [--keep] [--cache DIR] [--tests] SUITE [COMMAND]
-  SUITE        bookworm (Debian 12: gcc 12, Open MPI 4, oneDNN 2, Catch2 2) or
-               trixie (Debian 13: gcc 14, Open MPI 5, oneDNN 3, Catch2 3)
+  SUITE        bookworm (Debian 12: gcc 12, Open MPI 4, Catch2 2) or
+               trixie (Debian 13: gcc 14, Open MPI 5, Catch2 3)
   COMMAND      run by the user's shell in the project after scripts/install-deps.sh; default: a short quickstart
   --tests      the default command after scripts/test.sh
   --keep       keep the machine; the next start with --keep reuses it

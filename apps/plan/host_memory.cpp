@@ -7,7 +7,6 @@
 #include "apps/plan/traffic.h"
 #include "core/base/text.h"
 #include "core/io/tensor_slice.h"
-#include "core/ops/linear.h"
 #include "core/ops/peak.h"
 #include "parallel/comm/mpi/mpi_options.h"
 #include "parallel/grid/groups.h"
@@ -15,22 +14,6 @@
 
 namespace nrl::plan {
 namespace {
-
-// Bytes of the largest packed operands of the layers' GEMMs. Every weight matrix is an operand of a GEMM
-// whose output is as wide as it has rows, and of one whose output is as wide as it has columns.
-int64_t packing_bytes(const RunPlan& plan, int threads) {
-  int64_t most = 0;
-  const int64_t tokens = plan.decoder->options().tokens;
-  for (const model::Parameter& p : plan.parameters.all)
-    for (const model::Part& part : p.parts) {
-      if (part.global.size() < 2) continue;
-      const int64_t rows = part.rows, columns = part.columns;
-      most = std::max({most, ops::gemm_packing_bytes(rows, columns, threads),
-                       ops::gemm_packing_bytes(columns, rows, threads),
-                       ops::gemm_packing_bytes(columns, std::min<int64_t>(tokens, 512), threads)});
-    }
-  return most;
-}
 
 // Pages of the shared windows of this rank's groups that its collectives touch; several groups with the same
 // members have one window, which holds the ranks of this host.
@@ -86,7 +69,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
     if (bytes > 0) parts.push_back({std::move(name), bytes, std::move(formula), passing});
   };
   const bool cpu_run = plan.device == DeviceType::cpu;
-  add("program", facts.program, "code, libraries, generated kernels, threads and plan, measured here");
+  add("program", facts.program, "code, libraries, threads and plan, measured here");
   if (grid.ranks() > 1) {
     add("MPI library", comm::mpi_resident_bytes, "its components, measured with Open MPI 4.1");
     if (cpu_run) {
@@ -97,8 +80,6 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
         add("reductions", comm::MpiOptions().scratch_bytes, "buffer for messages to other hosts");
     }
   }
-  if (cpu_run && plan.products == ops::Bf16Products::upcast)
-    add("GEMM packing", packing_bytes(plan, facts.threads), "operands as oneDNN packs them, largest GEMM");
   if (cpu_run)
     add("offloaded state", offload_window_bytes(plan),
         "optimizer state of the elements that are updated at a time", true);

@@ -63,7 +63,6 @@ const KernelTable& cpu_kernels(cpu::Isa isa);
 constexpr Bf16Products bf16_products(cpu::Isa isa) {
   return isa == cpu::Isa::avx512_amx    ? Bf16Products::amx
          : isa == cpu::Isa::avx512_bf16 ? Bf16Products::native
-         : isa == cpu::Isa::avx512      ? Bf16Products::packed
                                         : Bf16Products::upcast;
 }
 

@@ -14,12 +14,11 @@
 
 namespace nrl::ops {
 
-/// How a CPU multiplies bf16 operands. This also decides which GEMM it uses for f32 operands.
+/// How a CPU multiplies bf16 operands.
 enum class Bf16Products : uint8_t {
-  upcast,  ///< upcast to f32 in tiles; f32 GEMMs of oneDNN
-  packed,  ///< upcast to f32 while operands are packed; own f32 GEMMs (gemm/packed_avx512.h)
-  native,  ///< dot products of bf16 that are added in f32 (AVX512_BF16); own f32 GEMMs
-  amx,     ///< products of tiles of bf16 that are added in f32 (gemm/packed_amx.h); own f32 GEMMs
+  upcast,  ///< upcast to f32 while operands are packed (gemm/packed.h)
+  native,  ///< dot products of bf16 that are added in f32 (AVX512_BF16)
+  amx,     ///< products of tiles of bf16 that are added in f32 (gemm/packed_amx.h)
 };
 /// True if bf16 operands are multiplied as they are.
 constexpr bool multiplies_bf16(Bf16Products products) {
@@ -35,7 +34,6 @@ struct LinearForward {
   Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
   bool accumulate = false;
   Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, the input of the activation
-  bool varying_rows = false;   ///< CPU: N differs from call to call; the library must not prepare for it
 };
 
 /// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient of the
@@ -102,13 +100,5 @@ DType gemm_type(const Tensor& a, const Tensor& b, const Tensor& c);
 /// included). The gradients of FP8 operands are GEMMs like the forward one, of sizes (n, k, m) and (m, k, n).
 /// `products`: KernelTable::bf16_products.
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads, Bf16Products products);
-/// The same for any number of rows up to n, with LinearForward::varying_rows.
-size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
-                                Bf16Products products);
-
-/// With Bf16Products::upcast: bytes that oneDNN allocates for packed operands during a GEMM of f32 operands
-/// on a CPU whose output has `m` columns and that sums over `k` products, on `threads` threads: blocks of
-/// both operands, at most as large as in its AVX-512 kernels, which have the largest blocks.
-int64_t gemm_packing_bytes(int64_t m, int64_t k, int threads);
 
 }  // namespace nrl::ops

@@ -23,7 +23,7 @@ BEGIN {
   }
   max_lines = 600
   named = 0
-  heavy = "^(nlohmann/|yaml-cpp/|CLI/|mpi\\.h$|dnnl|oneapi/dnnl)"
+  heavy = "^(nlohmann/|yaml-cpp/|CLI/|mpi\\.h$)"
 }
 
 # The directory of the table that a path lies in; "" when there is none.

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/ops/gemm/onednn.h"
+#include "core/ops/gemm/packed_sizes.h"
 #include "core/ops/peak.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
@@ -111,10 +111,10 @@ GradProblem gradient(DType t, const Shape& s) {
   return g;
 }
 
-/// Operands of different types and a tile edge of the upcast path: rows and columns beyond upcast_tile.
+/// Operands of different types, over several blocks of rows and columns.
 void mixed_types(Exec& e) {
   if (e.libraries) return;  // a GPU multiplies one type
-  const int64_t n = upcast_tile + 3, m = upcast_tile + 5, k = 2;
+  const int64_t n = packed::block_rows + 3, m = packed::block_columns + 5, k = 2;
   const Buffer x = Buffer(DType::f32, {n, k}).normal("x"), w = Buffer(DType::bf16, {m, k}).normal("w"),
                b = Buffer(DType::f32, {m}).normal("b");
   Buffer out(DType::f32, {n, m}), want(DType::f32, {n, m});
@@ -128,10 +128,10 @@ void mixed_types(Exec& e) {
       want_dw(DType::f32, {m, k});
   linear_backward_data(e, {.dout = dout, .weight = w, .dx = dx});
   linear_backward_data(reference, {.dout = dout, .weight = w, .dx = want_dx});
-  expect(error_of(dx, want_dx) <= tolerance(DType::f32, m), "dx over several tiles");
+  expect(error_of(dx, want_dx) <= tolerance(DType::f32, m), "dx over several blocks");
   linear_backward_weight(e, {.dout = dout, .x = x, .dweight = dw, .accumulate = false});
   linear_backward_weight(reference, {.dout = dout, .x = x, .dweight = want_dw, .accumulate = false});
-  expect(error_of(dw, want_dw) <= tolerance(DType::f32, n), "dweight over several tiles");
+  expect(error_of(dw, want_dw) <= tolerance(DType::f32, n), "dweight over several blocks");
 }
 
 /// Packed GEMMs sum in the order of the inner dimension alone: threads, other rows and other columns change
@@ -171,8 +171,8 @@ void packed_bits_of(Exec& e, DType t) {
 }
 
 void packed_bits(Exec& e) {
-  if (e.libraries || e.kernels->bf16_products == Bf16Products::upcast) return;
-  for (const DType t : {DType::f32, DType::bf16}) packed_bits_of(e, t);
+  if (e.libraries) return;
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) packed_bits_of(e, t);
 }
 
 /// Packed GEMMs over several blocks of columns, rows and inner elements, against the reference.
@@ -195,8 +195,8 @@ void packed_blocks_of(Exec& e, DType t) {
 }
 
 void packed_blocks(Exec& e) {
-  if (e.libraries || e.kernels->bf16_products == Bf16Products::upcast) return;
-  for (const DType t : {DType::f32, DType::bf16}) packed_blocks_of(e, t);
+  if (e.libraries) return;
+  for (const DType t : {DType::f32, DType::bf16, DType::f16}) packed_blocks_of(e, t);
 }
 
 /// Values that are not finite reach exactly the sums they are part of; the padding of an odd inner dimension
@@ -300,8 +300,8 @@ NRL_OP_CASES(linear) {
           registry.tests.push_back({fmt::format("linear.{} fused activation {} ({}, {}, {}){}", name_of(t),
                                                 static_cast<int>(f), s.n, s.m, s.k, bias ? " bias" : ""),
                                     [=](Exec& e) { return fused_activation(e, s, t, f, bias); }});
-  registry.properties.push_back({"linear of mixed types over tiles", mixed_types});
-  registry.properties.push_back({"linear sums in a fixed order when it packs", packed_bits});
+  registry.properties.push_back({"linear of mixed types over blocks", mixed_types});
+  registry.properties.push_back({"linear sums in a fixed order", packed_bits});
   registry.properties.push_back({"linear in blocks of packed operands", packed_blocks});
   registry.properties.push_back({"linear passes on what is not finite", non_finite});
   registry.properties.push_back({"linear of parts of matrices", parts_of_matrices});

@@ -156,7 +156,6 @@ TEST_CASE("a run that does not fit reports the key with the largest demand", "[p
 }
 
 TEST_CASE("steps on random tokens have no loader, no probe of the peak and no checkpoints", "[plan]") {
-  // Instruction sets with bf16 products pack nothing.
   const ConfigResult result =
       load_config_text(yaml, "t.yaml", std::vector<std::string>{"kernels.isa=baseline"});
   REQUIRE(result.ok());
@@ -171,6 +170,6 @@ TEST_CASE("steps on random tokens have no loader, no probe of the peak and no ch
       out += part.name + ", ";
     return out;
   };
-  CHECK(names(true) == "program, GEMM packing, data loader, GEMM probe, checkpoints, ");
-  CHECK(names(false) == "program, GEMM packing, ");
+  CHECK(names(true) == "program, data loader, GEMM probe, checkpoints, ");
+  CHECK(names(false) == "program, ");
 }

@@ -53,10 +53,10 @@ extern "C" void on_stop_signal(int number) {
   errno = saved_errno;
 }
 
-// Signals must not interrupt threads that compute: dnnl_sgemm of oneDNN 2.6 keeps data below the stack
-// pointer, where a handler's frame overwrites it and corrupts the heap. Therefore a dedicated thread receives
-// the signals; all others inherit the mask of the calling thread and block them. If the system cannot create
-// the thread, signals are handled on any thread.
+// Signals must not interrupt threads that compute or write: the handler of a second signal waits for output
+// that the interrupted thread may be writing. Therefore a dedicated thread receives the signals; all others
+// inherit the mask of the calling thread and block them. If the system cannot create the thread, signals are
+// handled on any thread.
 void deliver_to_dedicated_thread() {
   static std::atomic<pid_t> process{0};  // a fork() does not copy the thread
   if (process.exchange(::getpid()) == ::getpid()) return;

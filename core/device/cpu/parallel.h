@@ -1,6 +1,6 @@
 #pragma once
-// Splitting work over the threads of this process. OpenMP's pool is used because oneDNN uses it too: two
-// pools on the same cores would fight.
+// Splitting work over the threads of this process, which are OpenMP's: the kernels that need barriers are its
+// parallel regions, and two pools on the same cores would fight.
 
 #include <algorithm>
 #include <cstdint>

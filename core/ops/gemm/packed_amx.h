@@ -1,17 +1,19 @@
 #pragma once
-// The kernel of packed_avx512.h that multiplies bf16 on AMX tiles: 2 x 2 tiles of 16 x 16 f32 sums, to which
+// The kernel of packed.h that multiplies bf16 on AMX tiles: 2 x 2 tiles of 16 x 16 f32 sums, to which
 // tdpbf16ps adds the products of 32 elements of the inner dimension. Panels of b are laid out as in the
 // vector kernels: 16 of its words [word][column] are a tile. A tile of a is [row][word]: rows of a are
 // copied, and columns transposed. Rows and words are padded with zeros.
 //
 // An element of c is the sum over pieces of 32 elements of the inner dimension in their order.
 
-#include "core/ops/gemm/packed_avx512.h"
+#include "core/ops/gemm/packed.h"
+#include "core/ops/gemm/pairs_avx512.h"
 
 namespace nrl::ops::NRL_ISA::packed {
 
 /// Words in a row of a tile, and its rows.
 inline constexpr int64_t tile_words = 16, tile_height = 16;
+inline constexpr int64_t tile_columns = amx_tile.columns;
 static_assert(amx_tile.rows == 2 * tile_height && tile_columns == 2 * tile_words &&
               amx_tile.row_unit == tile_height && amx_tile.word_unit == tile_words);
 
@@ -19,27 +21,27 @@ static_assert(amx_tile.rows == 2 * tile_height && tile_columns == 2 * tile_words
 NRL_INLINE void pack_tiles(const Part<bf16>& x, int64_t height, int64_t inner, int64_t w, float* tile) {
   const int64_t words = (inner + 1) / 2;
   for (int64_t o = 0; o < height; o += tile_height, tile += tile_height * tile_words) {
-    __m512i r[tile_height];
+    Lanes r[tile_height];
     if (x.transposed) {
-      const __mmask16 valid = first(height - o);
+      const FirstLanes valid(height - o);
       const bf16* const from = x.data + 2 * w * x.ld + o;
       for (int64_t row = 2 * words_ahead; row < 2 * (words_ahead + tile_words) && o == 0; ++row)
-        _mm_prefetch(from + row * x.ld, _MM_HINT_T0);
+        __builtin_prefetch(from + row * x.ld);
 #pragma GCC unroll 16
       for (int64_t i = 0; i < tile_words; ++i)
-        r[i] = w + i < words ? load_outer<bf16>(from + 2 * i * x.ld, x.ld, valid, 2 * (w + i) + 1 < inner)
-                             : _mm512_setzero_si512();
+        r[i] = w + i < words ? Words<bf16>::across(from + 2 * i * x.ld, x.ld, valid, 2 * (w + i) + 1 < inner)
+                             : Lanes{};
       transpose(r);
     } else {
       const bf16* const from = x.data + o * x.ld + 2 * w;
       for (int64_t i = 0; i < std::min(tile_height, height - o); ++i)
-        _mm_prefetch(from + i * x.ld + bytes_ahead / 2, _MM_HINT_T0);
+        __builtin_prefetch(from + i * x.ld + bytes_ahead / 2);
 #pragma GCC unroll 16
       for (int64_t i = 0; i < tile_height; ++i)
-        r[i] = o + i < height ? load_words<bf16>(from + i * x.ld, inner - 2 * w) : _mm512_setzero_si512();
+        r[i] = o + i < height ? Words<bf16>::along(from + i * x.ld, inner - 2 * w) : Lanes{};
     }
 #pragma GCC unroll 16
-    for (int64_t i = 0; i < tile_height; ++i) _mm512_store_si512(tile + i * tile_words, r[i]);
+    for (int64_t i = 0; i < tile_height; ++i) store(tile + i * tile_words, r[i]);
   }
 }
 
@@ -146,24 +148,19 @@ struct TileKernel {
 
   /// Memory that finish_tile() will need.
   static void prefetch(const Result& c, int64_t height) {
-    for (int64_t i = 0; i < height; ++i) {
-      if (c.rounded) {
-        _mm_prefetch(c.rounded + i * c.ld, _MM_HINT_T0);
-        _mm_prefetch(c.rounded + i * c.ld + tile_columns - 1, _MM_HINT_T0);
-      } else {
-        _mm_prefetch(c.f32 + i * c.ld, _MM_HINT_T0);
-        _mm_prefetch(c.f32 + i * c.ld + 16, _MM_HINT_T0);
-        _mm_prefetch(c.f32 + i * c.ld + tile_columns - 1, _MM_HINT_T0);
-      }
-    }
+    for (int64_t i = 0; i < height; ++i)
+      for (const int64_t column : {int64_t{0}, tile_words, tile_columns - 1})
+        __builtin_prefetch(c.of(i, column));
   }
 
   static void finish_tile(const float* sums, const Result& c, int64_t height, int64_t columns) {
-    const __mmask16 left = first(columns), right = first(columns - 16);
-    for (int64_t i = 0; i < height; ++i, sums += tile_columns) {
-      finish(_mm512_load_ps(sums), c, i, 0, left);
-      finish(_mm512_load_ps(sums + 16), c, i, 16, right);
-    }
+    const FirstLanes left(columns), right(columns - tile_words);
+    for_float_type(c.dtype, [&]<class C>() {
+      for (int64_t i = 0; i < height; ++i, sums += tile_columns) {
+        finish<C>(NRL_ISA::load(sums), c, i, 0, left);
+        finish<C>(NRL_ISA::load(sums + tile_words), c, i, tile_words, right);
+      }
+    });
   }
 };
 

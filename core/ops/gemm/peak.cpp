@@ -37,7 +37,7 @@ double measure_gemm_peak(int threads, double budget) {
   const double flops = linear_flops(size, size, size);
   double best = 0;
   const double start = steady_seconds();
-  // At least three GEMMs, however slow: the first one includes the library's code generation.
+  // At least three GEMMs, however slow: the first one touches its memory.
   for (int i = 0; i < 3 || steady_seconds() - start < budget; ++i) {
     const double begin = steady_seconds();
     exec.kernels->linear_forward(exec, gemm);

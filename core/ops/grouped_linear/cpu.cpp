@@ -56,10 +56,9 @@ void forward_kernel(Exec& exec, const GroupedLinearForward& a) {
   const int64_t m = a.out.dim(1);
   for_experts(exec, a.offsets, [&](Exec& own, int64_t e, int64_t row, int64_t rows) {
     if (rows > 0)
-      own.kernels->linear_forward(own, {.x = rows_of(a.x, e, row, rows),
-                                        .weight = a.weight.rows(e * m, m),
-                                        .out = a.out.rows(row, rows),
-                                        .varying_rows = true});
+      own.kernels->linear_forward(
+          own,
+          {.x = rows_of(a.x, e, row, rows), .weight = a.weight.rows(e * m, m), .out = a.out.rows(row, rows)});
   });
 }
 
@@ -69,8 +68,7 @@ void backward_data_kernel(Exec& exec, const GroupedLinearBackwardData& a) {
     if (rows > 0 && is_fp8(a.dout))
       own.kernels->linear_forward(own, {.x = rows_of(a.dout, e, row, rows),
                                         .weight = a.weight.rows(e * k, k),
-                                        .out = a.dx.rows(row, rows),
-                                        .varying_rows = true});
+                                        .out = a.dx.rows(row, rows)});
     else if (rows > 0)
       own.kernels->linear_backward_data(
           own,
@@ -86,8 +84,7 @@ void backward_weight_kernel(Exec& exec, const GroupedLinearBackwardWeight& a) {
       own.kernels->linear_forward(own, {.x = columns_of(a.dout, e, row, rows),
                                         .weight = columns_of(a.x, e, row, rows),
                                         .out = dweight,
-                                        .accumulate = a.accumulate,
-                                        .varying_rows = true});
+                                        .accumulate = a.accumulate});
     else if (rows > 0)
       own.kernels->linear_backward_weight(own, {.dout = a.dout.rows(row, rows),
                                                 .x = a.x.rows(row, rows),

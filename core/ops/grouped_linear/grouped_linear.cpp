@@ -176,7 +176,7 @@ size_t workspace(const Exec& exec, const GroupedLinearBackwardWeight& a) {
 
 size_t grouped_linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
                                 Bf16Products products) {
-  const size_t each = linear_varying_workspace(n, m, k, dtype, 1, products);
+  const size_t each = linear_workspace(n, m, k, dtype, 1, products);
   return static_cast<size_t>(std::max(threads, 1)) * scratch_bytes(static_cast<int64_t>(each), 1) +
          scratch_alignment;
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "core/ops/gemm/onednn.h"
 #include "core/ops/gemm/packed_sizes.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
@@ -202,47 +201,32 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
 namespace {
 
 /// Scratch bytes of the packed GEMMs of a layer whose operands have `element` bytes when packed.
-size_t packed_workspace(int64_t n, int64_t m, int64_t k, int64_t element, bool bf16_results, int threads,
-                        const packed::TileSize& tile = packed::vector_tile) {
-  const auto bytes = [&](int64_t rows, int64_t columns, int64_t inner, bool bf16_result) {
-    return packed::Blocks(rows, columns, inner, element, bf16_result, tile).bytes(threads);
+size_t packed_workspace(int64_t n, int64_t m, int64_t k, int64_t element, bool rounded, int threads,
+                        const packed::TileSize& tile = {}) {
+  const auto bytes = [&](int64_t rows, int64_t columns, int64_t inner, bool rounded_result) {
+    return packed::Blocks(rows, columns, inner, element, rounded_result, tile).bytes(threads);
   };
-  return std::max({bytes(n, m, k, bf16_results), bytes(n, k, m, bf16_results), bytes(m, k, n, false)});
+  return std::max({bytes(n, m, k, rounded), bytes(n, k, m, rounded), bytes(m, k, n, false)});
 }
 
 }  // namespace
 
-size_t linear_varying_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads,
-                                Bf16Products products) {
-  const bool packs = products != Bf16Products::upcast;
-  const size_t bias = scratch_bytes(m) + scratch_alignment;
-  if (dtype == DType::f32) return bias + (packs ? packed_workspace(n, m, k, 4, false, threads) : 0);
-  const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
-  if (dtype == DType::bf16 && packs) {
-    const size_t one_row = scratch_bytes(k) + scratch_bytes(columns);
-    // One operand may be f32, as the gradient of a router's logits: then both are packed in f32.
-    size_t bytes = std::max(one_row, packed_workspace(n, m, k, 4, true, threads));
-    if (multiplies_bf16(products))
-      bytes = std::max(
-          bytes, packed_workspace(n, m, k, 2, true, threads,
-                                  products == Bf16Products::amx ? packed::amx_tile : packed::vector_tile));
-    return bytes + bias;
-  }
-  const size_t copies =
-      scratch_bytes(rows * k) + scratch_bytes(columns * k) + scratch_bytes(rows * columns) + bias;
-  return copies + (packs ? packed_workspace(rows, columns, k, 4, false, threads) : 0);
-}
-
 size_t linear_workspace(int64_t n, int64_t m, int64_t k, DType dtype, int threads, Bf16Products products) {
-  const size_t varying = linear_varying_workspace(n, m, k, dtype, threads, products);
-  if (products != Bf16Products::upcast) return varying;
-  if (dtype == DType::f32) return varying + gemm_scratch(n, m, k, threads);
-  const int64_t rows = std::min(n, upcast_tile), columns = std::min(m, upcast_tile);
-  // Tiles at the edges are other shapes to the library, with a scratch size of their own.
-  size_t gemm = 0;
-  for (const int64_t r : {rows, n % upcast_tile})
-    for (const int64_t c : {columns, m % upcast_tile}) gemm = std::max(gemm, gemm_scratch(r, c, k, threads));
-  return varying + gemm;
+  const size_t bias = scratch_bytes(m) + scratch_alignment;
+  if (dtype == DType::f32) return bias + packed_workspace(n, m, k, 4, false, threads);
+  if (size_of(dtype) == 1) {
+    const int64_t rows = std::min(n, packed::decoded_rows), columns = std::min(m, packed::decoded_rows);
+    return bias + scratch_bytes(rows * k) + scratch_bytes(columns * k) +
+           packed::Blocks(rows, columns, k, 4, true).bytes(threads);
+  }
+  const size_t one_row = scratch_bytes(k) + scratch_bytes(m);
+  // One operand may be f32, as the gradient of a router's logits: then both are packed in f32.
+  size_t bytes = std::max(one_row, packed_workspace(n, m, k, 4, true, threads));
+  if (dtype == DType::bf16 && multiplies_bf16(products))
+    bytes = std::max(bytes,
+                     packed_workspace(n, m, k, 2, true, threads,
+                                      products == Bf16Products::amx ? packed::amx_tile : packed::TileSize{}));
+  return bytes + bias;
 }
 
 void column_sums(Exec& exec, const ColumnSums& a) {
@@ -277,10 +261,7 @@ size_t workspace_of(const Exec& exec, int64_t n, int64_t m, int64_t k, int64_t c
 
 size_t workspace(const Exec& exec, const LinearForward& a) {
   const int64_t n = a.out.dim(0), m = a.out.dim(1), k = a.x.dim(1);
-  const DType dtype = gemm_type(a.x, a.weight, a.out);
-  if (a.varying_rows && !exec.on_gpu())
-    return linear_varying_workspace(n, m, k, dtype, exec.threads, exec.kernels->bf16_products);
-  return workspace_of(exec, n, m, k, m, dtype);
+  return workspace_of(exec, n, m, k, m, gemm_type(a.x, a.weight, a.out));
 }
 
 size_t workspace(const Exec& exec, const LinearBackwardData& a) {

@@ -1,13 +1,13 @@
 #pragma once
-// GEMM on packed operands with AVX-512:
+// GEMM on packed operands:
 //
 //   c (rows, columns) = or += a b + bias
 //
-// for f32 operands with FMAs, and with AVX512_BF16 for bf16 operands with vdpbf16ps, which multiplies pairs
-// of bf16 and adds both products to an f32 sum (with AMX: packed_amx.h). Operands are copied into panels of
-// 32-bit words [word of the inner dimension][row of a or column of b]; a word is an f32 or two neighboring
-// bf16 of the inner dimension. The panels of a block are packed once by all threads, which then share its
-// tiles. For few columns tiles read the rows of a in place.
+// for operands of f32 and 16 bits in f32 vectors, and with AVX512_BF16 for bf16 operands with vdpbf16ps,
+// which multiplies pairs of bf16 and adds both products to an f32 sum (with AMX: packed_amx.h). Operands are
+// copied into panels of 32-bit words [word of the inner dimension][row of a or column of b]; a word is an f32
+// or two neighboring bf16 of the inner dimension. The panels of a block are packed once by all threads, which
+// then share its tiles. For few columns tiles read the rows of a in place.
 //
 // An element of c is summed in the order of the inner dimension, whatever the other dimensions and the
 // threads: results depend on neither.
@@ -15,117 +15,88 @@
 #include <array>
 #include <utility>
 
-#if defined(__GNUC__) && !defined(__clang__)
-// GCC 12 takes the undefined operands inside its own intrinsics for uninitialized variables.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-#endif
-#include <immintrin.h>
-
 #include "core/device/cpu/parallel.h"
-#include "core/ops/gemm/pack_avx512.h"
+#include "core/ops/gemm/pack.h"
 
 namespace nrl::ops::NRL_ISA::packed {
 
-/// Where a block of sums goes: += `add` (f32) and bias, rounded to bf16 where `rounded` is given.
+/// Where a block of sums goes: += `add` and bias, rounded to 16 bits where the result has them.
 struct Result {
-  float* f32 = nullptr;
-  bf16* rounded = nullptr;
-  int64_t ld = 0;              ///< of f32, or of rounded
-  const float* add = nullptr;  ///< f32 sums to add; may be f32 itself
+  std::byte* data = nullptr;
+  DType dtype = DType::f32;
+  int64_t ld = 0;
+  const float* add = nullptr;  ///< f32 sums to add; may be an f32 result itself
   int64_t add_ld = 0;
-  bool accumulate = false;  ///< adds the old values of `rounded`
+  bool accumulate = false;  ///< adds the old values of a 16-bit result
   const float* bias = nullptr;
 
+  /// The address of an element.
+  std::byte* of(int64_t row, int64_t column) const { return data + (row * ld + column) * size_of(dtype); }
   Result at(int64_t row, int64_t column) const {
     Result r = *this;
-    if (f32) r.f32 += row * ld + column;
-    if (rounded) r.rounded += row * ld + column;
+    r.data = of(row, column);
     if (add) r.add += row * add_ld + column;
     if (bias) r.bias += column;
     return r;
   }
 };
 
-/// f32 to bf16 bits, rounded as store(bf16*, Lanes) does.
-NRL_INLINE __m256i round_bf16(__m512 v) {
-#if defined(NRL_ISA_avx512_bf16)
-  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(v));
-#else
-  const __m512i u = _mm512_castps_si512(v);
-  const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
-  const __m512i rounded = _mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-  const __m512i bits = _mm512_mask_or_epi32(rounded, nan, u, _mm512_set1_epi32(0x400000));
-  return _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16));
-#endif
-}
-
-/// sum += a b, or for words of two bf16 sum += a[0] b[0] + a[1] b[1].
+/// Writes sums to a result of elements T.
 template <class T>
-NRL_INLINE __m512 multiply_add(__m512 a, __m512 b, __m512 sum) {
-#if defined(NRL_ISA_avx512_bf16)
-  if constexpr (std::is_same_v<T, bf16>)
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-#endif
-  return _mm512_fmadd_ps(a, b, sum);
-}
-
-NRL_INLINE void finish(__m512 sum, const Result& c, int64_t row, int64_t column, __mmask16 valid) {
-  if (c.bias) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(valid, c.bias + column));
-  if (c.add) sum = _mm512_add_ps(sum, _mm512_maskz_loadu_ps(valid, c.add + row * c.add_ld + column));
-  const int64_t at = row * c.ld + column;
-  if (c.f32) {
-    _mm512_mask_storeu_ps(c.f32 + at, valid, sum);
-    return;
-  }
-  if (c.accumulate) sum = _mm512_add_ps(sum, upcast(_mm256_maskz_loadu_epi16(valid, c.rounded + at)));
-  _mm256_mask_storeu_epi16(c.rounded + at, valid, round_bf16(sum));
+NRL_INLINE void finish(Lanes sum, const Result& c, int64_t row, int64_t column, const FirstLanes& valid) {
+  if (c.bias) sum += valid.load(c.bias + column);
+  if (c.add) sum += valid.load(c.add + row * c.add_ld + column);
+  T* const to = static_cast<T*>(static_cast<void*>(c.data)) + row * c.ld + column;
+  if (sizeof(T) < sizeof(float) && c.accumulate) sum += valid.load(to);
+  valid.store(to, sum);
 }
 
 /// A word in all lanes.
-NRL_INLINE __m512 word(const std::byte* p) {
+NRL_INLINE Lanes word(const std::byte* p) {
   float x;
   std::memcpy(&x, p, sizeof x);
-  return _mm512_set1_ps(x);
+  return x - Lanes{};
 }
 
 /// A tile prefetches words of its panel, which come from the second-level cache.
 inline constexpr int64_t tile_words_ahead = 16;
 
-/// One tile: `rows` rows of a against 32 columns of b. The words of a are in a panel, or in rows `ld` bytes
-/// apart.
+/// One tile: `rows` rows of a against two vectors of columns of b. The words of a are in a panel, or in rows
+/// `ld` bytes apart.
 template <class T, int rows, bool packed>
 void tile(int64_t words, const std::byte* a, int64_t ld, const float* b, const Result& c, int64_t columns) {
-  const __mmask16 left = first(columns), right = first(columns - 16);
-  __m512 sum[rows][2];
+  const FirstLanes left(columns), right(columns - lanes);
+  const int64_t element = size_of(c.dtype);
+  Lanes sum[rows][2];
 #pragma GCC unroll 14
   for (int i = 0; i < rows; ++i) {
-    sum[i][0] = sum[i][1] = _mm512_setzero_ps();
-    if (c.f32) {
-      _mm_prefetch(c.f32 + i * c.ld, _MM_HINT_T0);
-      _mm_prefetch(c.f32 + i * c.ld + 16, _MM_HINT_T0);
-    } else {
-      _mm_prefetch(c.rounded + i * c.ld, _MM_HINT_T0);
-    }
+    sum[i][0] = sum[i][1] = Lanes{};
+    __builtin_prefetch(c.data + i * c.ld * element);
+    __builtin_prefetch(c.data + (i * c.ld + lanes) * element);
   }
+// A word of a small tile is little work beside the loop around it.
+#if defined(NRL_ISA_avx512)
 #pragma GCC unroll 2
+#else
+#pragma GCC unroll 4
+#endif
   for (int64_t w = 0; w < words; ++w) {
-    if constexpr (packed) _mm_prefetch(a + (w + tile_words_ahead) * rows * 4, _MM_HINT_T0);
-    const __m512 b0 = _mm512_load_ps(b + w * tile_columns), b1 = _mm512_load_ps(b + w * tile_columns + 16);
+    if constexpr (packed) __builtin_prefetch(a + (w + tile_words_ahead) * rows * 4);
+    const Lanes b0 = load(b + w * 2 * lanes), b1 = load(b + w * 2 * lanes + lanes);
 #pragma GCC unroll 14
     for (int i = 0; i < rows; ++i) {
-      const __m512 x = word(a + (packed ? (w * rows + i) * 4 : w * 4 + i * ld));
-      sum[i][0] = multiply_add<T>(x, b0, sum[i][0]);
-      sum[i][1] = multiply_add<T>(x, b1, sum[i][1]);
+      const Lanes x = word(a + (packed ? (w * rows + i) * 4 : w * 4 + i * ld));
+      sum[i][0] = Words<T>::multiply_add(x, b0, sum[i][0]);
+      sum[i][1] = Words<T>::multiply_add(x, b1, sum[i][1]);
     }
   }
+  for_float_type(c.dtype, [&]<class C>() {
 #pragma GCC unroll 14
-  for (int i = 0; i < rows; ++i) {
-    finish(sum[i][0], c, i, 0, left);
-    finish(sum[i][1], c, i, 16, right);
-  }
+    for (int i = 0; i < rows; ++i) {
+      finish<C>(sum[i][0], c, i, 0, left);
+      finish<C>(sum[i][1], c, i, lanes, right);
+    }
+  });
 }
 
 using Tile = void (*)(int64_t, const std::byte*, int64_t, const float*, const Result&, int64_t);
@@ -140,7 +111,7 @@ inline constexpr auto tiles = tiles_of<T, packed>(std::make_index_sequence<vecto
 struct Product {
   int64_t rows = 0, columns = 0, inner = 0;
   Operand a, b;
-  Tensor c;  ///< (rows, columns) f32 or bf16
+  Tensor c;  ///< (rows, columns) f32, bf16 or f16
   bool accumulate = false;
   const float* bias = nullptr;  ///< optional (columns)
 };
@@ -152,7 +123,7 @@ bool reads_in_place(const Product& p) {
   constexpr int64_t few_columns = 1024, cache_way = 4096;
   const int64_t row_bytes = p.a.ld * static_cast<int64_t>(sizeof(T));
   return p.columns <= few_columns && p.a.dtype == dtype_of<T>::value && !p.a.transposed &&
-         p.inner % per_word<T> == 0 && row_bytes % cache_way != 0;
+         p.inner % Words<T>::per == 0 && row_bytes % cache_way != 0;
 }
 
 /// Tiles of rows of a against a batch of stripes of columns of b.
@@ -162,7 +133,7 @@ struct Task {
   bool in_place;       ///< rows of a lie where they are, not in panels
   const std::byte* a;  ///< the first row or panel
   int64_t ld;          ///< in place: bytes between rows
-  const float* b;      ///< panels of the stripes, tile_columns * words apart
+  const float* b;      ///< panels of the stripes, one after the other
   int64_t words;       ///< of the inner dimension
   Result c;            ///< of the first row and column
   int64_t columns;     ///< of all stripes
@@ -185,7 +156,7 @@ struct VectorKernel {
     for (int64_t i = t.from; i < t.to; ++i) {
       const int64_t row = t.row(i);
       const Tile tile = run[static_cast<size_t>(t.tiling.height(i) - 1)];
-      for (int64_t column = 0; column < t.columns; column += tile_columns)
+      for (int64_t column = 0; column < t.columns; column += size.columns)
         tile(t.words, t.a + row * row_bytes, t.ld, t.b + column * t.words, t.c.at(row, column),
              t.columns - column);
     }
@@ -209,8 +180,10 @@ template <class Kernel>
 void multiply_block(int threads, const Product& p, const Range& r, const Blocks& blocks, const Panels& panels,
                     const Result& c) {
   using T = typename Kernel::Element;
-  const int64_t filled = (r.inner + per_word<T> - 1) / per_word<T>, words = Kernel::size.padded_words(filled);
-  const int64_t stripes = (r.columns + tile_columns - 1) / tile_columns;
+  constexpr int64_t stripe_columns = Kernel::size.columns;
+  const int64_t filled = (r.inner + Words<T>::per - 1) / Words<T>::per,
+                words = Kernel::size.padded_words(filled);
+  const int64_t stripes = (r.columns + stripe_columns - 1) / stripe_columns;
   const Tiling tiling(r.rows, Kernel::size);
   const int64_t groups = (tiling.count + blocks.group - 1) / blocks.group;
   const int64_t batch = std::clamp<int64_t>(groups * stripes / (4 * threads), 1, blocks.batch);
@@ -218,14 +191,14 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   // With one group a stripe of b is needed once: a thread has one place for a batch.
   const bool once = groups == 1 && !p.b.transposed;
   const auto stripe = [&](int64_t s, int64_t me = 0) {
-    return panels.b + (once ? me * batch + s % batch : s) * tile_columns * words;
+    return panels.b + (once ? me * batch + s % batch : s) * stripe_columns * words;
   };
-  const auto width = [&](int64_t s) { return std::min(r.columns - s * tile_columns, tile_columns); };
+  const auto width = [&](int64_t s) { return std::min(r.columns - s * stripe_columns, stripe_columns); };
   const auto pack_stripe = [&](int64_t s, int64_t me) {
     float* const panel = stripe(s, me);
-    with_part<T>(p.b, r.column + s * tile_columns, r.k,
-                 [&](const auto& x) { pack_rows<T>(x, width(s), tile_columns, r.inner, panel); });
-    std::fill(panel + filled * tile_columns, panel + words * tile_columns, 0.0f);
+    with_part<T>(p.b, r.column + s * stripe_columns, r.k,
+                 [&](const auto& x) { pack_rows<T>(x, width(s), stripe_columns, r.inner, panel); });
+    std::fill(panel + filled * stripe_columns, panel + words * stripe_columns, 0.0f);
   };
   // All stripes of a few rows of the memory before the next rows, which may be pages away.
   constexpr int64_t together = 32;
@@ -233,11 +206,12 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   const auto pack_chunk = [&](int64_t chunk) {
     const int64_t begin = chunk * together, end = std::min(words, begin + together);
     for (int64_t s = 0; s < stripes; ++s) {
-      with_part<T>(p.b, r.column + s * tile_columns, r.k, [&](const auto& x) {
-        pack_transposed<T>(x, width(s), tile_columns, r.inner, begin, std::min(filled, end), stripe(s));
+      with_part<T>(p.b, r.column + s * stripe_columns, r.k, [&](const auto& x) {
+        pack_transposed<T>(x, width(s), stripe_columns, r.inner, begin, std::min(filled, end), stripe(s));
       });
       if (end > filled)
-        std::fill(stripe(s) + std::max(begin, filled) * tile_columns, stripe(s) + end * tile_columns, 0.0f);
+        std::fill(stripe(s) + std::max(begin, filled) * stripe_columns, stripe(s) + end * stripe_columns,
+                  0.0f);
     }
   };
   const bool in_place = Kernel::in_place(p);
@@ -261,10 +235,10 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
               .b = stripe(s, own.me),
               .words = words,
               .c = {},
-              .columns = std::min(r.columns - s * tile_columns, batch * tile_columns),
+              .columns = std::min(r.columns - s * stripe_columns, batch * stripe_columns),
               .sums = own.sums};
     const int64_t row = tiling.begin(task.from);
-    task.c = c.at(row, s * tile_columns);
+    task.c = c.at(row, s * stripe_columns);
     if (in_place)
       task.a = reinterpret_cast<const std::byte*>(Part<T>(p.a, r.row + row, r.k).data);
     else if (own.packed != g)
@@ -304,7 +278,7 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
 template <class Kernel>
 void multiply(int threads, const Product& p, Scratch& scratch) {
   if (p.rows == 0 || p.columns == 0) return;
-  const bool rounded = p.c.dtype == DType::bf16;
+  const bool rounded = p.c.dtype != DType::f32;
   const Blocks blocks(p.rows, p.columns, p.inner, sizeof(typename Kernel::Element), rounded, Kernel::size);
   const Panels panels{.a = scratch.floats(threads * blocks.a_size()),
                       .b = scratch.floats(blocks.b_size(threads)),
@@ -323,17 +297,16 @@ void multiply(int threads, const Product& p, Scratch& scratch) {
         const bool first_piece = k == 0, last_piece = k + blocks.inner >= p.inner;
         Result c;
         if (rounded && !last_piece) {
-          c.f32 = sums;
+          c.data = reinterpret_cast<std::byte*>(sums);
           c.ld = r.columns;
         } else {
-          (rounded ? static_cast<void>(c.rounded = data_of<bf16>(p.c) + i * ld + j)
-                   : static_cast<void>(c.f32 = data_of<float>(p.c) + i * ld + j));
-          c.ld = ld;
+          c = {.data = data_of<std::byte>(p.c), .dtype = p.c.dtype, .ld = ld};
+          c.data = c.of(i, j);
           c.accumulate = rounded && p.accumulate;
         }
         if (last_piece && p.bias) c.bias = p.bias + j;
         if (!first_piece || (p.accumulate && !rounded)) {
-          c.add = rounded ? sums : c.f32;
+          c.add = rounded ? sums : reinterpret_cast<float*>(c.data);
           c.add_ld = rounded ? r.columns : ld;
         }
         multiply_block<Kernel>(threads, p, r, blocks, panels, c);
@@ -341,7 +314,3 @@ void multiply(int threads, const Product& p, Scratch& scratch) {
 }
 
 }  // namespace nrl::ops::NRL_ISA::packed
-
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC diagnostic pop
-#endif
