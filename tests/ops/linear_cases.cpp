@@ -268,10 +268,25 @@ void wrong_arguments(Exec& e) {
 }  // namespace
 
 NRL_OP_CASES(linear) {
-  const std::vector<Shape> shapes = {
-      {1, 1, 1},          {1, 7, 33, 3}, {5, 64, 20},      {129, 48, 65, 16}, {61, 257, 31, 7},
-      {513, 33, 24},      {8, 16, 1030}, {8, 16, 1030, 2}, {2, 300, 1100},    {1030, 17, 9, 1},
-      {40, 300, 1056, 0}, {0, 5, 4},     {1, 2061, 301, 5}};
+  const std::vector<Shape> shapes = {{1, 1, 1},
+                                     {1, 7, 33, 3},
+                                     {5, 64, 20},
+                                     {129, 48, 65, 16},
+                                     {61, 257, 31, 7},
+                                     {513, 33, 24},
+                                     {8, 16, 1030},
+                                     {8, 16, 1030, 2},
+                                     {2, 300, 1100},
+                                     {1030, 17, 9, 1},
+                                     {40, 300, 1056, 0},
+                                     {0, 5, 4},
+                                     {1, 2061, 301, 5},
+                                     // Tiles of AMX that read rows in place: of two heights with a gap, in
+                                     // pieces; and rows that it must pack.
+                                     {48, 40, 64, 2},
+                                     {32, 33, 2112},
+                                     {16, 7, 320},
+                                     {16, 40, 64, 1}};
   for (DType t : {DType::f32, DType::bf16, DType::f16}) {
     for (const Shape& s : shapes) {
       const std::string name = fmt::format("linear.{} ({}, {}, {})+{}", name_of(t), s.n, s.m, s.k, s.gap);

@@ -6,8 +6,9 @@
 // for operands of f32 and 16 bits in f32 vectors, and with AVX512_BF16 for bf16 operands with vdpbf16ps,
 // which multiplies pairs of bf16 and adds both products to an f32 sum (with AMX: packed_amx.h). Operands are
 // copied into panels of 32-bit words [word of the inner dimension][row of a or column of b]; a word is an f32
-// or two neighboring bf16 of the inner dimension. The panels of a block are packed once by all threads, which
-// then share its tiles. For few columns tiles read the rows of a in place.
+// or two neighboring bf16 of the inner dimension. A thread packs the rows of a that it works on; the panels
+// of b are packed once and shared, or where a is small each by the thread that uses it up. For few columns
+// tiles read the rows of a in place.
 //
 // An element of c is summed in the order of the inner dimension, whatever the other dimensions and the
 // threads: results depend on neither.

@@ -87,7 +87,8 @@ struct TileKernel {
     alignas(64) float only[size.rows * tile_columns];
     for (int64_t i = t.from; i < t.to; ++i) {
       const int64_t height = t.tiling.height(i), row = t.row(i);
-      for (int64_t w = 0; w < t.words; w += size.words) {
+      int64_t w = 0;
+      do {  // empty sums are written, too
         const int64_t words = std::min(size.words, t.words - w);
         const bool begins = w == 0, ends = w + words == t.words;
         const auto* const a =
@@ -103,7 +104,8 @@ struct TileKernel {
           add_words(begins, words, a, ld, step, t.b + column * t.words + w * tile_columns, sums);
           if (ends) finish_tile(sums, c, height, t.columns - column);
         }
-      }
+        w += size.words;
+      } while (w < t.words);
     }
   }
 
