@@ -124,9 +124,10 @@ void add_bench(CommandLine& line) {
   c->add_option(
       "--predict", args->predict,
       "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
-  c->add_flag("--roofline", args->roofline,
-              "Print every kernel of a step beside what this machine could reach, and the time lost (step on\n"
-              "a CPU)");
+  c->add_flag(
+      "--roofline", args->roofline,
+      "Print every kernel of a step beside what this machine could reach, and the time lost (step on\n"
+      "a CPU)");
   c->add_flag("--quick", args->quick,
               "Tiny sizes, executed once, whatever --steps says: a functional test without useful timings");
   line.on(c, [args] { return run_bench(*args); });
