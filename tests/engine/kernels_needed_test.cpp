@@ -27,6 +27,7 @@ ops::KernelTable counting(const ops::KernelTable& table) {
 #define NRL_ENTRY(entry, Args) out.entry = count_##entry;
   NRL_KERNELS(NRL_ENTRY)
 #undef NRL_ENTRY
+  out.bf16_products = table.bf16_products;
   return out;
 }
 

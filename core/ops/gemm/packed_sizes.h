@@ -67,7 +67,7 @@ struct Blocks {
   constexpr int64_t a_size() const { return std::min(packed_rows * words, group_bytes / 4); }
   constexpr int64_t b_size(int threads) const {
     // Threads that pack stripes for themselves have a batch each, but not more batches than there are.
-    const int64_t one = std::max(batch_bytes / 4, max_tile_columns * words);
+    const int64_t one = std::max(std::min(batch_bytes / 4, batch_columns * words), max_tile_columns * words);
     return std::max(columns * words, std::min(threads * one, columns * words + one));
   }
   constexpr int64_t sums_size() const { return sums ? rows * columns : 0; }
