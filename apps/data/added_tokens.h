@@ -38,14 +38,14 @@ class AddedTokens {
     any_ = true;
   }
 
-  /// Whether a token begins with this byte.
+  /// True if a token begins with this byte.
   bool may_begin(char first) const { return is_first_[static_cast<uint8_t>(first)]; }
-  /// Length of the longest token at the beginning of a text; 0 if there is none.
-  size_t match(std::string_view text) const {
-    if (text.empty()) return 0;
+  /// The longest token at the beginning of a text; null if there is none.
+  const AddedToken* match(std::string_view text) const {
+    if (text.empty()) return nullptr;
     for (const AddedToken& token : by_first_[static_cast<uint8_t>(text[0])])
-      if (text.starts_with(token.content)) return token.content.size();
-    return 0;
+      if (text.starts_with(token.content)) return &token;
+    return nullptr;
   }
 
   /// Calls gap(begin, end) for the (possibly empty) text between tokens and found(id) for each token.
@@ -55,19 +55,16 @@ class AddedTokens {
     for (size_t at = 0; any_ && at < text.size();) {
       at = next_first(text, at);
       if (at == text.size()) break;
-      const auto& list = by_first_[static_cast<uint8_t>(text[at])];
-      const auto match = std::find_if(list.begin(), list.end(), [&](const AddedToken& t) {
-        return text.substr(at).starts_with(t.content);
-      });
-      if (match == list.end()) {
+      const AddedToken* const token = match(text.substr(at));
+      if (!token) {
         ++at;
         continue;
       }
-      size_t begin = at, end = at + match->content.size();
-      if (match->strip_left) begin = space_before(text, done, begin);
-      if (match->strip_right) end = space_after(text, end);
+      size_t begin = at, end = at + token->content.size();
+      if (token->strip_left) begin = space_before(text, done, begin);
+      if (token->strip_right) end = space_after(text, end);
       gap(done, begin);
-      found(match->id);
+      found(token->id);
       done = at = end;
     }
     gap(done, text.size());

@@ -15,7 +15,6 @@ namespace nrl::data {
 namespace {
 
 constexpr size_t short_piece = 48;  // up to this length a linear scan is faster than a heap
-constexpr std::string_view space_mark = "\u2581";
 
 uint64_t mix(uint64_t key) {
   key ^= key >> 29;

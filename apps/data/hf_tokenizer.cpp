@@ -113,11 +113,10 @@ class HfTokenizer final : public Tokenizer {
       const long byte = std::strtol(token.c_str() + 3, &end, 16);
       if (end == token.c_str() + 5) return std::string(1, static_cast<char>(byte));
     }
-    constexpr std::string_view mark = "\u2581";
     for (size_t at = 0; at < token.size();) {
-      const bool space = std::string_view(token).substr(at).starts_with(mark);
+      const bool space = std::string_view(token).substr(at).starts_with(space_mark);
       text += space ? ' ' : token[at];
-      at += space ? mark.size() : 1;
+      at += space ? space_mark.size() : 1;
     }
     return text;
   }

@@ -10,7 +10,7 @@
 namespace nrl::data {
 namespace {
 
-// Whether one of eight bytes is a quote, a backslash or a control character.
+// True if one of eight bytes is a quote, a backslash or a control character.
 bool any_special(uint64_t eight) {
   constexpr uint64_t ones = 0x0101010101010101ull, high = 0x8080808080808080ull;
   const auto has_zero = [&](uint64_t v) { return (v - ones) & ~v & high; };

@@ -20,7 +20,7 @@ class PieceCache {
     std::array<int32_t, max_ids> ids;
     uint8_t bytes = 0, count = 0;  // 0 bytes: empty
 
-    /// Whether the entry holds the piece of `key`.
+    /// True if the entry holds the piece of `key`.
     bool holds(const Entry& key) const {
       uint64_t different = bytes ^ key.bytes;
       for (size_t i = 0; i < words.size(); ++i) different |= words[i] ^ key.words[i];

@@ -10,8 +10,6 @@
 namespace nrl::data {
 namespace {
 
-constexpr std::string_view space_mark = "\u2581";
-
 // Fields of a unit of darts-clone.
 bool has_leaf(uint32_t unit) {
   return unit >> 8 & 1;
@@ -119,8 +117,10 @@ SentencePieceNormalizer::SentencePieceNormalizer(const SentencePieceModel& model
 
 // The replacement of the beginning of a text, and the bytes that it replaces.
 std::string_view SentencePieceNormalizer::next_part(std::string_view text, size_t& bytes) const {
-  bytes = user_defined_.match(text);
-  if (bytes > 0) return text.substr(0, bytes);
+  if (const AddedToken* const token = user_defined_.match(text)) {
+    bytes = token->content.size();
+    return text.substr(0, bytes);
+  }
   const std::string_view replacement = rules_.replacement(text, bytes);
   if (bytes > 0) return replacement;
   next_character(text, bytes);

@@ -23,7 +23,7 @@ class CharacterRules {
   explicit CharacterRules(std::string_view charsmap);
 
   bool any() const { return !units_.empty(); }
-  /// Whether an ASCII character before another one, or at the end, stays as it is.
+  /// True if an ASCII character before another one, or at the end, stays as it is.
   bool keeps_ascii(char c) const { return keeps_ascii_[static_cast<uint8_t>(c)]; }
   /// The replacement of the longest prefix that a rule has; `bytes`: its length, 0 if there is none. Throws
   /// Error (`data`) on a damaged rule.

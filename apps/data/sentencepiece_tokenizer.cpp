@@ -86,7 +86,7 @@ class SentencePieceTokenizer final : public Tokenizer {
   std::string model_;
   SentencePieceModel fields_;
   std::string slow_reason_;
-  // The one that supports the model; neither: the library encodes.
+  // At most one of them supports the model; the library encodes if neither does.
   std::unique_ptr<SentencePieceBpe> bpe_;
   std::unique_ptr<SentencePieceUnigram> unigram_;
   sentencepiece::SentencePieceProcessor processor_;

@@ -7,6 +7,9 @@
 
 namespace nrl::data {
 
+/// U+2581, which stands for a space in the pieces of sentencepiece.
+inline constexpr std::string_view space_mark = "\u2581";
+
 /// The offset of the first byte that is not part of valid UTF-8 (RFC 3629: no overlong forms, no
 /// surrogates), or npos.
 size_t find_invalid_utf8(std::string_view text);

@@ -56,6 +56,8 @@ struct Part {
 /// Packing prefetches words of a transposed operand, whose rows may be pages apart, and bytes of each of 16
 /// rows, which are more streams than the hardware prefetcher follows.
 inline constexpr int64_t words_ahead = 32, bytes_ahead = 256;
+/// Words of a transposed operand that are packed for all of its rows before the next words.
+inline constexpr int64_t words_together = 32;
 
 // A vector may be wider than a row of a panel. What it holds behind the row then goes to the next words,
 // which are packed later; the last words of a panel are stored one by one where vectors would reach beyond
@@ -159,14 +161,13 @@ void pack_group(const Operand& a, int64_t row, const Tiling& tiling, int64_t fro
     return;
   }
   // All tiles of a few rows of the memory before the next rows, which may be pages away.
-  constexpr int64_t together = 32;
   with_part<T>(a, row + origin, k, [&](auto x) {
     const auto* const begin = x.data;
-    for (int64_t w = 0; w < words; w += together)
+    for (int64_t w = 0; w < words; w += words_together)
       for (int64_t i = from; i < to; ++i) {
         x.data = begin + tiling.begin(i) - origin;
-        pack_transposed<T>(x, tiling.height(i), tiling.height(i), inner, w, std::min(words, w + together),
-                           panel(i));
+        pack_transposed<T>(x, tiling.height(i), tiling.height(i), inner, w,
+                           std::min(words, w + words_together), panel(i));
       }
   });
 }

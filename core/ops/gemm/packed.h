@@ -202,10 +202,9 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
     std::fill(panel + filled * stripe_columns, panel + words * stripe_columns, 0.0f);
   };
   // All stripes of a few rows of the memory before the next rows, which may be pages away.
-  constexpr int64_t together = 32;
-  const int64_t chunks = p.b.transposed ? (words + together - 1) / together : 0;
+  const int64_t chunks = p.b.transposed ? (words + words_together - 1) / words_together : 0;
   const auto pack_chunk = [&](int64_t chunk) {
-    const int64_t begin = chunk * together, end = std::min(words, begin + together);
+    const int64_t begin = chunk * words_together, end = std::min(words, begin + words_together);
     for (int64_t s = 0; s < stripes; ++s) {
       with_part<T>(p.b, r.column + s * stripe_columns, r.k, [&](const auto& x) {
         pack_transposed<T>(x, width(s), stripe_columns, r.inner, begin, std::min(filled, end), stripe(s));
