@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/model/chunks.h"
 #include "core/ops/dry_run.h"
 #include "core/ops/transfer.h"
 
