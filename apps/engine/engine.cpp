@@ -131,7 +131,7 @@ DryStep Engine::dry_step(Objective& objective, bool calls) {
   {
     const DryRanks dry_ranks(dry_ranks_ ? nullptr : ranks_);
     const ops::DryRun dry(exec_, calls ? &out.calls : nullptr);
-    run_schedule(objective);
+    run_schedule(plan_->tensors->microbatches(), objective);
     finish_gathers();
     out.kernels = dry.kernels();
     out.workspace = dry.workspace();
@@ -239,24 +239,24 @@ void Engine::refresh_fp8_weights() {
   reducer_->gather_fp8();
 }
 
-void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample) {
-  plan_->tensors->fill(index, batch, first_sample);
+void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample, float share) {
+  plan_->tensors->fill(index, batch, first_sample, share);
 }
 
 void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(ranks_ && !dry_ranks_, "this engine does not train");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
-  plan_->tensors->commit(step.number, step.loss_tokens);
+  const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);
   scalars_.begin(step.learning_rate, step.stop);
   plan_->decoder->take_expert_rounds();  // of an evaluation
   const bool graph = options_.cuda_graph && !step.eager;
   if (exec_.device) watch_.begin(step.number, graph);
   NRL_CHECK(!graph || !step.gradients_reduced);
   if (graph)
-    run_graph(objective);
+    run_graph(batches, objective);
   else
-    run_schedule(objective, step.gradients_reduced);
+    run_schedule(batches, objective, step.gradients_reduced);
   scalars_.finish();
   plan_->decoder->copies().end_step();
   expert_rounds_.push_back(plan_->decoder->take_expert_rounds());
@@ -274,13 +274,13 @@ StepResult Engine::collect() {
 
 // Enqueues the work of one step (a CPU executes it here). Must not wait for the device or depend on the step
 // number, so that it can be captured in a graph.
-void Engine::run_schedule(Objective& objective, const std::function<void()>& gradients_reduced) {
+void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective& objective,
+                          const std::function<void()>& gradients_reduced) {
   model::Decoder& decoder = *plan_->decoder;
-  const std::vector<model::MicroBatch>& batches = plan_->tensors->microbatches();
   // The head computes its gradients in the forward pass, so the loss weights must be known before.
   if (objective.needs_log_probs_first()) {
     decoder.evaluate(batches, [&](int microbatch) {
-      objective.loss_weights(exec_, batches[microbatch], decoder.log_prob());
+      objective.loss_weights(exec_, batches[microbatch], decoder.log_prob(batches[microbatch]));
     });
     plan_->tensors->loss_weights_overwritten();
   }
@@ -289,7 +289,7 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   model::StepHooks hooks;
   hooks.log_probs_ready = [&](int microbatch) {
     if (!plan_->layout.reports_tokens()) return;
-    objective.add_metrics(exec_, batches[microbatch], decoder.log_prob(),
+    objective.add_metrics(exec_, batches[microbatch], decoder.log_prob(batches[microbatch]),
                           step_scalars_.rows(S::metrics, count));
   };
   hooks.finish_reduce = [&] { reducer_->finish(); };
@@ -309,14 +309,14 @@ void Engine::run_schedule(Objective& objective, const std::function<void()>& gra
   decoder.train(batches, hooks);
 }
 
-void Engine::run_graph(Objective& objective) {
+void Engine::run_graph(std::span<const model::MicroBatch> batches, Objective& objective) {
   if (steps_ < immediate_steps) {
-    run_schedule(objective);
+    run_schedule(batches, objective);
     return;
   }
   if (!graph_) {
     device::Capture capture(*exec_.device, exec_.stream);
-    run_schedule(objective);
+    run_schedule(batches, objective);
     graph_ = device::Graph(*exec_.device, capture.end());
   }
   graph_.launch(exec_.stream);
@@ -325,9 +325,9 @@ void Engine::run_graph(Objective& objective) {
 Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
   refresh_fp8_weights();
   plan_->tensors->fill(0, batch, 0);
-  plan_->tensors->commit(0, 0);
-  plan_->decoder->evaluate(plan_->tensors->microbatches().front());
-  return plan_->decoder->log_prob();
+  const model::MicroBatch& filled = plan_->tensors->commit(0, 0).front();
+  plan_->decoder->evaluate(filled);
+  return plan_->decoder->log_prob(filled);
 }
 
 double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next) {
@@ -339,12 +339,12 @@ double Engine::evaluate(int64_t count, const std::function<const data::HostMicro
   for (int64_t i = 0; i < count; i += at_once) {
     const int64_t n = std::min(at_once, count - i);
     for (int64_t m = 0; m < n; ++m) p.tensors->fill(m, next(), 0);
-    p.tensors->commit(0, 0);
+    const std::span<const model::MicroBatch> batches = p.tensors->commit(0, 0);
     p.decoder->evaluate(
-        std::span(p.tensors->microbatches()).first(static_cast<size_t>(n)),
-        [&](int) {
+        batches,
+        [&](int m) {
           if (p.layout.reports_tokens())
-            ops::add_sum(exec_, {.x = p.decoder->log_prob(), .out = evaluation_});
+            ops::add_sum(exec_, {.x = p.decoder->log_prob(batches[m]), .out = evaluation_});
         },
         i == 0);
   }

@@ -93,8 +93,8 @@ class Engine {
   /// "the GPU" or "the CPU", for the message. Libraries::choices then has what runs the step's ops.
   int require_kernels(Objective& objective, std::string_view device);
 
-  /// Sets microbatch `index` of the next step. `first_sample`: index of its first sample in the global batch.
-  void fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample);
+  /// Sets microbatch `index` of the next step: see plan::BatchTensors::fill().
+  void fill(int64_t index, const data::HostMicroBatch& batch, int64_t first_sample, float share = 1);
   /// Enqueues an optimizer step on all filled microbatches. The host does not wait for the device; at most
   /// two steps may be in flight. With TrainingOptions::cuda_graph all steps must have the same objective.
   void step(const StepInput& step, Objective& objective);
@@ -143,8 +143,9 @@ class Engine {
   void bind();
   /// Before a pass: writes and gathers the weights that are kept in FP8 if others were loaded.
   void refresh_fp8_weights();
-  void run_schedule(Objective& objective, const std::function<void()>& gradients_reduced = {});
-  void run_graph(Objective& objective);
+  void run_schedule(std::span<const model::MicroBatch> batches, Objective& objective,
+                    const std::function<void()>& gradients_reduced = {});
+  void run_graph(std::span<const model::MicroBatch> batches, Objective& objective);
 
   std::unique_ptr<plan::RunPlan> plan_;
   TrainingOptions options_;

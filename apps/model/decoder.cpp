@@ -53,14 +53,13 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   context_.layout = options_.layout;
   context_.seed = options_.seed;
   context_.sequences = options_.sequences;
-  context_.batch_share = options_.batch_share;
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
   const int64_t residual = options_.layout.own_tokens(n);
   NRL_CHECK(!options_.layout.sequence_parallel || n % tensor == 0, "{} tokens on {} ranks", n, tensor);
   if (const ModelLayout& l = options_.layout; l.context > 1) {
-    const int64_t samples = n * l.context / options_.max_sequence;
-    context_.share.emplace(samples, options_.max_sequence, l.context, l.context_rank);
-    NRL_CHECK(context_.share->rows() == n, "{} tokens of samples of {} on {} ranks", n, options_.max_sequence,
+    const int64_t samples = options_.sequences, length = n * l.context / samples;
+    context_.share.emplace(samples, length, l.context, l.context_rank);
+    NRL_CHECK(context_.share->rows() == n, "{} tokens of {} samples of {} on {} ranks", n, samples, length,
               l.context);
   }
   // The slices differ by a row at most; the chunks, between which ranks communicate, must not.
@@ -81,8 +80,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                    .offload = options_.offload}),
                                    domain_rows(part_, options_.layout, n, residual, chunk, false),
                                    options_.sharded);
-  if (!options_.training.actions.empty())
-    training_ = stage_->add_program(memory::training, options_.training, layout);
+  if (!options_.training.actions.empty()) add_training_programs();
   pipeline::ScheduleOptions forward{.kind = pipeline::ScheduleKind::forward_only,
                                     .stages = layout.stages,
                                     .chunks_per_stage = layout.chunks};
@@ -236,16 +234,39 @@ std::string Decoder::program_text() const {
   return program::text(program(memory::training), stage_->all_layers());
 }
 
-void Decoder::run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first) {
+// Schedules that differ only in how often they repeat their period share a program.
+void Decoder::add_training_programs() {
+  training_ = stage_->add_program(memory::training, options_.training, options_.layout);
+  std::vector<std::pair<const pipeline::Schedule*, int>> programs{{&options_.training, training_}};
+  for (const pipeline::Schedule& s : options_.fewer) {
+    Fewer& f = fewer_.emplace_back(Fewer{.times = s.period.times});
+    if (s.actions.empty()) continue;
+    for (const auto& [other, program] : programs)
+      if (pipeline::same_but_times(*other, s)) f.program = program;
+    if (f.program >= 0) continue;
+    f.program = stage_->add_program(memory::training, s, options_.layout);
+    programs.emplace_back(&s, f.program);
+  }
+}
+
+void Decoder::run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first,
+                  std::optional<int> times) {
   NRL_CHECK(options_.layout.stages == 1 || messages_, "the stages are not connected");
   fp8_->align(*context_.exec);
-  stage_->execute(program, {.batches = batches, .hooks = &hooks, .messages = messages_, .first = first});
+  stage_->execute(
+      program, {.batches = batches, .hooks = &hooks, .messages = messages_, .first = first, .times = times});
 }
 
 void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks) {
   ops::Exec& exec = *context_.exec;
   if (context_.router_counts) ops::zero(exec, {.x = context_.router_counts});
-  run(training_, batches, hooks);
+  shares_.clear();
+  for (const MicroBatch& batch : batches) shares_.push_back(batch.share);
+  const auto count = static_cast<int>(batches.size());
+  if (count == pipeline::microbatches(options_.training)) return run(training_, batches, hooks);
+  NRL_CHECK(count >= 1 && count <= static_cast<int>(fewer_.size()) && fewer_[count - 1].program >= 0,
+            "no schedule of {} microbatches", count);
+  run(fewer_[count - 1].program, batches, hooks, true, fewer_[count - 1].times);
 }
 
 int64_t Decoder::counted_rows() const {
@@ -263,11 +284,12 @@ void Decoder::add_expert_load() {
         .wait();
   if (layout.tensor_rank > 0 || layout.context_rank > 0) return;
   const int64_t experts = counts.dim(1);
-  for (int64_t i = 0; i < counts.dim(0); ++i)
+  const int64_t layers = held_expert_layers(part_, layout, part_.layers);
+  for (int64_t i = 0; i < layers * static_cast<int64_t>(shares_.size()); ++i)
     ops::router_balance(exec, {.rule = part_.moe.rule,
                                .logits = make_tensor(nullptr, DType::f32, {0, experts}, counts.device),
                                .counts = counts.rows(i, 1),
-                               .share = options_.batch_share / static_cast<float>(part_.expert_layers()),
+                               .share = shares_[i / layers] / static_cast<float>(part_.expert_layers()),
                                .metrics = context_.router_metrics});
 }
 

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,10 +19,9 @@
 namespace nrl::model {
 
 struct DecoderOptions {
-  int64_t tokens = 0;        ///< N of a microbatch on this rank: sequences * length / context ranks
+  int64_t tokens = 0;        ///< most tokens of a microbatch on this rank, N
   int64_t max_sequence = 0;  ///< longest sequence
   int64_t sequences = 1;     ///< samples of equal length in N, where the router's losses are per sequence
-  float batch_share = 1;     ///< N / tokens of the global batch, for the router's losses
   precision::Recipe recipe;
   RecomputePolicy recompute = {};  ///< empty: all activations are kept
   OffloadPolicy offload = {};      ///< empty: kept activations stay on the device
@@ -32,6 +32,8 @@ struct DecoderOptions {
   /// Schedule of one optimizer step, of the layout's stage and chunks, with a period if it is long
   /// (pipeline::shortest_equivalent). Empty: no training.
   pipeline::Schedule training = {};
+  /// Schedules of steps with fewer microbatches, from 1; those without actions cannot be executed.
+  std::vector<pipeline::Schedule> fewer = {};
   /// With several stages: microbatches that evaluate() takes at once instead of one by one.
   int evaluated = 1;
   ShardedParameters sharded = {};
@@ -70,7 +72,8 @@ class Decoder {
   /// several stages is executed.
   void connect(pipeline::StageMessages& messages) { messages_ = &messages; }
 
-  /// Executes the schedule of one optimizer step. Accumulates into the gradients.
+  /// Executes the schedule of one optimizer step, the one for this number of microbatches. Accumulates into
+  /// the gradients.
   void train(std::span<const MicroBatch> batches, const StepHooks& hooks);
   /// Forward passes without dropout. `log_probs_ready`: see StepHooks. All stages must have the same number
   /// of batches. `first`: false if nothing but evaluations came since a call with true, so that weights that
@@ -96,9 +99,9 @@ class Decoder {
   /// have measured. Only with scales that outlive a step.
   void update_scales() { fp8_->update(*context_.exec, context_.groups); }
   const Fp8State& fp8() const { return *fp8_; }
-  /// Log-probabilities (N) f32 of the targets of the last microbatch; 0 for tokens without a target. Only the
-  /// last stage has them.
-  const Tensor& log_prob() const { return context_.log_prob; }
+  /// Log-probabilities (N) f32 of the targets of the last microbatch, which was `batch`; 0 for tokens without
+  /// a target. Only the last stage has them.
+  Tensor log_prob(const MicroBatch& batch) const { return context_.log_prob.rows(0, batch.ids.dim(0)); }
 
   /// The program of training as text (program::text()).
   std::string program_text() const;
@@ -150,7 +153,9 @@ class Decoder {
   /// Calls `work(block, index of its layer on this rank)` for the blocks of this rank.
   template <class F>
   void for_each_block(F&& work) const;
-  void run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first = true);
+  void run(int program, std::span<const MicroBatch> batches, const StepHooks& hooks, bool first = true,
+           std::optional<int> times = {});
+  void add_training_programs();
 
   /// Rows of LayerContext::expert_counts.
   int64_t counted_rows() const;
@@ -158,6 +163,12 @@ class Decoder {
   pipeline::StageMessages* messages_ = nullptr;
   // Programs of the stage; -1: none. Evaluations of one microbatch, and of DecoderOptions::evaluated.
   int training_ = -1, evaluation_ = -1, evaluations_ = -1;
+  /// The program of DecoderOptions::fewer, and how often it repeats its period.
+  struct Fewer {
+    int program = -1, times = 0;
+  };
+  std::vector<Fewer> fewer_;
+  std::vector<float> shares_;  // MicroBatch::share of the last step
   struct {
     memory::BufferId log_prob, rope, router_counts, expert_counts, workspace = -1;
   } buffers_{};

@@ -99,7 +99,8 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
   const int64_t n = shape_.tokens();
   model::MicroBatch common;
   common.step = make_tensor(block_ + step_offset_, DType::i64, {1});
-  common.lengths = {.longest = shape_.length, .equal = !shape_.bounds};
+  common.lengths = {.longest = shape_.longest(), .equal = !shape_.bounds};
+  common.share = shape_.share;
   const auto by_token = [&](memory::BufferId id, const auto& value) {
     const Tensor to = make_tensor(arenas.at(plan, id), DType::i32, {n});
     if (exec.needed) return to;  // a dry run takes no memory for tokens, which may be too many
@@ -152,26 +153,33 @@ std::byte* BatchTensors::staging() const {
   return pinned_ ? pinned_ + staging_index_ * block_bytes_ : block_;
 }
 
-void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, int64_t first_sample) {
-  const auto n = static_cast<size_t>(shape_.sequences * shape_.length);
-  NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches && batch.tokens.size() == n &&
-            batch.targets.size() == n && batch.positions.size() == (shape_.positions ? n : 0));
+void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, int64_t first_sample,
+                        float share) {
+  const size_t n = batch.tokens.size();
+  const auto most = static_cast<size_t>(shape_.sequences * shape_.length);
+  NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches &&
+            (n == most || (shape_.packed > 0 && !share_ && n > 0 && n < most)) && batch.targets.size() == n &&
+            batch.positions.size() == (shape_.positions ? n : 0));
   model::MicroBatch& m = tensors_[microbatch];
   m.first_row = first_sample * shape_.length;
+  if (shape_.packed > 0) {
+    m.share = share;
+    if (!share_)
+      for (Tensor* t : {&m.ids, &m.target, &m.positions, &m.loss_weight})
+        t->shape[0] = static_cast<int64_t>(n);
+  }
   if (microbatch == 0 && pinned_) copied_[staging_index_].synchronize();
   std::byte* at = staging() + step_offset_ + aligned(8) + microbatch * input_bytes();
-  const auto append = [&](const std::vector<int32_t>& values) {
-    if (values.empty()) return;  // data() may be null, which memcpy must not get
-    std::memcpy(at, values.data(), values.size() * 4);
-    at += values.size() * 4;
-  };
-  // The rows of this rank.
+  // The rows of this rank; room for the most follows.
   const auto append_rows = [&](const std::vector<int32_t>& values) {
-    if (!share_ || values.empty()) return append(values);
-    share_->for_each_chunk([&](int64_t row, int64_t from, int64_t count) {
-      std::memcpy(at + row * 4, values.data() + from, static_cast<size_t>(count) * 4);
-    });
-    at += share_->rows() * 4;
+    if (values.empty()) return;
+    if (share_)
+      share_->for_each_chunk([&](int64_t row, int64_t from, int64_t count) {
+        std::memcpy(at + row * 4, values.data() + from, static_cast<size_t>(count) * 4);
+      });
+    else
+      std::memcpy(at, values.data(), n * 4);
+    at += shape_.tokens() * 4;
   };
   append_rows(batch.tokens);
   append_rows(batch.targets);
@@ -186,7 +194,8 @@ void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, i
       return;
     }
     m.cu_seqlens = make_tensor(m.cu_seqlens.data, DType::i32, {padded_sequences(count) + 1});
-    append(batch.bounds);
+    std::memcpy(at, batch.bounds.data(), batch.bounds.size() * 4);
+    at += batch.bounds.size() * 4;
     for (int64_t s = count; s < padded_sequences(count); ++s, at += 4) {
       const auto empty = static_cast<int32_t>(end);
       std::memcpy(at, &empty, 4);
@@ -195,7 +204,7 @@ void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, i
   ++filled_;
 }
 
-void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
+std::span<const model::MicroBatch> BatchTensors::commit(int64_t step, int64_t loss_tokens) {
   std::byte* host = staging();
   std::memcpy(host + step_offset_, &step, sizeof step);
   const bool new_weights = loss_tokens > 0 && loss_tokens != weights_loss_tokens_;
@@ -207,12 +216,14 @@ void BatchTensors::commit(int64_t step, int64_t loss_tokens) {
   }
   const int64_t begin = new_weights ? 0 : step_offset_,
                 end = step_offset_ + aligned(8) + filled_ * input_bytes();
-  filled_ = 0;
-  if (!pinned_) return;
+  const auto batches =
+      std::span<const model::MicroBatch>(tensors_).first(static_cast<size_t>(std::exchange(filled_, 0)));
+  if (!pinned_) return batches;
   exec_->device->copy(block_ + begin, host + begin, static_cast<size_t>(end - begin),
                       device::CopyKind::host_to_device, exec_->stream);
   copied_[staging_index_].record(exec_->stream);
   staging_index_ ^= 1;
+  return batches;
 }
 
 }  // namespace nrl::plan

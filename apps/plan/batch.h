@@ -1,6 +1,6 @@
 #pragma once
-// The input tensors of one optimizer step: samples of fixed length of all microbatches, filled by the host
-// from the loader and copied to the device in one transfer.
+// The input tensors of one optimizer step: samples of fixed length or packed sequences of all microbatches,
+// filled by the host from the loader and copied to the device in one transfer.
 
 #include <optional>
 #include <span>
@@ -14,11 +14,13 @@
 
 namespace nrl::plan {
 
-/// The shape of all batches of a run.
+/// The shape of all batches of a run. With `packed` sequences a step may have fewer microbatches, and a
+/// microbatch fewer tokens, unless context-parallel ranks divide them.
 struct BatchShape {
   int64_t microbatches = 1;
-  int64_t sequences = 1;      ///< samples per microbatch
-  int64_t length;             ///< tokens per sample
+  int64_t sequences = 1;      ///< samples per microbatch; packed: 1
+  int64_t length;             ///< tokens per sample; packed: the most of a microbatch
+  int64_t packed = 0;         ///< tokens of the longest packed sequence; 0: samples of equal length
   bool positions = false;     ///< positions come with every batch, else 0 .. length - 1
   bool bounds = false;        ///< sequence bounds come with every batch, else one sequence per sample
   bool loss_weights = false;  ///< one tensor of loss weights per microbatch, else all share one
@@ -29,8 +31,10 @@ struct BatchShape {
   std::vector<parallel::ContextExchange> exchanges = {};
   int64_t window = 0;
   bool dropout = false;  ///< context parallelism: masks need the rows that this rank has
+  float share = 1;       ///< MicroBatch::share of samples of equal length
   /// Of a microbatch on this rank.
   int64_t tokens() const { return sequences * length / context; }
+  int64_t longest() const { return packed > 0 ? packed : length; }
 };
 
 /// Counts of one microbatch, or their sums over the microbatches of a step; of whole samples, also where this
@@ -54,13 +58,13 @@ class BatchTensors {
   void bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas, ops::Exec& exec);
 
   /// Sets one microbatch; must be called in order 0, 1, ... `first_sample`: index of its first sample in the
-  /// global batch. On a GPU the values arrive with commit().
-  void fill(int64_t microbatch, const data::HostMicroBatch& batch, int64_t first_sample);
+  /// global batch. `share`: MicroBatch::share of packed sequences. On a GPU the values arrive with commit().
+  void fill(int64_t microbatch, const data::HostMicroBatch& batch, int64_t first_sample, float share = 1);
   /// Completes the microbatches filled since the last commit for step number `step`, and enqueues their copy
   /// to the device. `loss_tokens`: tokens with a target in the global batch; all loss weights become -1 /
   /// loss_tokens. 0: no training, loss weights are not written. The two pinned staging buffers alternate;
-  /// fill() waits until the copy from its buffer is done.
-  void commit(int64_t step, int64_t loss_tokens);
+  /// fill() waits until the copy from its buffer is done. Returns the microbatches.
+  std::span<const model::MicroBatch> commit(int64_t step, int64_t loss_tokens);
   /// Must be called after writing loss weights from outside: the next commit() rewrites all of them.
   void loss_weights_overwritten() {
     NRL_CHECK(shape_.loss_weights, "the microbatches share their loss weights");
@@ -69,7 +73,7 @@ class BatchTensors {
   const BatchShape& shape() const { return shape_; }
   /// The decoder's inputs. Addresses are the same in all steps. With BatchShape::bounds the number
   /// of sequences changes; it is padded with empty sequences to a power of two, so that libraries
-  /// need few plans.
+  /// need few plans. Until they are filled, packed microbatches have the most tokens.
   const std::vector<model::MicroBatch>& microbatches() const { return tensors_; }
 
  private:

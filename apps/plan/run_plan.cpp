@@ -252,12 +252,14 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
   if (gpu) add_offload_staging(p, config.kernels, threads);
   add_staging(p);
+  const bool packed = trains_on_examples(config);
   p.tensors = std::make_unique<BatchTensors>(
       p.memory, BatchShape{.microbatches = batch.accumulation,
-                           .sequences = batch.micro,
-                           .length = p.sequence_length,
-                           .positions = config.data.reset_position_ids,
-                           .bounds = config.data.reset_attention_mask,
+                           .sequences = packed ? 1 : batch.micro,
+                           .length = (packed ? batch.micro : 1) * p.sequence_length,
+                           .packed = packed ? p.sequence_length : 0,
+                           .positions = packed || config.data.reset_position_ids,
+                           .bounds = packed || config.data.reset_attention_mask,
                            .loss_weights = own_loss_weights,
                            .staged = gpu,
                            .context = p.layout.context,
@@ -265,7 +267,9 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                            .exchanges = model::distinct_exchanges(p.layout),
                            .window = p.spec.window,
                            .dropout = p.spec.residual_dropout > 0 || p.spec.embedding_dropout > 0 ||
-                                      p.spec.attention_dropout > 0});
+                                      p.spec.attention_dropout > 0,
+                           .share = static_cast<float>(batch.micro) /
+                                    static_cast<float>(config.policy.train_global_batch_size)});
   const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
   // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
   model::ShardedParameters sharded = sharded_parameters(p.groups);
@@ -274,9 +278,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   const model::DecoderOptions options{
       .tokens = batch.micro * p.sequence_length / p.layout.context,
       .max_sequence = p.sequence_length,
-      .sequences = batch.micro,
-      .batch_share =
-          static_cast<float>(batch.micro) / static_cast<float>(config.policy.train_global_batch_size),
+      .sequences = p.tensors->shape().sequences,
       .recipe = p.recipe,
       .recompute = model::recompute_by_block(p.recompute),
       .offload = model::offload_by_block(p.offload),
@@ -284,6 +286,8 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .device = device,
       .layout = p.layout,
       .training = pipeline::shortest_equivalent(schedule, p.layout.stage),
+      .fewer = packed ? pipeline::equivalents_of_fewer(schedule, p.layout.stage)
+                      : std::vector<pipeline::Schedule>(),
       .evaluated = p.layout.stages > 1 && !sharded.any() ? schedule.microbatches : 1,
       .sharded = sharded};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);

@@ -4,11 +4,22 @@
 
 namespace nrl {
 
+bool trains_on_examples(const Config& config) {
+  return config.algorithm != Algorithm::pretrain;
+}
+
+std::optional<int64_t> packed_tokens(const PolicyConfig& policy) {
+  if (policy.sequence_packing.enabled) return policy.sequence_packing.train_mb_tokens;
+  if (policy.dynamic_batching.enabled) return policy.dynamic_batching.train_mb_tokens;
+  return std::nullopt;
+}
+
 const LoopConfig& resolved_loop(const Config& config) {
   switch (config.algorithm) {
     case Algorithm::pretrain:
       return config.pretrain;
     case Algorithm::sft:
+      return config.sft;
     case Algorithm::dpo:
     case Algorithm::rm:
     case Algorithm::grpo:

@@ -79,7 +79,8 @@ struct DistributedConfig {
 };
 
 struct TokenizerConfig {
-  std::optional<std::string> name;  ///< file or directory; unset: that of policy.model_name, if any
+  std::optional<std::string> name;        ///< file or directory; unset: that of policy.model_name, if any
+  std::string chat_template = "default";  ///< default, a name, a file, or the text itself
   bool operator==(const TokenizerConfig&) const = default;
 };
 
@@ -146,6 +147,19 @@ struct SchedulerConfig {
   bool operator==(const SchedulerConfig&) const = default;
 };
 
+struct SequencePackingConfig {
+  bool enabled = false;
+  std::optional<int64_t> train_mb_tokens;  ///< of a microbatch
+  PackingAlgorithm algorithm = PackingAlgorithm::modified_first_fit_decreasing;
+  bool operator==(const SequencePackingConfig&) const = default;
+};
+
+struct DynamicBatchingConfig {
+  bool enabled = false;
+  std::optional<int64_t> train_mb_tokens;  ///< of a microbatch
+  bool operator==(const DynamicBatchingConfig&) const = default;
+};
+
 struct PolicyConfig {
   std::optional<std::string> model_name;  ///< Hugging Face model directory
   /// The keys given under policy.model as the text of one JSON object, in order of appearance
@@ -161,6 +175,9 @@ struct PolicyConfig {
   AutoOr<int64_t> train_micro_batch_size;              ///< sequences per forward pass and rank
   std::optional<int64_t> gradient_accumulation_steps;  ///< checked against global / (micro x dp)
   int64_t max_total_sequence_length = 1024;
+  OnOverlong on_overlong = OnOverlong::truncate;
+  SequencePackingConfig sequence_packing;
+  DynamicBatchingConfig dynamic_batching;
   std::optional<double> max_grad_norm = 1.0;  ///< unset: no clipping
   AttentionConfig attention;
   bool cuda_graph = false;
@@ -196,6 +213,7 @@ struct LoopConfig {
 struct DatasetConfig {
   std::vector<std::string> data_path;          ///< one or several (a blend)
   std::optional<std::vector<double>> weights;  ///< of the blend, one per path; unset: by size
+  DataFormat format = DataFormat::automatic;
   bool operator==(const DatasetConfig&) const = default;
 };
 
@@ -209,6 +227,12 @@ struct DataConfig {
   int64_t prefetch_batches = 2;
   AutoOr<bool> pin_memory;  ///< a GPU run always does
   bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
+  TrainOn train_on = TrainOn::automatic;
+  std::string chat_key = "messages", input_key = "prompt", output_key = "completion";
+  std::optional<std::string> system_prompt_file, prompt_file;
+  SpecialTokensInText special_tokens_in_text = SpecialTokensInText::allow;
+  std::optional<std::string> template_date;  ///< unset: today
+  std::optional<std::string> cache_dir;      ///< unset: beside the file
   bool operator==(const DataConfig&) const = default;
 };
 
@@ -287,6 +311,7 @@ struct Config {
   DistributedConfig distributed;
   PolicyConfig policy;
   LoopConfig pretrain;
+  LoopConfig sft;
   DataConfig data;
   CheckpointingConfig checkpointing;
   MemoryConfig memory;
@@ -297,6 +322,10 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
+/// True if steps consist of sequences of different lengths (data::ExampleSet), else of token files.
+bool trains_on_examples(const Config& config);
+/// Tokens that policy.sequence_packing or dynamic_batching give a microbatch; none if they do not.
+std::optional<int64_t> packed_tokens(const PolicyConfig& policy);
 /// The loop of the configured algorithm.
 const LoopConfig& resolved_loop(const Config& config);
 /// What the loss is multiplied by; none with `auto`, unless the precision is float16.

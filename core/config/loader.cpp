@@ -25,7 +25,10 @@ class Loader {
     resolve_references(given_, schema_, report_);
     if (const auto algorithm = given_.values.find("algorithm"); algorithm != given_.values.end())
       set(algorithm->first, algorithm->second);
-    if (result_.sound("algorithm")) refuse_other_algorithms();
+    if (result_.sound("algorithm")) {
+      move_loop_keys();
+      refuse_other_algorithms();
+    }
     for (auto& [path, given] : given_.values)
       if (path != "algorithm") set(path, given);
     collect_models();
@@ -49,6 +52,22 @@ class Loader {
     result_.origins[path] = report_.origin(given.source, given.node.pos, given.parent_line);
     if (key.set) key.set(result_.config, *converted.value);
     if (key.model) model_values_[path] = std::move(*converted.value);
+  }
+
+  /// Names of other programs for keys of the loop mean the loop of the configured algorithm.
+  void move_loop_keys() {
+    const std::string loop = loop_key(result_.config, ""),
+                      named = std::string(name_of(Algorithm::pretrain)) + ".";
+    std::vector<std::string> moved;
+    for (const auto& [path, given] : given_.values)
+      if (loop != named && path.starts_with(named) && given.written != path &&
+          schema_.find(loop + path.substr(named.size())))
+        moved.push_back(path);
+    for (const std::string& path : moved) {
+      auto node = given_.values.extract(path);
+      node.key() = loop + path.substr(named.size());
+      given_.values.insert(std::move(node));
+    }
   }
 
   /// Keys of other algorithms would have no effect: errors, reported once per section.

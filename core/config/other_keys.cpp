@@ -38,21 +38,10 @@ struct Planned {
   const char *alias = "";
 };
 constexpr Planned planned[] = {
-    {"policy.on_overlong", "truncate | drop | error", "truncate",
-     "Treatment of examples that are too long.", "data.truncation"},
-    {"policy.tokenizer.chat_template", "text", "default", "Template of conversations."},
     {"policy.optimizer.main_params_dtype", "fp32 | fp16", "fp32",
      "Type of the master weights.", "policy.megatron_cfg.optimizer.main_params_dtype"},
-    {"policy.sequence_packing.enabled", "true or false", "false", "Pack sequences."},
-    {"policy.sequence_packing.train_mb_tokens", "integer from 1, or null", "null", "Tokens of a packed row."},
-    {"policy.sequence_packing.algorithm",
-     "modified_first_fit_decreasing | first_fit_decreasing | first_fit_shuffle | concatenative",
-     "modified_first_fit_decreasing",
-     "Packing algorithm."},
     {"policy.sequence_packing.sequence_length_round", "integer from 1", "64",
      "Lengths are rounded up to a multiple of this."},
-    {"policy.dynamic_batching.enabled", "true or false", "false", "Microbatches by tokens, not sequences."},
-    {"policy.dynamic_batching.train_mb_tokens", "integer from 1, or null", "null", "Tokens of a microbatch."},
     {"policy.dynamic_batching.sequence_length_round", "integer from 1", "64",
      "Lengths are rounded up to a multiple of this."},
     {"policy.lora.enabled", "true or false", "false",
@@ -63,8 +52,6 @@ constexpr Planned planned[] = {
     {"policy.lora.alpha", "number above 0", "32", "Scale is alpha / dim.", "policy.dtensor_cfg.lora_cfg.alpha"},
     {"policy.lora.dropout", "number from 0 and below 1", "0",
      "Dropout of the adapter's input.", "policy.dtensor_cfg.lora_cfg.dropout"},
-    {"data.train.format", "tokens | text | messages | instruction | preference | rollouts", "tokens",
-     "Content of the files; `nrl-train prepare` makes token files from text."},
     {"checkpointing.is_async", "true or false", "false", "Write checkpoints during training."},
     {"checkpointing.metric_name", "text, or null", "null",
      "Keep the best checkpoints by this metric (\"val:loss\") instead of the newest."},
@@ -138,7 +125,7 @@ constexpr const char* one_implementation = "remove it; there is one implementati
 constexpr const char* groups =
     "separate groups of ranks are not supported yet: remove it; mpirun -n RANKS or srun starts the ranks of a run";
 constexpr const char* python_class =
-    "a class of Python; write algorithm: pretrain, the only algorithm that is supported yet";
+    "a class of Python; write algorithm: pretrain or sft";
 constexpr const char* ray_resources =
     "resources of Ray; start one process per GPU with mpirun -n RANKS or srun, and let cluster.gpus_per_node check "
     "their number";
@@ -148,11 +135,10 @@ struct Other {
   const char *path, *advice;
 };
 constexpr Other others[] = {
-    {"sft", "the section of another algorithm (sft); this version trains with algorithm: pretrain only"},
-    {"rm", "the section of another algorithm (rm); this version trains with algorithm: pretrain only"},
-    {"grpo", "the section of another algorithm (grpo); this version trains with algorithm: pretrain only"},
-    {"distill", "the section of another algorithm (distill); this version trains with algorithm: pretrain only"},
-    {"loss_fn", "the section of another algorithm (loss_fn); this version trains with algorithm: pretrain only"},
+    {"rm", "the section of another algorithm (rm); this version trains with algorithm: pretrain or sft"},
+    {"grpo", "the section of another algorithm (grpo); this version trains with algorithm: pretrain or sft"},
+    {"distill", "the section of another algorithm (distill); this version trains with algorithm: pretrain or sft"},
+    {"loss_fn", "the section of another algorithm (loss_fn); this version trains with algorithm: pretrain or sft"},
     {"include", "use 'defaults: base.yaml' to inherit from another file"},
     {"model.config", "write the model's keys under policy.model"},
     {"distributed.align_param_gather", early},

@@ -142,6 +142,7 @@ Key& Table::add(std::string path) {
 }
 
 KeyBuilder& KeyBuilder::on_off(std::string path, std::string if_true, std::string if_false) {
+  if (!has_aliases_) return *this;
   if (policy_ != "policy") {
     if (!path.starts_with("policy.")) return *this;
     path.replace(0, std::string_view("policy").size(), policy_);

@@ -199,6 +199,8 @@ class KeyBuilder {
   KeyBuilder& not_built() { return key_->built = false, *this; }
   KeyBuilder& alias(std::string path) { return on_off(std::move(path), "", ""); }
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
+  /// False: the key has no aliases, whatever follows.
+  KeyBuilder& aliases_if(bool has) { return has_aliases_ = has, *this; }
   /// An alias of the policy whose value is multiplied by that of the key `factor`.
   KeyBuilder& times(std::string path, std::string factor);
   /// The rule for a resumed run that changes the key.
@@ -214,6 +216,7 @@ class KeyBuilder {
  private:
   Key* key_;
   std::string policy_;
+  bool has_aliases_ = true;
 };
 
 namespace binding {
@@ -473,6 +476,9 @@ class PolicyTable {
 
 /// Any evaluation during the run.
 Need evaluates();
+/// Algorithms that train on examples (trains_on_examples()), and on token files.
+Need on_examples();
+Need on_tokens();
 
 void add_top_keys(Table& table);
 void add_run_keys(Table& table);

@@ -4,7 +4,8 @@
 namespace nrl::config_detail {
 namespace {
 
-constexpr std::string_view reordered = "the sample order changes: some samples may repeat or be missed";
+constexpr std::string_view rendered = "examples are tokenized again",
+                           reordered = "the sample order changes: some samples may repeat or be missed";
 
 }  // namespace
 
@@ -16,13 +17,21 @@ void add_data_keys(Table& t) {
       .alias("data.data_path")
       .alias("data.train_files")
       .alias("data.train_dataset")
-      .help("Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them (a blend).");
+      .help(
+          "Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them (a blend). Of algorithm sft: "
+          "JSON lines, "
+          "compressed or not, directories of them, or a list.");
   NRL_KEY(t, data.train.weights)
       .resume(ResumeChange::data, reordered)
       .above(0)
       .help(
           "Shares of the blend, one per path, on any scale; null: in proportion to the samples of each "
-          "path.");
+          "path.")
+      .only_with(on_tokens());
+  NRL_KEY(t, data.train.format)
+      .resume(ResumeChange::data, reordered)
+      .built({"auto", "tokens", "text", "messages", "instruction"})
+      .help("Content of the files; auto: tokens, of algorithm sft by the first record.");
   t.section("data.validation", "The token files of evaluations.");
   t.resume("data.validation", OnResume::unrelated);
   NRL_KEY(t, data.validation.data_path)
@@ -30,18 +39,27 @@ void add_data_keys(Table& t) {
       .alias("data.eval_dataset")
       .help("Token files for evaluation, instead of a share of data.split.")
       .only_with(evaluates());
-  NRL_KEY(t, data.validation.weights).above(0).help("Shares of the validation blend.").only_with(evaluates());
+  NRL_KEY(t, data.validation.weights)
+      .above(0)
+      .help("Shares of the validation blend.")
+      .only_with(evaluates())
+      .only_with(on_tokens());
+  NRL_KEY(t, data.validation.format)
+      .built({"auto", "tokens", "text", "messages", "instruction"})
+      .help("Content of the files of evaluations, as data.train.format.")
+      .only_with(evaluates());
   NRL_KEY(t, data.split)
       .resume(ResumeChange::data, reordered)
       .comma()
       .at_least(0)
       .help(
           "Shares of data.train for training, validation and test, on any scale (\"969,30,1\"); null: all "
-          "of it for training.");
+          "of it for training.")
+      .only_with(on_tokens());
   NRL_KEY(t, data.seed)
       .resume(ResumeChange::seed, reordered)
       .at_least(0)
-      .help("Seed of the data order; null: pretrain.seed.");
+      .help("Seed of the data order; null: the loop's seed.");
   NRL_KEY(t, data.shuffle)
       .resume(OnResume::unrelated)
       .not_built()
@@ -50,13 +68,15 @@ void add_data_keys(Table& t) {
       .resume(OnResume::unrelated)
       .at_least(0)
       .at_most(256)
-      .help("Threads that read ahead; 0: read on demand.");
+      .help("Threads that read ahead; 0: read on demand.")
+      .only_with(on_tokens());
   NRL_KEY(t, data.prefetch_batches)
       .resume(OnResume::unrelated)
       .at_least(1)
       .at_most(1024)
       .help("Batches read ahead.")
-      .only_with({is_not("data.num_workers", "0", "above 0")});
+      .only_with({is_not("data.num_workers", "0", "above 0")})
+      .only_with(on_tokens());
   NRL_KEY(t, data.pin_memory)
       .resume(OnResume::unrelated)
       .help(
@@ -66,13 +86,55 @@ void add_data_keys(Table& t) {
       .resume(OnResume::reported)
       .help(
           "Positions restart after the end token of every document of a sample (docs/data.md), as in "
-          "Megatron-LM.");
+          "Megatron-LM.")
+      .only_with(on_tokens());
   NRL_KEY(t, data.reset_attention_mask)
       .resume(OnResume::reported)
-      .help("A token attends to its own document only; the end token belongs to the document that it ends.");
+      .help("A token attends to its own document only; the end token belongs to the document that it ends.")
+      .only_with(on_tokens());
   NRL_KEY(t, data.eod_mask_loss)
       .resume(OnResume::reported)
-      .help("No loss where the input is an end token, which would predict how the next document begins.");
+      .help("No loss where the input is an end token, which would predict how the next document begins.")
+      .only_with(on_tokens());
+  NRL_KEY(t, data.train_on)
+      .resume(ResumeChange::data, rendered)
+      .help(
+          "Tokens with a loss: of the assistant's turns, of the last of them, of the completion, or all. "
+          "auto: "
+          "assistant of conversations, completion of instructions, all of text.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.chat_key)
+      .resume(ResumeChange::data, rendered)
+      .help("Key of the messages in a record of format messages.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.input_key)
+      .resume(ResumeChange::data, rendered)
+      .help("Key of the prompt in a record of format instruction.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.output_key)
+      .resume(ResumeChange::data, rendered)
+      .help("Key of the completion in a record of format instruction.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.system_prompt_file)
+      .resume(ResumeChange::data, rendered)
+      .help("File whose text becomes the system message of every record of format instruction.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.prompt_file)
+      .resume(ResumeChange::data, rendered)
+      .help("File whose text, with {} replaced by the prompt, becomes the prompt of format instruction.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.special_tokens_in_text)
+      .resume(ResumeChange::data, rendered)
+      .help("A record whose text contains the name of a special token: allow, stop with an error, or drop.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.template_date)
+      .resume(ResumeChange::data, rendered)
+      .help("Date (YYYY-MM-DD) that templates print as today's; null: the date of the start.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.cache_dir)
+      .resume(OnResume::unrelated)
+      .help("Directory of the tokenized examples; null: beside the file.")
+      .only_with(on_examples());
 }
 
 }  // namespace nrl::config_detail

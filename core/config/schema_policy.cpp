@@ -23,6 +23,7 @@ std::string fp8_recipe_texts() {
   return out;
 }
 const Need precision_aware{is("policy.optimizer.use_precision_aware_optimizer", {"true"})};
+const Need packs{is("policy.sequence_packing.enabled", {"true"})};
 const Need decays{is_not("policy.scheduler.lr_decay_style", "constant", "other than constant")};
 
 // NRL_POLICY_KEY(table, a.b): the key "a.b" of the section, bound to PolicyConfig::a.b.
@@ -353,6 +354,12 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .help(
           "Tokenizer file or directory; null: the one of policy.model_name. Training on token files needs "
           "none.");
+  NRL_POLICY_KEY(t, tokenizer.chat_template)
+      .help(
+          "Template of conversations: default (the tokenizer's), the name of one that it has or of a "
+          "built-in one "
+          "(chatml, llama3, zephyr), a file, or the text itself.")
+      .only_with(on_examples());
   NRL_POLICY_KEY(t, precision)
       .alias("model.precision")
       .alias("model.torch_dtype")
@@ -409,7 +416,47 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .size()
       .alias("data.max_length")
       .alias("data.max_input_seq_length")
-      .help("Tokens of a training sequence.");
+      .help("Tokens of a training sequence; of examples, the most.");
+  NRL_POLICY_KEY(t, on_overlong)
+      .resume(ResumeChange::data)
+      .alias("data.truncation")
+      .help("Examples of more tokens: truncate at the end, drop, or stop with an error.")
+      .only_with(on_examples());
+  t.section("sequence_packing", "Several examples in a row of a microbatch, without padding.");
+  NRL_POLICY_KEY(t, sequence_packing.enabled)
+      .resume(OnResume::unrelated)
+      .help(
+          "Fill microbatches with examples of any lengths up to train_mb_tokens. They do not see each other, "
+          "and "
+          "the samples of a step, its loss and gradients are those without packing.")
+      .only_with(on_examples());
+  NRL_POLICY_KEY(t, sequence_packing.train_mb_tokens)
+      .resume(OnResume::unrelated)
+      .at_least(1)
+      .size()
+      .help(
+          "Most tokens of a microbatch, a multiple of max_total_sequence_length; null: "
+          "train_micro_batch_size times "
+          "that.")
+      .only_with(packs);
+  NRL_POLICY_KEY(t, sequence_packing.algorithm)
+      .resume(OnResume::unrelated)
+      .help("How examples are chosen for a microbatch.")
+      .only_with(packs);
+  t.section("dynamic_batching", "Microbatches of examples of similar lengths.");
+  NRL_POLICY_KEY(t, dynamic_batching.enabled)
+      .resume(OnResume::unrelated)
+      .help("Sort the examples of a step by length and cut microbatches of up to train_mb_tokens.")
+      .only_with(on_examples());
+  NRL_POLICY_KEY(t, dynamic_batching.train_mb_tokens)
+      .resume(OnResume::unrelated)
+      .at_least(1)
+      .size()
+      .help(
+          "Most tokens of a microbatch, a multiple of max_total_sequence_length; null: "
+          "train_micro_batch_size times "
+          "that.")
+      .only_with({is("policy.dynamic_batching.enabled", {"true"})});
   NRL_POLICY_KEY(t, max_grad_norm)
       .resume(OnResume::reported)
       .above(0)

@@ -9,9 +9,19 @@ const Need saves{is("checkpointing.enabled", {"true"})};
 const Need monitors{is("monitoring.enabled", {"true"})};
 const Need samples{is_not("logger.sample_period", "0", "above 0")};
 
-void add_pretrain(Table& t) {
-  t.section("pretrain", "The loop of algorithm pretrain.", {Algorithm::pretrain});
-  NRL_KEY(t, pretrain.max_num_steps)
+// NRL_LOOP_KEY(a): the key "a" of the loop's section, bound to LoopConfig::a.
+#define NRL_LOOP_KEY(member)                                                         \
+  t.key(                                                                             \
+       section + "." #member, [loop](auto& c) -> auto& { return (c.*loop).member; }) \
+      .aliases_if(aliases)
+
+void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
+  const std::string section(name_of(algorithm));
+  // Other programs have one loop: their names are those of pretrain, and so of the configured algorithm's
+  // loop (Loader::move_loop_keys()).
+  const bool aliases = algorithm == Algorithm::pretrain;
+  t.section(section, fmt::format("The loop of algorithm {}.", section), {algorithm});
+  NRL_LOOP_KEY(max_num_steps)
       .resume(OnResume::reported)
       .at_least(0)
       .at_most(many_steps)
@@ -22,13 +32,13 @@ void add_pretrain(Table& t) {
       .help(
           "Optimizer steps of the run; null: as many as max_num_epochs gives; 0: write the initial "
           "checkpoint and stop.");
-  NRL_KEY(t, pretrain.max_num_epochs)
+  NRL_LOOP_KEY(max_num_epochs)
       .resume(OnResume::reported)
       .at_least(1)
       .alias("trainer.total_epochs")
       .alias("training.num_epochs")
       .help("Passes over the training data; null: no limit. The run ends at whichever limit comes first.");
-  NRL_KEY(t, pretrain.val_period)
+  NRL_LOOP_KEY(val_period)
       .resume(OnResume::unrelated)
       .at_least(0)
       .at_most(many_steps)
@@ -36,28 +46,28 @@ void add_pretrain(Table& t) {
       .alias("evaluation.eval_steps")
       .alias("trainer.test_freq")
       .help("Optimizer steps between evaluations; 0: none.");
-  NRL_KEY(t, pretrain.val_batches)
+  NRL_LOOP_KEY(val_batches)
       .resume(OnResume::unrelated)
       .at_least(1)
       .help("Global batches of an evaluation; null: the whole validation set.")
       .only_with(evaluates());
-  NRL_KEY(t, pretrain.val_at_start).resume(OnResume::unrelated).help("Evaluate before the first step.");
-  NRL_KEY(t, pretrain.val_at_end).resume(OnResume::unrelated).help("Evaluate after the last step.");
-  NRL_KEY(t, pretrain.seed)
+  NRL_LOOP_KEY(val_at_start).resume(OnResume::unrelated).help("Evaluate before the first step.");
+  NRL_LOOP_KEY(val_at_end).resume(OnResume::unrelated).help("Evaluate after the last step.");
+  NRL_LOOP_KEY(seed)
       .resume(OnResume::reported)
       .at_least(0)
       .alias("training.seed")
       .help("Seed of initial weights, dropout and, unless data.seed is given, the data order.");
-  NRL_KEY(t, pretrain.on_nonfinite)
+  NRL_LOOP_KEY(on_nonfinite)
       .resume(OnResume::unrelated)
       .help(
           "On a NaN or infinite loss or gradient norm: skip the step (weights and optimizer state are "
           "unchanged) or stop.");
-  NRL_KEY(t, pretrain.max_nonfinite_steps)
+  NRL_LOOP_KEY(max_nonfinite_steps)
       .resume(OnResume::unrelated)
       .at_least(1)
       .help("This many consecutive skipped steps stop the run (exit 79).")
-      .only_with({is("pretrain.on_nonfinite", {"skip"})});
+      .only_with({is(section + ".on_nonfinite", {"skip"})});
 }
 
 void add_checkpointing(Table& t) {
@@ -208,15 +218,23 @@ void add_profiling(Table& t) {
 }  // namespace
 
 Need evaluates() {
-  return {is_not("pretrain.val_period", "0", "above 0"), is("pretrain.val_at_start", {"true"}),
-          is("pretrain.val_at_end", {"true"})};
+  return {is_not("loop.val_period", "0", "above 0"), is("loop.val_at_start", {"true"}),
+          is("loop.val_at_end", {"true"})};
+}
+
+Need on_examples() {
+  return {is("algorithm", {"sft"})};
+}
+
+Need on_tokens() {
+  return {is("algorithm", {"pretrain"})};
 }
 
 void add_top_keys(Table& t) {
   t.section("", "The run.");
   NRL_KEY(t, algorithm)
       .resume(OnResume::unrelated)
-      .built({"pretrain"})
+      .built({"pretrain", "sft"})
       .alias("training.algorithm")
       .help("Training algorithm.");
   NRL_KEY(t, device)
@@ -225,7 +243,8 @@ void add_top_keys(Table& t) {
 }
 
 void add_run_keys(Table& t) {
-  add_pretrain(t);
+  add_loop(t, Algorithm::pretrain, &Config::pretrain);
+  add_loop(t, Algorithm::sft, &Config::sft);
   add_checkpointing(t);
   add_logger(t);
   t.section("kernels", "Kernels of the CPU and the GPU.");

@@ -183,6 +183,30 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   return whole;
 }
 
+std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage) {
+  std::vector<Schedule> out;
+  // From here on, every schedule is a shorter one that repeats its period more often.
+  const int regular = 8 * options.stages + 8;
+  for (const int all = options.microbatches; static_cast<int>(out.size()) + 1 < all;) {
+    options.microbatches = static_cast<int>(out.size()) + 1;
+    Schedule next;
+    if (unsupported_reason(options).empty()) {
+      const auto shorter = [&](int fewer) { return out.end() - fewer; };
+      if (options.microbatches > regular)
+        for (int fewer = 1; fewer <= options.stages && next.actions.empty(); ++fewer)
+          if (shorter(fewer)->period.microbatches == fewer) next = *shorter(fewer), ++next.period.times;
+      if (next.actions.empty()) next = shortest_equivalent(options, stage);
+    }
+    out.push_back(std::move(next));
+  }
+  return out;
+}
+
+bool same_but_times(const Schedule& a, const Schedule& b) {
+  return a.actions == b.actions && a.stashes == b.stashes && a.period.begin == b.period.begin &&
+         a.period.end == b.period.end && a.period.microbatches == b.period.microbatches;
+}
+
 Schedule unrolled(const Schedule& schedule) {
   Schedule out{.actions = {}, .stashes = schedule.stashes};
   const Period& period = schedule.period;

@@ -20,6 +20,13 @@ bool covers(const Schedule& shorter, const Schedule& longer);
 /// whole schedule without a period.
 Schedule shortest_equivalent(ScheduleOptions options, int stage);
 
+/// The shortest_equivalent() of 1 to options.microbatches - 1 microbatches; empty for numbers that the kind
+/// does not support.
+std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage);
+
+/// True if the schedules differ at most in how often they repeat their period.
+bool same_but_times(const Schedule& a, const Schedule& b);
+
 /// The schedule with every action of its period in full.
 Schedule unrolled(const Schedule& schedule);
 

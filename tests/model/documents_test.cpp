@@ -65,8 +65,9 @@ Packed alone(const Packed& all, const Document& d) {
 }
 
 std::vector<float> log_probs(TinyModel& m, Packed p) {
-  m.decoder_.evaluate(p.batch(m));
-  const Tensor lp = m.decoder_.log_prob();
+  const model::MicroBatch batch = p.batch(m);
+  m.decoder_.evaluate(batch);
+  const Tensor lp = m.decoder_.log_prob(batch);
   return {lp.ptr<float>(), lp.ptr<float>() + TinyModel::tokens};
 }
 

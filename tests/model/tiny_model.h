@@ -164,7 +164,7 @@ class TinyModel {
     return spec_.residual_dropout > 0 || spec_.attention_dropout > 0 || spec_.moe.aux_loss > 0 ||
            spec_.moe.z_loss > 0;
   }
-  double loss_of_last() const { return weighted(decoder_.log_prob()); }
+  double loss_of_last() { return weighted(decoder_.log_prob(batch())); }
   double weighted(const Tensor& log_prob) const {
     double sum = 0;
     for (int i = 0; i < tokens; ++i)

@@ -64,7 +64,7 @@ void Router::forward(Run& r) const {
                            .first = t.first,
                            .segment = t.segment,
                            .total = t.total,
-                           .share = r.context().batch_share / static_cast<float>(spec_.expert_layers()),
+                           .share = r.batch().share / static_cast<float>(spec_.expert_layers()),
                            .load = r.layout().tensor_rank == 0 && r.layout().context_rank == 0,
                            .metrics = metrics});
   });
@@ -109,7 +109,7 @@ void Router::backward(Run& r, const ExpertDispatch& dispatch, Slot addend) const
   const MoeSpec& m = spec_.moe;
   r.dgrad("router", reads(choice_, logits_, counts_, addend) | dispatch.dispatch_backward_uses.reads,
           writes(d_x_, d_logits_).with(dispatch.dispatch_backward_uses.writes), [&] {
-            const float share = r.context().batch_share;
+            const float share = r.batch().share;
             const Tokens t = tokens(r);
             dispatch.dispatch_backward(r, r[addend], r[d_x_]);
             ops::router_backward(r.exec(), {.rule = m.rule,

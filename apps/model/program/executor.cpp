@@ -16,7 +16,7 @@ Executor::Executor(ProgramLayers& all, ProgramMemory& memory, const program::Pro
     : all_(all), memory_(memory), list_(list), on_(on), places_(list, all.list) {}
 
 void Executor::run() {
-  int repetitions = list_.period.times;
+  int repetitions = on_.times.value_or(list_.period.times);
   while (next_ < list_.steps.size()) {
     if (next_ == list_.period.end && repetitions > 0) {
       --repetitions;

@@ -43,6 +43,8 @@ struct Execution {
   pipeline::StageMessages* messages = nullptr;
   /// False: executions of other microbatches with the same weights came before, without an update.
   bool first = true;
+  /// How often the program's period is repeated, if not as it says.
+  std::optional<int> times = {};
 };
 
 /// The layers of a rank as programs name them, and what observes their steps.

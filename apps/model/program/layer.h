@@ -72,8 +72,6 @@ struct LayerContext {
   int* expert_rounds = nullptr;
   /// While kernels are collected: the rows that experts get, relative to a balanced router.
   double expert_load = 1;
-  /// Weight of a microbatch's router losses: its share of the tokens of the global batch.
-  float batch_share = 1;
   int64_t sequences = 1;  ///< samples of equal length in a microbatch of training
   /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;

@@ -30,6 +30,7 @@ struct MicroBatch {
   Tensor loss_weight;     ///< (N) f32: dLoss/dlog_prob of each token; training only
   int index = 0;          ///< index of the microbatch in the step
   int64_t first_row = 0;  ///< index of token 0 in the global batch (dropout masks)
+  float share = 1;        ///< its part of the tokens of the global batch: weight of its router losses
   Tensor step;            ///< (1) i64, number of the optimizer step (dropout masks)
   /// (N) i32, with context parallelism and dropout: the index of each token in the global batch, relative to
   /// first_row.

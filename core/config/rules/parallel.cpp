@@ -109,6 +109,11 @@ const ConfigRule parallel_table[] = {
          "neighboring stages must send at the same time, and a CUDA graph does not promise that its kernels "
          "run side by side",
          {"use policy.cuda_graph: false, or tensor parallelism instead of stages"}}),
+    row({is("algorithm", {"sft"}), is(key::graph, {"true"})},
+        {"algorithm: sft varies the rows of a microbatch from step to step, but a CUDA graph launches its "
+         "kernels "
+         "for a fixed number",
+         {"set policy.cuda_graph, at <@policy.cuda_graph>, to false"}}),
     row({is("data.reset_attention_mask", {"true"}), is(key::graph, {"true"})},
         {"data.reset_attention_mask: true varies the number of sequences from step to step, but a CUDA graph "
          "launches attention for a fixed number",

@@ -1,5 +1,6 @@
 // Rules about the model and its data, the length and the batch of the run, and its outputs.
 #include <cmath>
+#include <cstdio>
 
 #include "core/base/text.h"
 #include "core/config/rules/tables.h"
@@ -13,8 +14,17 @@ constexpr const char *steps = "loop.max_num_steps", *warmup = "policy.scheduler.
 
 ConfigRule dataset(const std::string& set, DatasetConfig DataConfig::*member) {
   return {{set + ".data_path"}, [=](const ConfigResult& r) {
-            const auto& [paths, weights] = r.config.data.*member;
+            const auto& [paths, weights, format] = r.config.data.*member;
             Verdict out;
+            const bool tokens = !trains_on_examples(r.config);
+            if (format != DataFormat::automatic && (format == DataFormat::tokens) != tokens)
+              out.push_back(
+                  {.reason = fmt::format("{}.format: {}, but algorithm {} trains on {}", set, name_of(format),
+                                         name_of(r.config.algorithm),
+                                         tokens ? "token files" : "text, messages or instructions"),
+                   .remedy = {tokens ? "nrl-train prepare makes token files from text; or set algorithm: sft"
+                                     : "give the JSON lines themselves, or set algorithm: pretrain"},
+                   .key = set + ".format"});
             if (weights && weights->size() != paths.size())
               out.push_back({.reason = fmt::format("{}.weights has {} numbers for {} paths", set,
                                                    weights->size(), paths.size()),
@@ -44,9 +54,51 @@ Verdict judge_validation(const ConfigResult& r) {
                     : loop.val_at_end   ? "val_at_end"
                                         : nullptr;
   if (!key || !r.config.data.validation.data_path.empty() || splits_off_validation(r.config)) return {};
-  return {{.reason = "evaluation is enabled, but there is no validation data",
-           .remedy = {"give data.validation.data_path, or data.split: \"99,1,0\""},
-           .key = loop_key(r.config, key)}};
+  return {
+      {.reason = "evaluation is enabled, but there is no validation data",
+       .remedy = {trains_on_examples(r.config) ? "give data.validation.data_path"
+                                               : "give data.validation.data_path, or data.split: \"99,1,0\""},
+       .key = loop_key(r.config, key)}};
+}
+
+Verdict judge_packed_tokens(const ConfigResult& r) {
+  const PolicyConfig& p = r.config.policy;
+  const auto tokens = packed_tokens(p);
+  if (!tokens) return {};
+  const std::string key = fmt::format("policy.{}.train_mb_tokens",
+                                      p.sequence_packing.enabled ? "sequence_packing" : "dynamic_batching");
+  const int64_t length = p.max_total_sequence_length, below = *tokens / length * length;
+  if (*tokens % length != 0)
+    return {
+        {.reason = fmt::format("{}: {} is not a multiple of policy.max_total_sequence_length, {}", key,
+                               *tokens, length),
+         .remedy = {fmt::format("fits: {}{}", below > 0 ? fmt::format("{} or ", below) : "", below + length)},
+         .key = key}};
+  if (p.train_micro_batch_size.value_or(*tokens / length) != *tokens / length)
+    return {
+        {.reason = fmt::format("{}: {} and policy.train_micro_batch_size: {} x {} tokens are two sizes of a "
+                               "microbatch",
+                               key, *tokens, p.train_micro_batch_size.value(), length),
+         .remedy = {"remove one of them"},
+         .key = key}};
+  if (p.gradient_accumulation_steps)
+    return {{.reason = fmt::format("{} leaves the number of microbatches open, but "
+                                   "policy.gradient_accumulation_steps is {}",
+                                   key, *p.gradient_accumulation_steps),
+             .remedy = {"remove one of them"},
+             .key = key}};
+  return {};
+}
+
+Verdict judge_date(const ConfigResult& r) {
+  const auto& date = r.config.data.template_date;
+  if (!date) return {};
+  int year = 0, month = 0, day = 0, end = 0;
+  if (std::sscanf(date->c_str(), "%4d-%2d-%2d%n", &year, &month, &day, &end) == 3 &&
+      end == static_cast<int>(date->size()) && month >= 1 && month <= 12 && day >= 1 && day <= 31)
+    return {};
+  return {{.reason = fmt::format("data.template_date is \"{}\"", *date),
+           .label = "YYYY-MM-DD, for example 2026-07-31"}};
 }
 
 // The optimizer update computes in fp32.
@@ -153,8 +205,22 @@ const ConfigRule training_table[] = {
     row({is("policy.attention.memory_efficient", {"false"})},
         {.reason = "policy.attention.memory_efficient: false is not supported",
          .label = "every attention kernel here is memory efficient; remove it"}),
-    not_empty({"data.train.data_path"}, "data.train.data_path must be given",
-              {"the prefix of a token file; `nrl-train prepare` makes one from text"}),
+    not_empty(
+        {"data.train.data_path"}, "data.train.data_path must be given",
+        {"the prefix of a token file, which `nrl-train prepare` makes from text; for algorithm sft a file of "
+         "JSON lines"}),
+    row({is("policy.sequence_packing.enabled", {"true"}), is("policy.dynamic_batching.enabled", {"true"})},
+        {"policy.sequence_packing and policy.dynamic_batching both say how microbatches are filled",
+         {"set one of them to false; packing needs fewer microbatches"}}),
+    {{"policy.sequence_packing.train_mb_tokens", "policy.sequence_packing.enabled",
+      "policy.dynamic_batching.train_mb_tokens", "policy.dynamic_batching.enabled", key::length,
+      "policy.train_micro_batch_size", "policy.gradient_accumulation_steps"},
+     judge_packed_tokens},
+    not_empty({"policy.tokenizer.chat_template"}),
+    not_empty({"data.chat_key"}),
+    not_empty({"data.input_key"}),
+    not_empty({"data.output_key"}),
+    {{"data.template_date"}, judge_date},
     dataset("data.train", &DataConfig::train),
     dataset("data.validation", &DataConfig::validation),
     row({"data.split"}, [](const Config& c) { return c.data.split && (*c.data.split)[0] <= 0; },
