@@ -1,22 +1,16 @@
 #include "apps/data/prepare.h"
 
 #include <algorithm>
-#include <atomic>
 #include <charconv>
 #include <chrono>
-#include <condition_variable>
-#include <deque>
-#include <exception>
 #include <future>
 #include <memory>
-#include <mutex>
 #include <thread>
 
-#include "apps/data/encode_progress.h"
+#include "apps/data/chunk_pipeline.h"
 #include "apps/data/manifest.h"
 #include "apps/data/tokenizer.h"
 #include "core/base/error.h"
-#include "core/base/threads.h"
 #include "core/io/atomic_file.h"
 #include "core/io/indexed_dataset.h"
 
@@ -24,152 +18,16 @@ namespace nrl::data {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto poll_interval = std::chrono::milliseconds(200);
 
-/// A chunk of text to be tokenized.
-struct Job {
-  TextChunk chunk;
-  size_t chunk_bytes = 0;            // size of the text
-  std::atomic<int64_t> encoded = 0;  // bytes encoded so far
+/// The documents of a chunk.
+struct Tokenized {
   std::vector<int32_t> tokens;
   std::vector<int64_t> ends;  // of the documents, in `tokens`
   int64_t text_bytes = 0, bytes_without_token = 0;
   ChunkCounts counts;
-  std::exception_ptr error;
-  bool done = false;
 };
-
-/// One thread reads, several tokenize, and the caller gets the results in input order.
-class Pipeline {
- public:
-  using Work = std::function<void(Job&)>;
-
-  Pipeline(const std::vector<InputFile>& files, int workers, Work work)
-      : files_(files), work_(std::move(work)), max_jobs_(static_cast<size_t>(4 * workers)) {
-    try {
-      threads_.push_back(start_thread([this] { read(); }));
-      for (int i = 0; i < workers; ++i) threads_.push_back(start_thread([this] { tokenize(); }));
-    } catch (...) {
-      stop();
-      throw;
-    }
-  }
-  ~Pipeline() { stop(); }
-
-  /// The next result, or null at the end. Rethrows the first error in input order. While waiting, calls
-  /// `waiting` every poll_interval with the file bytes that jobs in flight have encoded so far.
-  std::unique_ptr<Job> next(const std::function<void(int64_t)>& waiting) {
-    std::unique_lock lock(mutex_);
-    while (!changed_.wait_for(lock, poll_interval,
-                              [&] { return order_.empty() ? read_all_ : order_.front()->done; })) {
-      const int64_t bytes = bytes_in_flight();
-      lock.unlock();
-      waiting(bytes);
-      lock.lock();
-    }
-    if (order_.empty()) return nullptr;
-    std::unique_ptr<Job> job = std::move(order_.front());
-    order_.pop_front();
-    bytes_ -= job->chunk_bytes;
-    --started_;
-    lock.unlock();
-    changed_.notify_all();
-    if (job->error) std::rethrow_exception(job->error);
-    return job;
-  }
-
- private:
-  int64_t bytes_in_flight() const {
-    double bytes = 0;
-    for (size_t i = 0; i < started_; ++i) {
-      const Job& job = *order_[i];
-      const double fraction = static_cast<double>(job.encoded.load(std::memory_order_relaxed)) /
-                              static_cast<double>(std::max<size_t>(job.chunk_bytes, 1));
-      bytes += static_cast<double>(job.chunk.file_bytes) * (job.done ? 1.0 : std::min(fraction, 1.0));
-    }
-    return static_cast<int64_t>(bytes);
-  }
-
-  void stop() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-  }
-
-  // Returns false if the pipeline is being stopped.
-  bool push(std::unique_ptr<Job> job) {
-    std::unique_lock lock(mutex_);
-    constexpr size_t max_bytes = size_t{256} << 20;
-    job->chunk_bytes = job->chunk.text.size();
-    changed_.wait(lock, [&] {
-      return stop_ || order_.empty() || (order_.size() < max_jobs_ && bytes_ + job->chunk_bytes <= max_bytes);
-    });
-    if (stop_) return false;
-    bytes_ += job->chunk_bytes;
-    order_.push_back(std::move(job));
-    lock.unlock();
-    changed_.notify_all();
-    return true;
-  }
-
-  void read() {
-    bool going = true;
-    for (const InputFile& file : files_) {
-      if (!going) return;
-      try {
-        read_chunks(file, [&](TextChunk&& chunk) {
-          auto job = std::make_unique<Job>();
-          job->chunk = std::move(chunk);
-          return going = push(std::move(job));
-        });
-      } catch (...) {
-        auto job = std::make_unique<Job>();
-        job->error = std::current_exception();
-        going = push(std::move(job));
-      }
-    }
-    const std::lock_guard lock(mutex_);
-    read_all_ = true;
-    changed_.notify_all();
-  }
-
-  void tokenize() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      changed_.wait(lock, [&] { return stop_ || started_ < order_.size() || read_all_; });
-      if (stop_ || started_ == order_.size()) return;
-      Job& job = *order_[started_++];
-      lock.unlock();
-      std::exception_ptr error = job.error;
-      if (!error) try {
-          encode_progress = &job.encoded;
-          work_(job);
-        } catch (...) {
-          error = std::current_exception();
-        }
-      encode_progress = nullptr;
-      lock.lock();
-      job.error = error;
-      job.done = true;
-      changed_.notify_all();
-    }
-  }
-
-  const std::vector<InputFile>& files_;
-  const Work work_;
-  const size_t max_jobs_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Jobs in input order that next() has not returned yet; workers have taken the first `started_` of them.
-  std::deque<std::unique_ptr<Job>> order_;
-  size_t started_ = 0;
-  size_t bytes_ = 0;  // text of the jobs in order_
-  bool stop_ = false, read_all_ = false;
-  std::vector<std::thread> threads_;
-};
+using Pipeline = ChunkPipeline<Tokenized>;
+constexpr auto poll_interval = Pipeline::poll_interval;
 
 /// Reports progress at a limited rate, and throws PrepareStopped on a stop request.
 class Reporter {
@@ -290,14 +148,15 @@ PrepareSummary run_prepare(const PrepareOptions& options,
   report.begin(progress, PrepareProgress::Phase::tokenizing);
   IndexedDatasetWriter writer(options.output, tokenizer->vocab_size());
   {
-    Pipeline pipeline(files, workers, [&](Job& job) {
-      for_each_document(job.chunk, options.text, job.counts, [&](std::string_view text) {
-        const size_t begin = job.tokens.size();
-        job.bytes_without_token += tokenizer->encode(text, job.tokens);
-        if (job.tokens.size() == begin) return;
-        if (options.append_eod) job.tokens.push_back(*tokenizer->eos());
-        job.ends.push_back(static_cast<int64_t>(job.tokens.size()));
-        job.text_bytes += static_cast<int64_t>(text.size());
+    Pipeline pipeline(files, workers, [&](Pipeline::Job& job) {
+      Tokenized& out = job.result;
+      for_each_document(job.chunk, options.text, out.counts, [&](std::string_view text) {
+        const size_t begin = out.tokens.size();
+        out.bytes_without_token += tokenizer->encode(text, out.tokens);
+        if (out.tokens.size() == begin) return;
+        if (options.append_eod) out.tokens.push_back(*tokenizer->eos());
+        out.ends.push_back(static_cast<int64_t>(out.tokens.size()));
+        out.text_bytes += static_cast<int64_t>(text.size());
       });
       job.chunk.text = {};
     });
@@ -306,21 +165,22 @@ PrepareSummary run_prepare(const PrepareOptions& options,
       now.bytes_done += bytes_in_flight;
       report(now);
     };
-    while (const std::unique_ptr<Job> job = pipeline.next(waiting)) {
+    while (const std::unique_ptr<Pipeline::Job> job = pipeline.next(waiting)) {
+      const Tokenized& result = job->result;
       int64_t begin = 0;
-      for (const int64_t end : job->ends) {
+      for (const int64_t end : result.ends) {
         if (end - begin > INT32_MAX)
           fail(Exit::data, "{}: a document is too long: {} tokens; expected at most {}. Fix: split the file",
                job->chunk.file->path, end - begin, INT32_MAX);
         writer.add_sequence(
-            std::span(job->tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
+            std::span(result.tokens).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin)));
         writer.end_document();
         begin = end;
       }
-      summary.text_bytes += job->text_bytes;
-      summary.bytes_without_token += job->bytes_without_token;
-      summary.counts.invalid_utf8.add(job->counts.invalid_utf8);
-      summary.counts.bad_lines.add(job->counts.bad_lines);
+      summary.text_bytes += result.text_bytes;
+      summary.bytes_without_token += result.bytes_without_token;
+      summary.counts.invalid_utf8.add(result.counts.invalid_utf8);
+      summary.counts.bad_lines.add(result.counts.bad_lines);
       progress.bytes_done += job->chunk.file_bytes;
       progress.files_done += job->chunk.last;
       progress.documents = writer.documents();

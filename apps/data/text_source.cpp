@@ -22,28 +22,21 @@ constexpr int64_t max_text_bytes =
 // A compressed document may expand to this multiple of its size, or to free_bytes if that is more.
 constexpr int64_t max_expansion = 200, free_bytes = int64_t{64} << 20;
 constexpr size_t max_line_bytes = size_t{64} << 20;
-constexpr size_t block_bytes = size_t{1} << 20;
 constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 constexpr std::string_view replacement = "\xEF\xBF\xBD";  // U+FFFD
 
 // The text of a JSONL line; an Error (`data`) begins with `source`.
 std::string text_of_line(std::string_view line, const std::string& source, const std::string& key) {
-  static constexpr JsonLimits limits{
-      .depth = 64, .string_bytes = max_line_bytes, .text_bytes = max_line_bytes};
+  const JsonValue value = parse_json_line(line, source);
   try {
-    const JsonValue value = parse_json(line, source, limits);
-    if (!value.is_object()) fail(Exit::data, "{}: expected a JSON object, found {}", source, value.kind());
     return value.get_string(key);
   } catch (const Error& e) {
-    // The parser counts lines within the line: "FILE:7:1:12" becomes "FILE:7:12".
-    std::string text = e.what();
-    if (text.starts_with(source + ":1:")) text.erase(source.size(), 2);
-    fail(Exit::data, "{}", text);
+    fail(Exit::data, "{}", place_in_line(e.what(), source));
   }
 }
 
 // Reads a stream in pieces of whole lines. `take(text, offset, last)` returns false to stop.
-void read_lines(TextStream& stream, const InputFile& input,
+void read_lines(TextStream& stream, const InputFile& input, size_t block_bytes,
                 const std::function<bool(std::string&&, int64_t, bool)>& take) {
   std::string rest;
   int64_t offset = 0, line = 1;
@@ -72,10 +65,11 @@ bool begins_with_json_line(const InputFile& file, const std::string& key) {
   TextStream stream(file.path, file.compression);
   bool found = false;
   try {
-    read_lines(stream, file, [&](std::string&& text, int64_t, bool) {
+    read_lines(stream, file, default_chunk_bytes, [&](std::string&& text, int64_t, bool) {
       std::string_view line = text;
       if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
-      text_of_line(line.substr(0, line.find('\n')), file.path, key);
+      const JsonValue value = parse_json_line(line.substr(0, line.find('\n')), file.path);
+      if (!key.empty()) (void)value.get_string(key);
       found = true;
       return false;
     });
@@ -202,17 +196,17 @@ std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const
   return files;
 }
 
-void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>& take) {
+void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>& take, size_t chunk_bytes) {
   TextStream stream(input.path, input.compression);
   if (!input.jsonl) {
     const int64_t limit = input.compression == Compression::none
                               ? max_text_bytes
                               : std::min(max_text_bytes, std::max(free_bytes, input.bytes * max_expansion));
     std::string text;
-    for (size_t count = block_bytes; count == block_bytes;) {
+    for (size_t count = chunk_bytes; count == chunk_bytes;) {
       const size_t kept = text.size();
-      text.resize(kept + block_bytes);
-      count = stream.read(text.data() + kept, block_bytes);
+      text.resize(kept + chunk_bytes);
+      count = stream.read(text.data() + kept, chunk_bytes);
       text.resize(kept + count);
       if (static_cast<int64_t>(text.size()) > limit)
         fail(Exit::data,
@@ -226,7 +220,7 @@ void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>&
     return;
   }
   int64_t line = 1, read = 0;
-  read_lines(stream, input, [&](std::string&& text, int64_t offset, bool last) {
+  read_lines(stream, input, chunk_bytes, [&](std::string&& text, int64_t offset, bool last) {
     TextChunk chunk{.file = &input,
                     .first_line = line,
                     .offset = offset,
@@ -237,6 +231,35 @@ void read_chunks(const InputFile& input, const std::function<bool(TextChunk&&)>&
     line += std::count(chunk.text.begin(), chunk.text.end(), '\n');
     return take(std::move(chunk));
   });
+}
+
+void for_each_line(const TextChunk& chunk,
+                   const std::function<void(std::string_view line, int64_t number)>& take) {
+  std::string_view text = chunk.text;
+  if (chunk.offset == 0 && text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
+  for (int64_t number = chunk.first_line; !text.empty(); ++number) {
+    const size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view line = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (line.find_first_not_of(" \t\r") != std::string_view::npos) take(line, number);
+  }
+}
+
+JsonValue parse_json_line(std::string_view line, const std::string& source, size_t most_values) {
+  const JsonLimits limits{
+      .depth = 64, .string_bytes = max_line_bytes, .text_bytes = max_line_bytes, .values = most_values};
+  try {
+    JsonValue value = parse_json(line, source, limits);
+    if (!value.is_object()) fail(Exit::data, "{}: expected a JSON object, found {}", source, value.kind());
+    return value;
+  } catch (const Error& e) {
+    fail(Exit::data, "{}", place_in_line(e.what(), source));
+  }
+}
+
+std::string place_in_line(std::string text, const std::string& source) {
+  if (text.starts_with(source + ":1:")) text.erase(source.size(), 2);
+  return text;
 }
 
 void Incidents::add(std::string location) {
@@ -254,19 +277,15 @@ void for_each_document(const TextChunk& chunk, const ChunkOptions& options, Chun
                        const std::function<void(std::string_view)>& document) {
   const RawText raw{chunk, options, counts};
   std::string storage;
-  std::string_view text = chunk.text;
-  if (chunk.offset == 0 && text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
   if (!chunk.file->jsonl) {
+    std::string_view text = chunk.text;
+    if (text.starts_with(byte_order_mark)) text.remove_prefix(byte_order_mark.size());
     if (const auto valid = raw.valid(text, 1, storage); valid && !valid->empty()) document(*valid);
     return;
   }
-  for (int64_t number = chunk.first_line; !text.empty(); ++number) {
-    const size_t end = std::min(text.find('\n'), text.size());
-    const std::string_view line = text.substr(0, end);
-    text.remove_prefix(std::min(end + 1, text.size()));
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
+  for_each_line(chunk, [&](std::string_view line, int64_t number) {
     const auto valid = raw.valid(line, number, storage);
-    if (!valid) continue;
+    if (!valid) return;
     std::string content;
     try {
       auto plain =
@@ -278,10 +297,10 @@ void for_each_document(const TextChunk& chunk, const ChunkOptions& options, Chun
       if (options.bad_line == BadLine::error)
         fail(Exit::data, "{}. Fix: correct the line, or use --on-bad-line skip", e.what());
       counts.bad_lines.add(e.what());
-      continue;
+      return;
     }
     if (!content.empty()) document(content);
-  }
+  });
 }
 
 }  // namespace nrl::data

@@ -1,0 +1,23 @@
+#pragma once
+// Enumerations of the configuration about training examples, with their YAML spellings.
+
+#include "core/base/enum_names.h"
+
+namespace nrl {
+
+/// Content of the data files. `tokens`: token files of `nrl-train prepare`; the others are records with text,
+/// of which apps/data/examples makes examples.
+NRL_ENUM(ExampleFormat, (tokens, automatic, text, messages, instruction, preference),
+         ("tokens", "auto", "text", "messages", "instruction", "preference"), ())
+/// Tokens that are predicted with loss. `automatic`: all of a text, all assistant messages of a conversation,
+/// the completion of a prompt.
+NRL_ENUM(TrainOn, (automatic, assistant, last_assistant, completion, all),
+         ("auto", "assistant", "last_assistant", "completion", "all"), ())
+/// Treatment of examples that are longer than the model's context.
+NRL_ENUM(OnOverlong, (truncate, drop, error), ("truncate", "drop", "error"), ())
+/// Treatment of records whose text contains the text of a special token, which is tokenized as that token.
+NRL_ENUM(SpecialTokensInText, (allow, error, drop), ("allow", "error", "drop"), ())
+/// Treatment of records that cannot be used.
+NRL_ENUM(OnBadRecord, (error, skip), ("error", "skip"), ())
+
+}  // namespace nrl
