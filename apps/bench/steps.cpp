@@ -123,7 +123,7 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
 
 std::vector<std::string> random_token_overrides(int64_t steps) {
   std::vector<std::string> out = train::random_token_overrides();
-  out.insert(out.end(), {fmt::format("pretrain.max_num_steps={}", steps), "pretrain.max_num_epochs=null",
+  out.insert(out.end(), {fmt::format("loop.max_num_steps={}", steps), "loop.max_num_epochs=null",
                          "data.reset_position_ids=false", "data.reset_attention_mask=false",
                          "data.eod_mask_loss=false"});
   return out;

@@ -35,6 +35,7 @@ Diagnostics check_model(const Facts& facts) {
   out += judge(context_rules(), facts);
   out += plan::check_pipeline(facts.result, facts.spec().layers);
   out += judge(expert_rules(), facts);
+  out += judge(example_rules(), facts);
   out += judge(layer_rules(), facts);
   out += check_logits(facts);
   out += judge({&on_oom, 1}, facts);

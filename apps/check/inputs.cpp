@@ -37,20 +37,30 @@ std::string advice_for(const std::string& prefix) {
 
 Rule data_exists(bool train) {
   const char* key = train ? train_key : validation_key;
-  return {{key}, [=](const Facts& f) {
-            Verdict out;
-            for (const std::string& prefix : set_of(f, train).data_path) {
-              std::vector<std::string> absent;
-              for (const char* suffix : {".idx", ".bin"})
-                if (!path_exists(prefix + suffix)) absent.push_back(clipped(prefix) + suffix);
-              if (!prefix.empty() && !absent.empty())
-                out.push_back({.reason = fmt::format("{}: {} {} missing", key, fmt::join(absent, " and "),
-                                                     absent.size() > 1 ? "are" : "is"),
-                               .remedy = {advice_for(prefix)},
-                               .exit = Exit::no_input});
-            }
-            return out;
-          }};
+  return {
+      {key}, [=](const Facts& f) {
+        Verdict out;
+        if (trains_on_examples(f.config())) {
+          for (const std::string& path : set_of(f, train).data_path)
+            if (!path.empty() && !path_exists(path))
+              out.push_back({.reason = fmt::format("{}: there is no {}", key, clipped(path)),
+                             .remedy = {"expected a file of JSON lines (.jsonl, .jsonl.gz, .jsonl.zst) or a "
+                                        "directory of them, relative to the working directory"},
+                             .exit = Exit::no_input});
+          return out;
+        }
+        for (const std::string& prefix : set_of(f, train).data_path) {
+          std::vector<std::string> absent;
+          for (const char* suffix : {".idx", ".bin"})
+            if (!path_exists(prefix + suffix)) absent.push_back(clipped(prefix) + suffix);
+          if (!prefix.empty() && !absent.empty())
+            out.push_back({.reason = fmt::format("{}: {} {} missing", key, fmt::join(absent, " and "),
+                                                 absent.size() > 1 ? "are" : "is"),
+                           .remedy = {advice_for(prefix)},
+                           .exit = Exit::no_input});
+        }
+        return out;
+      }};
 }
 
 /// The data were made with the tokenizer that goes into checkpoints.
@@ -60,7 +70,7 @@ Rule same_tokenizer(bool train) {
             const auto& tokenizer = own ? own : f.policy().model_name;
             const char* key = own ? tokenizer_key : model_key;
             Verdict out;
-            if (!tokenizer || !f.result.sound(key)) return out;
+            if (!tokenizer || !f.result.sound(key) || trains_on_examples(f.config())) return out;
             for (const std::string& prefix : set_of(f, train).data_path) {
               std::string text;
               try {

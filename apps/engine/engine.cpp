@@ -131,7 +131,7 @@ DryStep Engine::dry_step(Objective& objective, bool calls) {
   {
     const DryRanks dry_ranks(dry_ranks_ ? nullptr : ranks_);
     const ops::DryRun dry(exec_, calls ? &out.calls : nullptr);
-    run_schedule(plan_->tensors->microbatches(), objective);
+    run_schedule(plan_->tensors->largest(), objective);
     finish_gathers();
     out.kernels = dry.kernels();
     out.workspace = dry.workspace();
@@ -330,7 +330,7 @@ Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
   return plan_->decoder->log_prob(filled);
 }
 
-double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next) {
+double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next, bool first) {
   double sum = 0;
   refresh_fp8_weights();
   ops::upload(exec_, evaluation_, &sum);
@@ -346,7 +346,7 @@ double Engine::evaluate(int64_t count, const std::function<const data::HostMicro
           if (p.layout.reports_tokens())
             ops::add_sum(exec_, {.x = p.decoder->log_prob(batches[m]), .out = evaluation_});
         },
-        i == 0);
+        first && i == 0);
   }
   ops::download(exec_, evaluation_, &sum);
   return sum;

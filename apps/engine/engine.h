@@ -107,8 +107,9 @@ class Engine {
   /// pipeline stages; only the last stage has the result.
   Tensor log_probs(const data::HostMicroBatch& batch);
   /// The sum of log_probs() over `count` calls of `next`, on this rank; 0 unless it reports tokens
-  /// (ModelLayout::reports_tokens()). Collective over pipeline stages. Blocks.
-  double evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next);
+  /// (ModelLayout::reports_tokens()). `first`: see model::Decoder::evaluate(). Collective over pipeline
+  /// stages. Blocks.
+  double evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next, bool first = true);
 
   const plan::RunPlan& plan() const { return *plan_; }
   /// For work on the state between steps.

@@ -20,8 +20,8 @@ void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, co
 }
 
 std::shared_ptr<Objective> make_objective(const Config& config) {
-  NRL_CHECK(config.algorithm == Algorithm::pretrain, "algorithm {} has no objective",
-            name_of(config.algorithm));
+  NRL_CHECK(config.algorithm == Algorithm::pretrain || config.algorithm == Algorithm::sft,
+            "algorithm {} has no objective", name_of(config.algorithm));
   return std::make_shared<LanguageModeling>();
 }
 

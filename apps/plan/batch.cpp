@@ -143,6 +143,7 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     }
     next += input_bytes();
   }
+  if (shape_.packed > 0) largest_ = tensors_;
   NRL_CHECK(shape_.staged == (exec.device != nullptr));
   if (!shape_.staged) return;
   pinned_ = static_cast<std::byte*>(arenas.at(plan, staging_id_));

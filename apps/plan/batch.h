@@ -73,8 +73,10 @@ class BatchTensors {
   const BatchShape& shape() const { return shape_; }
   /// The decoder's inputs. Addresses are the same in all steps. With BatchShape::bounds the number
   /// of sequences changes; it is padded with empty sequences to a power of two, so that libraries
-  /// need few plans. Until they are filled, packed microbatches have the most tokens.
+  /// need few plans.
   const std::vector<model::MicroBatch>& microbatches() const { return tensors_; }
+  /// The same with the most tokens that packed microbatches may have.
+  const std::vector<model::MicroBatch>& largest() const { return shape_.packed > 0 ? largest_ : tensors_; }
 
  private:
   int64_t input_bytes() const;  // of one microbatch in the block
@@ -90,7 +92,7 @@ class BatchTensors {
   std::vector<parallel::ContextBounds> context_bounds_;  // of BatchShape::exchanges
   memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1, rows_id_ = -1, staging_id_ = -1;
   int64_t block_bytes_ = 0, step_offset_ = 0;  // size of the block; offset of the step number in it
-  std::vector<model::MicroBatch> tensors_;
+  std::vector<model::MicroBatch> tensors_, largest_;
   std::byte* block_ = nullptr;  // in device memory: loss weights, step number, inputs of each microbatch
   ops::Exec* exec_ = nullptr;
   // If staged: two pinned staging buffers; `copied_` is recorded after the copy from a buffer.

@@ -12,7 +12,7 @@
 
 namespace nrl::verify {
 
-Learner::Learner(comm::World& world, Setting setting, const data::TokenDataset& data,
+Learner::Learner(comm::World& world, Setting setting, const train::TrainData& data,
                  std::unique_ptr<plan::RunPlan> plan)
     : world_(world), setting_(std::move(setting)), data_(data) {
   engine_ =
@@ -35,44 +35,37 @@ void Learner::initialize(train::VerifyShare share) {
 }
 
 void Learner::open(int64_t first, int64_t count) {
-  loader_.reset();
-  loading_ = train::make_loader_options(setting_.config.config, plan().batch, setting_.position);
-  loading_.consumed_samples = (first - 1) * plan().batch.global;
-  loading_.steps = count;
-  loader_ = std::make_unique<data::BatchLoader>(data_, loading_);
+  source_.reset();
+  source_ = source((first - 1) * plan().batch.global, count);
   next_ = first;
 }
 
+std::unique_ptr<train::StepSource> Learner::source(int64_t consumed_samples, int64_t steps) const {
+  return train::training_source(setting_.config.config, data_, plan(), *setting_.groups, consumed_samples,
+                                steps);
+}
+
 engine::StepInput Learner::next_step() {
-  plan::BatchCounts counts;
-  for (int64_t m = 0; m < loading_.accumulation; ++m) {
-    const data::HostMicroBatch& batch = loader_->next();
-    engine_->fill(m, batch, data::first_sample(loading_, 0, m) - loading_.consumed_samples);
-    counts = counts + plan::count(batch, plan().spec.window);
-  }
-  engine::StepInput input{.number = next_++,
-                          .learning_rate = learning_rate,
-                          .loss_tokens = train::loss_tokens_of_all(data_, plan().batch.tokens_per_step,
-                                                                   counts, *setting_.groups, plan().layout)};
-  in_flight_.push_back(input.loss_tokens);
-  return input;
+  const train::StepSource::Totals totals = train::fill_step(*engine_, *source_).totals;
+  in_flight_.push_back(totals);
+  return {.number = next_++, .learning_rate = learning_rate, .loss_tokens = totals.loss_tokens};
 }
 
 Outcome Learner::collect() {
   const engine::StepResult result = train::collect_step(world_, *engine_);
   setting_.groups->check();  // replayed graphs report no errors themselves
-  const auto tokens = static_cast<double>(in_flight_.front());
+  const train::StepSource::Totals totals = in_flight_.front();
   in_flight_.erase(in_flight_.begin());
   const BatchPlan& batch = plan().batch;
   ++position_.step;
   position_.consumed_samples += batch.global;
-  position_.tokens += batch.tokens_per_step;
+  position_.tokens += totals.tokens;
   position_.updates = result.updates;
   position_.skipped += result.skipped ? 1 : 0;
   position_.skipped_in_a_row = result.skipped_in_a_row;
   position_.loss_scale = result.loss_scale;
   position_.clean_steps = result.clean_steps;
-  return {.loss = objective().loss(result.metrics, tokens),
+  return {.loss = objective().loss(result.metrics, static_cast<double>(totals.loss_tokens)),
           .norm = result.grad_norm,
           .loss_scale = result.loss_scale,
           .skipped = result.skipped,
@@ -91,17 +84,14 @@ std::vector<Outcome> Learner::train(int64_t first, int64_t count) {
 }
 
 double Learner::evaluate(int64_t batch) {
-  data::LoaderOptions loading =
-      train::make_loader_options(setting_.config.config, plan().batch, setting_.position);
-  loading.consumed_samples = (batch - 1) * plan().batch.global;
-  loading.steps = 1;
-  return train::mean_loss(*engine_, data_, loading, *setting_.groups);
+  const auto validation = source((batch - 1) * plan().batch.global, 1);
+  return train::mean_loss(*engine_, *validation, 1, *setting_.groups);
 }
 
 std::string Learner::save(const std::string& store, const RankGroup& group) {
   std::unique_ptr<Staging> staging = engine_->staging();
   position_.global_batch = plan().batch.global;
-  position_.dataset_samples = data_.samples();
+  position_.dataset_samples = data_.samples;
   const train::SaveOptions options{.store = store,
                                    .resolved_config = dump_resolved(setting_.config),
                                    .run = train::record_to_json({}),
@@ -110,7 +100,7 @@ std::string Learner::save(const std::string& store, const RankGroup& group) {
 }
 
 void Learner::restart() {
-  loader_.reset();
+  source_.reset();
   engine_.reset();
   engine_ = std::make_unique<engine::Engine>(setting_.make_plan(), setting_.options, *setting_.groups,
                                              setting_.exec);

@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/data/loader.h"
 #include "apps/engine/engine.h"
 #include "apps/plan/grid_position.h"
+#include "apps/train/loop/step_source.h"
 #include "apps/train/state/checkpoint.h"
 #include "apps/train/state/resume.h"
 #include "core/config/load.h"
@@ -36,7 +36,7 @@ class Learner {
     std::function<std::unique_ptr<plan::RunPlan>()> make_plan;  ///< for another engine
   };
   /// Not collective: allocates the engine. `world`, `data` and the groups must outlive the learner.
-  Learner(comm::World& world, Setting setting, const data::TokenDataset& data,
+  Learner(comm::World& world, Setting setting, const train::TrainData& data,
           std::unique_ptr<plan::RunPlan> plan);
 
   engine::Engine& engine() { return *engine_; }
@@ -69,14 +69,15 @@ class Learner {
   void load(const std::string& checkpoint);
 
  private:
+  std::unique_ptr<train::StepSource> source(int64_t consumed_samples, int64_t steps) const;
+
   comm::World& world_;
   Setting setting_;
-  const data::TokenDataset& data_;
+  const train::TrainData& data_;
   std::unique_ptr<engine::Engine> engine_;
-  data::LoaderOptions loading_;
-  std::unique_ptr<data::BatchLoader> loader_;
+  std::unique_ptr<train::StepSource> source_;
   int64_t next_ = 1;
-  std::vector<int64_t> in_flight_;  // loss tokens, of the oldest first
+  std::vector<train::StepSource::Totals> in_flight_;  // of the oldest first
   train::Position position_;
 };
 

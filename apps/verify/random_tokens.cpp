@@ -1,5 +1,7 @@
 #include "apps/verify/random_tokens.h"
 
+#include <algorithm>
+
 #include "apps/train/start/document_rules.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/error.h"
@@ -22,14 +24,58 @@ std::string RandomTokens::describe() const {
   return fmt::format("random tokens, seed {}", seed_);
 }
 
-std::unique_ptr<data::TokenDataset> random_tokens(const ConfigResult& config, int64_t steps) {
+RandomExamples::RandomExamples(int64_t size, int64_t most, int64_t vocab_size, uint64_t seed) {
+  const PhiloxStream stream(seed, "random examples");
+  NRL_CHECK(most >= 2 && vocab_size > 0);
+  uint64_t at = 0;
+  const auto below = [&](int64_t end) {
+    return static_cast<int64_t>(stream.bits(at++) % static_cast<uint64_t>(end));
+  };
+  for (int64_t i = 0; i < size; ++i) {
+    const int64_t longest = below(4) == 0 ? most : std::max<int64_t>(most / 4, 2);
+    std::vector<int32_t>& ids = ids_.emplace_back(static_cast<size_t>(2 + below(longest - 1)));
+    for (int32_t& id : ids) id = static_cast<int32_t>(below(vocab_size));
+  }
+}
+
+bool RandomExamples::in_loss(int64_t example, int, int64_t token) const {
+  return token > 0 && (example * 31 + token * 17) % 5 < 3;
+}
+
+data::SequenceLength RandomExamples::length(int64_t example, int sequence) const {
+  data::SequenceLength out{.tokens = static_cast<int32_t>(ids_[static_cast<size_t>(example)].size())};
+  for (int64_t t = 1; t < out.tokens; ++t) out.loss_tokens += in_loss(example, sequence, t) ? 1 : 0;
+  return out;
+}
+
+std::span<const int32_t> RandomExamples::ids(int64_t example, int) const {
+  return ids_[static_cast<size_t>(example)];
+}
+
+std::string RandomExamples::where(int64_t example) const {
+  return fmt::format("random example {}", example);
+}
+
+std::string RandomExamples::describe() const {
+  return fmt::format("{} examples of random tokens", size());
+}
+
+train::TrainData random_tokens(const ConfigResult& config, int64_t steps) {
   const Config& c = config.config;
-  const int64_t vocabulary = train::load_model_spec(config).vocab_size;
+  const int64_t vocabulary = train::load_model_spec(config).vocab_size,
+                samples = steps * c.policy.train_global_batch_size,
+                length = c.policy.max_total_sequence_length;
+  const auto seed = static_cast<uint64_t>(resolved_loop(c).seed);
+  train::TrainData out;
+  out.samples = out.epoch_samples = samples;
+  if (trains_on_examples(c)) {
+    out.examples = std::make_shared<RandomExamples>(samples, length, vocabulary, seed);
+    return out;
+  }
   data::DocumentRules rules = train::document_rules(c);
   if (rules.any()) rules.end_token = static_cast<int32_t>(vocabulary - 1);
-  return std::make_unique<RandomTokens>(rules, steps * c.policy.train_global_batch_size,
-                                        c.policy.max_total_sequence_length, vocabulary,
-                                        static_cast<uint64_t>(resolved_loop(c).seed));
+  out.dataset = std::make_unique<RandomTokens>(rules, samples, length, vocabulary, seed);
+  return out;
 }
 
 }  // namespace nrl::verify

@@ -1,9 +1,12 @@
 #pragma once
 // Seeded random samples, for runs whose data files are not needed.
 
-#include <memory>
+#include <string>
+#include <vector>
 
+#include "apps/data/examples/examples.h"
 #include "apps/data/gpt_dataset.h"
+#include "apps/train/start/run_data.h"
 #include "core/config/load.h"
 
 namespace nrl::verify {
@@ -30,8 +33,25 @@ class RandomTokens : public data::TokenDataset {
   uint64_t seed_;
 };
 
-/// The samples of `steps` steps of a configuration. Where documents have rules, the last token of the
-/// vocabulary ends them.
-std::unique_ptr<data::TokenDataset> random_tokens(const ConfigResult& config, int64_t steps);
+/// Examples of 2 to `most` random tokens, most of them short, of which a random half has a loss.
+class RandomExamples : public data::Examples {
+ public:
+  RandomExamples(int64_t size, int64_t most, int64_t vocab_size, uint64_t seed);
+
+  int64_t size() const override { return static_cast<int64_t>(ids_.size()); }
+  int sequences_per_example() const override { return 1; }
+  data::SequenceLength length(int64_t example, int sequence) const override;
+  std::span<const int32_t> ids(int64_t example, int sequence) const override;
+  bool in_loss(int64_t example, int sequence, int64_t token) const override;
+  std::string where(int64_t example) const override;
+  std::string describe() const override;
+
+ private:
+  std::vector<std::vector<int32_t>> ids_;
+};
+
+/// The samples of `steps` steps of a configuration, or as many examples. Where documents have rules, the last
+/// token of the vocabulary ends them.
+train::TrainData random_tokens(const ConfigResult& config, int64_t steps);
 
 }  // namespace nrl::verify

@@ -22,6 +22,8 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.policy.offload_layers.reset();
   c.policy.offload_modules.clear();
   c.policy.cuda_graph = false;
+  c.policy.sequence_packing = {};
+  c.policy.dynamic_batching = {};
   c.policy.fp8_cfg.fp8_param = false;
   c.policy.optimizer.use_precision_aware_optimizer = false;
   c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = DType::f32;

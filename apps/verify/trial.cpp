@@ -32,7 +32,7 @@ void compare_steps(TrialRuns& runs, int64_t steps) {
   }
 }
 
-TrialResult run_trial(comm::World& world, const ConfigResult& config, const data::TokenDataset& data,
+TrialResult run_trial(comm::World& world, const ConfigResult& config, const train::TrainData& data,
                       int64_t steps) {
   TrialRuns runs(world, config, data, steps - 1);
   compare_steps(runs, steps);

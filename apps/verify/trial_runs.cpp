@@ -11,7 +11,7 @@
 
 namespace nrl::verify {
 
-TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const data::TokenDataset& data,
+TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const train::TrainData& data,
                      int64_t updates)
     : world_(world), config_(config), begin_(train::Timers::steady_seconds()), placement_(world, config) {
   const Config& c = config.config;

@@ -13,7 +13,7 @@ namespace nrl::verify {
 class TrialRuns {
  public:
   /// Collective. Both runs have their initial weights, which are compared. `updates`: see limits_for().
-  TrialRuns(comm::World& world, const ConfigResult& config, const data::TokenDataset& data, int64_t updates);
+  TrialRuns(comm::World& world, const ConfigResult& config, const train::TrainData& data, int64_t updates);
 
   Learner& layout() { return *layout_; }
   /// Null on ranks other than 0.

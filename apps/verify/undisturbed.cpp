@@ -48,7 +48,7 @@ class Store {
 
 class UndisturbedTrial {
  public:
-  UndisturbedTrial(comm::World& world, const ConfigResult& config, const data::TokenDataset& data,
+  UndisturbedTrial(comm::World& world, const ConfigResult& config, const train::TrainData& data,
                    int64_t steps, CheckpointChain& chain)
       : world_(world), runs_(world, config, data, 2 * steps), steps_(steps), chain_(chain) {}
 
@@ -206,7 +206,7 @@ int64_t undisturbed_batches(int64_t steps) {
 }
 
 TrialResult run_undisturbed_trial(comm::World& world, const ConfigResult& config,
-                                  const data::TokenDataset& data, int64_t steps, CheckpointChain& chain) {
+                                  const train::TrainData& data, int64_t steps, CheckpointChain& chain) {
   return UndisturbedTrial(world, config, data, steps, chain).run();
 }
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "apps/data/gpt_dataset.h"
+#include "apps/train/start/run_data.h"
 #include "apps/verify/trial_result.h"
 #include "core/config/load.h"
 #include "core/io/scratch_directory.h"
@@ -46,6 +46,6 @@ int64_t undisturbed_batches(int64_t steps);
 /// evaluation and the weights, and saves a checkpoint. The layout then resumes from the last checkpoint in
 /// `chain`, or else the reference's, and the reference from the layout's, for as many steps.
 TrialResult run_undisturbed_trial(comm::World& world, const ConfigResult& config,
-                                  const data::TokenDataset& data, int64_t steps, CheckpointChain& chain);
+                                  const train::TrainData& data, int64_t steps, CheckpointChain& chain);
 
 }  // namespace nrl::verify

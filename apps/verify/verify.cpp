@@ -23,31 +23,31 @@
 namespace nrl::verify {
 namespace {
 
-// Whether all token files of the configuration are there.
+// True if all data files of the configuration are there.
 bool data_exists(const Config& config) {
-  const std::vector<std::string>& prefixes = config.data.train.data_path;
-  for (const std::string& prefix : prefixes)
-    if (!path_exists(prefix + ".idx") || !path_exists(prefix + ".bin")) return false;
-  return !prefixes.empty();
+  const std::vector<std::string>& paths = config.data.train.data_path;
+  for (const std::string& path : paths)
+    if (trains_on_examples(config) ? !path_exists(path)
+                                   : !path_exists(path + ".idx") || !path_exists(path + ".bin"))
+      return false;
+  return !paths.empty();
 }
 
 // The samples of `steps` steps.
-std::unique_ptr<data::TokenDataset> open_data(comm::World& world, const ConfigResult& config, int64_t steps,
-                                              bool random) {
-  std::unique_ptr<data::TokenDataset> dataset;
+train::TrainData open_data(comm::World& world, const ConfigResult& config, int64_t steps, bool random) {
+  train::TrainData data;
   train::run_collectively(world, [&] {
     if (random) {
-      dataset = random_tokens(config, steps);
+      data = random_tokens(config, steps);
       return;
     }
     // In the order of the run, so that the steps are the first ones of training.
     const Config& c = config.config;
     const int64_t global = c.policy.train_global_batch_size;
-    train::TrainData data = train::plan_train_data(c, train::load_model_spec(config).vocab_size, global);
-    train::extend_train_data(data, std::max(data.samples, steps * global));
-    dataset = std::move(data.dataset);
+    data = train::open_train_data(c, train::load_model_spec(config).vocab_size, global);
+    if (data.samples < steps * global) train::extend_train_data(data, steps * global);
   });
-  return dataset;
+  return data;
 }
 
 // Why layouts are refused, and how many.
@@ -98,7 +98,7 @@ class Candidates {
 /// Runs trials as the options say.
 class Trials {
  public:
-  Trials(comm::World& world, const Options& options, const data::TokenDataset& data)
+  Trials(comm::World& world, const Options& options, const train::TrainData& data)
       : world_(world), options_(options), data_(data) {
     if (options.undisturbed > 0 && options.layouts != Which::list) chain_.emplace(world);
   }
@@ -111,7 +111,7 @@ class Trials {
  private:
   comm::World& world_;
   const Options& options_;
-  const data::TokenDataset& data_;
+  const train::TrainData& data_;
   std::optional<CheckpointChain> chain_;
 };
 
@@ -128,7 +128,7 @@ void require_captured_steps(comm::World& world, const Options& options, const Co
 }
 
 int verify_layouts(comm::World& world, const Options& options, const std::vector<std::string>& overrides,
-                   const ConfigResult& config, const data::TokenDataset& data,
+                   const ConfigResult& config, const train::TrainData& data,
                    const train::RunSetting& setting) {
   Refused refused;
   const Layouts all = all_layouts(config.config, train::load_model_spec(config).layers, world.size());
@@ -227,10 +227,10 @@ int verify(comm::World& world, const Options& options) {
   require_captured_steps(world, options, config.config);
   const int64_t batches = options.undisturbed > 0 ? undisturbed_batches(options.undisturbed) : options.steps;
   const auto data = open_data(world, config, batches, !random.empty());
-  log::info("data        {}", data->describe());
+  log::info("data        {}", data.examples ? data.examples->describe() : data.dataset->describe());
   if (options.layouts != Which::configured)
-    return verify_layouts(world, options, overrides, config, *data, setting);
-  const TrialResult result = Trials(world, options, *data).run(config);
+    return verify_layouts(world, options, overrides, config, data, setting);
+  const TrialResult result = Trials(world, options, data).run(config);
   print_trial(result);
   log::info("{}", verdict(result));
   return static_cast<int>(result.passed() ? Exit::ok : Exit::internal);

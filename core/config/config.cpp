@@ -1,5 +1,7 @@
 #include "core/config/config.h"
 
+#include <algorithm>
+
 #include "core/base/error.h"
 
 namespace nrl {
@@ -12,6 +14,12 @@ std::optional<int64_t> packed_tokens(const PolicyConfig& policy) {
   if (policy.sequence_packing.enabled) return policy.sequence_packing.train_mb_tokens;
   if (policy.dynamic_batching.enabled) return policy.dynamic_batching.train_mb_tokens;
   return std::nullopt;
+}
+
+std::optional<int64_t> packed_micro_batch(const PolicyConfig& policy) {
+  const auto tokens = packed_tokens(policy);
+  return tokens ? std::optional(std::max<int64_t>(*tokens / policy.max_total_sequence_length, 1))
+                : std::nullopt;
 }
 
 const LoopConfig& resolved_loop(const Config& config) {

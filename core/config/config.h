@@ -213,7 +213,7 @@ struct LoopConfig {
 struct DatasetConfig {
   std::vector<std::string> data_path;          ///< one or several (a blend)
   std::optional<std::vector<double>> weights;  ///< of the blend, one per path; unset: by size
-  DataFormat format = DataFormat::automatic;
+  ExampleFormat format = ExampleFormat::automatic;
   bool operator==(const DatasetConfig&) const = default;
 };
 
@@ -228,9 +228,11 @@ struct DataConfig {
   AutoOr<bool> pin_memory;  ///< a GPU run always does
   bool reset_position_ids = false, reset_attention_mask = false, eod_mask_loss = false;
   TrainOn train_on = TrainOn::automatic;
-  std::string chat_key = "messages", input_key = "prompt", output_key = "completion";
+  std::optional<std::string> chat_key;  ///< unset: messages or conversations
+  std::string input_key = "prompt", output_key = "completion";
   std::optional<std::string> system_prompt_file, prompt_file;
   SpecialTokensInText special_tokens_in_text = SpecialTokensInText::allow;
+  OnBadRecord on_bad_record = OnBadRecord::error;
   std::optional<std::string> template_date;  ///< unset: today
   std::optional<std::string> cache_dir;      ///< unset: beside the file
   bool operator==(const DataConfig&) const = default;
@@ -324,8 +326,10 @@ struct Config {
 
 /// True if steps consist of sequences of different lengths (data::ExampleSet), else of token files.
 bool trains_on_examples(const Config& config);
-/// Tokens that policy.sequence_packing or dynamic_batching give a microbatch; none if they do not.
+/// Tokens that policy.sequence_packing or dynamic_batching give a microbatch, and train_micro_batch_size in
+/// their place; none if they do not.
 std::optional<int64_t> packed_tokens(const PolicyConfig& policy);
+std::optional<int64_t> packed_micro_batch(const PolicyConfig& policy);
 /// The loop of the configured algorithm.
 const LoopConfig& resolved_loop(const Config& config);
 /// What the loss is multiplied by; none with `auto`, unless the precision is float16.

@@ -81,8 +81,8 @@ BatchPlan resolve_batch(const Config& config, int world_size) {
   const int64_t sequence = config.policy.max_total_sequence_length;
   if (!config.policy.train_micro_batch_size.is_auto()) {
     plan.micro = config.policy.train_micro_batch_size.value();
-  } else if (const auto tokens = packed_tokens(config.policy)) {
-    plan.micro = *tokens / sequence;
+  } else if (const auto packed = packed_micro_batch(config.policy)) {
+    plan.micro = *packed;
   } else if (config.policy.gradient_accumulation_steps) {
     plan.micro = per_replica / *config.policy.gradient_accumulation_steps;
   } else {

@@ -202,7 +202,7 @@ std::string dump_resolved(const ConfigResult& result) {
     out += fmt::format("{:<56}  # {}\n", text, clipped(result.where(path)));
   };
   auto on_key = [&](const Key& key) {
-    if (key.get) line(key.path, yaml_text(key.get(result.config)));
+    if (key.get && key.belongs_to(result.config.algorithm)) line(key.path, yaml_text(key.get(result.config)));
   };
   auto on_section = [&](const std::string& section) {
     for (const auto& [path, value] : result.model_values)

@@ -4,20 +4,12 @@
 
 #include "core/base/dtype.h"
 #include "core/base/isa.h"
+#include "core/config/example_enums.h"
 
 namespace nrl {
 
 NRL_ENUM(Algorithm, (pretrain, sft, dpo, rm, grpo, distill),
          ("pretrain", "sft", "dpo", "rm", "grpo", "distill"), ())
-/// The content of data files. auto: of algorithm pretrain tokens, else by the first record.
-NRL_ENUM(DataFormat, (automatic, tokens, text, messages, instruction, preference, rollouts),
-         ("auto", "tokens", "text", "messages", "instruction", "preference", "rollouts"), ())
-/// The tokens of an example that have a loss. auto: assistant of conversations, completion of instructions,
-/// all of text.
-NRL_ENUM(TrainOn, (automatic, assistant, last_assistant, completion, all),
-         ("auto", "assistant", "last_assistant", "completion", "all"), ())
-NRL_ENUM(OnOverlong, (truncate, drop, error), ("truncate", "drop", "error"), ())
-NRL_ENUM(SpecialTokensInText, (allow, error, drop), ("allow", "error", "drop"), ())
 NRL_ENUM(PackingAlgorithm,
          (modified_first_fit_decreasing, first_fit_decreasing, first_fit_shuffle, concatenative),
          ("modified_first_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"), ())

@@ -31,7 +31,7 @@ class NeedsCheck {
       if (asks(key) && result_.sound(key.path))
         if (const Need* need = missing(key)) judge(key, *need);
     for (const auto& [need, keys] : parked_) {
-      warn(*need, keys);
+      warn(need, keys);
       out_.parked.insert(out_.parked.end(), keys.begin(), keys.end());
     }
     return std::move(out_);
@@ -46,15 +46,22 @@ class NeedsCheck {
            !contains(key.idle, value(key));
   }
 
+  /// The need with the names of its keys (full_name()).
+  Need named(Need need) const {
+    for (Condition& condition : need) condition.key = full_name(result_.config, condition.key);
+    return need;
+  }
+
   /// The need that the key lacks, or that a key lacks that it needs; null: nothing, or it is not known
   /// because of another error.
   const Need* missing(const Key& key) const {
     for (const Need& need : key.needs) {
       const Need* lacks = &need;
       for (const Condition& condition : need) {
-        if (!result_.sound(condition.key)) return nullptr;
+        const std::string name = full_name(result_.config, condition.key);
+        if (!result_.sound(name)) return nullptr;
         if (!condition.holds(result_.config)) continue;
-        const Key& other = *Schema::get().find(condition.key);
+        const Key& other = *Schema::get().find(name);
         lacks = asks(other) ? missing(other) : nullptr;
         if (!lacks) break;
       }
@@ -63,7 +70,8 @@ class NeedsCheck {
     return nullptr;
   }
 
-  void judge(const Key& key, const Need& need) {
+  void judge(const Key& key, const Need& lacks) {
+    const Need need = named(lacks);
     std::vector<std::string> others;
     for (const Condition& condition : need) others.push_back(condition.key);
     std::vector<std::string> notes = values_of(need, false);
@@ -76,9 +84,9 @@ class NeedsCheck {
       return;
     }
     const auto same = std::find_if(parked_.begin(), parked_.end(),
-                                   [&](const auto& entry) { return text_of(*entry.first) == text_of(need); });
+                                   [&](const auto& entry) { return text_of(entry.first) == text_of(need); });
     if (same == parked_.end())
-      parked_.push_back({&need, {&key}});
+      parked_.push_back({need, {&key}});
     else
       same->second.push_back(&key);
   }
@@ -113,7 +121,7 @@ class NeedsCheck {
 
   const ConfigResult& result_;
   IdleKeys out_;
-  std::vector<std::pair<const Need*, std::vector<const Key*>>> parked_;  ///< keys by what they lack
+  std::vector<std::pair<Need, std::vector<const Key*>>> parked_;  ///< keys by what they lack
 };
 
 }  // namespace
@@ -135,6 +143,9 @@ std::string Condition::text(std::string_view section) const {
   const std::string name = key.starts_with(prefix) && key.find('.', prefix.size()) == std::string::npos
                                ? key.substr(prefix.size())
                                : key;
+  if (key.starts_with("loop."))
+    return Condition{.key = "the loop's " + key.substr(5), .is = is, .values = values, .phrase = phrase}
+        .text();
   if (is) return fmt::format("{}: {}", name, fmt::join(values, " or "));
   return phrase.empty() ? name : name + " " + phrase;
 }

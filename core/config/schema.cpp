@@ -230,11 +230,13 @@ Schema::Schema(const std::function<void(Table&)>& fill) {
     }
   }
   for (const auto& [path, foreign] : foreign_) note_sections(path, false);
+  // Those of a loop are there in every algorithm's.
+  const auto find_key = [&](const std::string& path) { return find(full_name(Config{}, path)); };
   for (const Key& key : keys_)
     for (const Need& need : key.needs)
       for (const Condition& condition : need)
-        NRL_CHECK(key.get && find(condition.key) && find(condition.key)->get, "{} needs {}, which is no key",
-                  key.path, condition.key);
+        NRL_CHECK(key.get && find_key(condition.key) && find_key(condition.key)->get,
+                  "{} needs {}, which is no key", key.path, condition.key);
   for (const auto& [alias, where] : by_alias_) {
     NRL_CHECK(!by_path_.contains(alias), "alias {} is a key as well", alias);
     NRL_CHECK(!find_foreign(alias), "alias {} is a key of another program as well", alias);

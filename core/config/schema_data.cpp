@@ -105,7 +105,7 @@ void add_data_keys(Table& t) {
       .only_with(on_examples());
   NRL_KEY(t, data.chat_key)
       .resume(ResumeChange::data, rendered)
-      .help("Key of the messages in a record of format messages.")
+      .help("Key of the messages in a record of format messages; null: messages or conversations.")
       .only_with(on_examples());
   NRL_KEY(t, data.input_key)
       .resume(ResumeChange::data, rendered)
@@ -126,6 +126,11 @@ void add_data_keys(Table& t) {
   NRL_KEY(t, data.special_tokens_in_text)
       .resume(ResumeChange::data, rendered)
       .help("A record whose text contains the name of a special token: allow, stop with an error, or drop.")
+      .only_with(on_examples());
+  NRL_KEY(t, data.on_bad_record)
+      .resume(ResumeChange::data, rendered)
+      .help(
+          "A record that no example can be made of: stop with an error that names it, or skip and count it.")
       .only_with(on_examples());
   NRL_KEY(t, data.template_date)
       .resume(ResumeChange::data, rendered)

@@ -13,12 +13,13 @@ const Need samples{is_not("logger.sample_period", "0", "above 0")};
 #define NRL_LOOP_KEY(member)                                                         \
   t.key(                                                                             \
        section + "." #member, [loop](auto& c) -> auto& { return (c.*loop).member; }) \
-      .aliases_if(aliases)
+      .aliases_if(aliases)                                                           \
+      .alias("loop." #member)
 
 void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
   const std::string section(name_of(algorithm));
-  // Other programs have one loop: their names are those of pretrain, and so of the configured algorithm's
-  // loop (Loader::move_loop_keys()).
+  // Names of other programs, which have one loop, and those of `loop` are those of pretrain, and so of the
+  // configured algorithm's loop (Loader::move_loop_keys()).
   const bool aliases = algorithm == Algorithm::pretrain;
   t.section(section, fmt::format("The loop of algorithm {}.", section), {algorithm});
   NRL_LOOP_KEY(max_num_steps)

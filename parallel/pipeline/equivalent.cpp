@@ -183,18 +183,30 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   return whole;
 }
 
+namespace {
+
+/// True if `more` microbatches than those of a schedule are its period more often, in the same stashes.
+bool extends(const Schedule& shorter, int more) {
+  return shorter.period.microbatches > 0 && more % shorter.period.microbatches == 0 &&
+         std::all_of(shorter.stashes.begin(), shorter.stashes.end(), [more](int s) { return more % s == 0; });
+}
+
+}  // namespace
+
 std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage) {
   std::vector<Schedule> out;
-  // From here on, every schedule is a shorter one that repeats its period more often.
+  // From here on schedules are regular: a shorter one with its period more often.
   const int regular = 8 * options.stages + 8;
   for (const int all = options.microbatches; static_cast<int>(out.size()) + 1 < all;) {
     options.microbatches = static_cast<int>(out.size()) + 1;
     Schedule next;
     if (unsupported_reason(options).empty()) {
-      const auto shorter = [&](int fewer) { return out.end() - fewer; };
-      if (options.microbatches > regular)
-        for (int fewer = 1; fewer <= options.stages && next.actions.empty(); ++fewer)
-          if (shorter(fewer)->period.microbatches == fewer) next = *shorter(fewer), ++next.period.times;
+      for (int more = 1; options.microbatches > regular && more <= regular && next.actions.empty(); ++more) {
+        const Schedule& shorter = *(out.end() - more);
+        if (!extends(shorter, more)) continue;
+        next = shorter;
+        next.period.times += more / next.period.microbatches;
+      }
       if (next.actions.empty()) next = shortest_equivalent(options, stage);
     }
     out.push_back(std::move(next));

@@ -91,6 +91,9 @@ TEST_CASE("the loop is that of the algorithm", "[config][algorithm]") {
   CHECK(data_seed(config) == 7);
   config.data.seed = 8;
   CHECK(data_seed(config) == 8);
+  config.algorithm = Algorithm::sft;
+  CHECK(&resolved_loop(config) == &config.sft);
+  CHECK(loop_key(config, "seed") == "sft.seed");
   config.algorithm = Algorithm::dpo;
   CHECK_THROWS_AS(resolved_loop(config), Error);
 }
@@ -98,6 +101,7 @@ TEST_CASE("the loop is that of the algorithm", "[config][algorithm]") {
 TEST_CASE("another section can have the keys of a policy", "[config][policy]") {
   // All are bound to the one policy that there is.
   const Schema schema([](Table& t) {
+    add_top_keys(t);
     add_policy_keys(t, "policy", &Config::policy);
     add_policy_keys(t, "teacher", &Config::policy);
   });
@@ -113,7 +117,10 @@ TEST_CASE("another section can have the keys of a policy", "[config][policy]") {
   CHECK(!teacher.config.policy.max_grad_norm);
   CHECK(teacher.config.policy.model_json ==
         R"({"rope_scaling": {"factor": 2}, "vocab_size": 9, "num_attention_heads": 3})");
-  const Schema other([](Table& t) { add_policy_keys(t, "other", &Config::policy); });
+  const Schema other([](Table& t) {
+    add_top_keys(t);
+    add_policy_keys(t, "other", &Config::policy);
+  });
   CHECK(load_text(other, "other: {model: {vocab_size: 9}}", "t.yaml").config.policy.model_json ==
         R"({"vocab_size": 9})");
   // Spellings from outside of the section mean the policy.

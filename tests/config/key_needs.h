@@ -31,16 +31,21 @@ inline std::vector<std::string> values_of(const Key& key) {
   return out;
 }
 
+/// The key that a condition names; of a loop, that of pretrain.
+inline const Key& key_of(const Condition& condition) {
+  return *config_detail::Schema::get().find(config_detail::full_name(Config{}, condition.key));
+}
+
 /// "key=value" with which the condition holds, or does not.
 inline std::string assignment_of(const Condition& condition, bool holds) {
-  const Key& key = *config_detail::Schema::get().find(condition.key);
+  const Key& key = key_of(condition);
   std::vector<std::string> values = values_of(key);
   values.insert(values.end(), condition.values.begin(), condition.values.end());
   values.push_back(key.default_yaml());
   for (const std::string& text : values) {
     Config config;
     key.set(config, value_of(key, text));
-    if (condition.holds(config) == holds) return key.path + "=" + text;
+    if (condition.holds(config) == holds) return condition.key + "=" + text;
   }
   FAIL("no value of " << condition.key);
   return "";
@@ -51,7 +56,7 @@ inline std::vector<std::string> needed_by(const Key& key) {
   std::vector<std::string> out;
   for (const config_detail::Need& need : key.needs) {
     const Condition& first = need.front();
-    const std::vector<std::string> deeper = needed_by(*config_detail::Schema::get().find(first.key));
+    const std::vector<std::string> deeper = needed_by(key_of(first));
     out.insert(out.end(), deeper.begin(), deeper.end());
     if (!first.holds(Config{})) out.push_back(assignment_of(first, true));
   }

@@ -56,7 +56,7 @@ struct Tree {
 ConfigResult load_file(const std::vector<std::string>& keys, const std::vector<std::string>& overrides = {}) {
   Tree tree;
   for (const char* complete :
-       {"policy.model.model_type=llama", "pretrain.max_num_steps=10", "data.train.data_path=corpus"})
+       {"policy.model.model_type=llama", "loop.max_num_steps=10", "data.train.data_path=corpus"})
     tree.set(complete);
   for (const std::string& key : keys) tree.set(key);
   return load_text(tree.text(), overrides);
@@ -80,6 +80,7 @@ std::vector<Tried> all_needs() {
   for (const Key& key : Schema::get().keys())
     for (const Need& need : key.needs) {
       Tried tried{&key, &need, key.path + "=" + asking_value(key), {}, {}};
+      for (const Algorithm a : key.algorithms) tried.on = {fmt::format("algorithm={}", name_of(a))};
       for (const Need& other : key.needs)
         if (&other != &need) tried.on.push_back(assignment_of(other.front(), true));
       for (const Condition& condition : need) tried.off.push_back(assignment_of(condition, false));

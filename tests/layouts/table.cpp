@@ -263,7 +263,10 @@ void add_features(int ranks, std::vector<Dimension>& out) {
             {{"one", {}},
              {"apart",
               {"data.reset_position_ids=true", "data.reset_attention_mask=true", "data.eod_mask_loss=true"}},
-             {"masked", {"data.eod_mask_loss=true"}}});
+             {"masked", {"data.eod_mask_loss=true"}},
+             {"examples", {"algorithm=sft"}, {}, true},
+             {"packed", {"algorithm=sft", "policy.sequence_packing.enabled=true"}, {}, true},
+             {"batched", {"algorithm=sft", "policy.dynamic_batching.enabled=true"}, {}, true}});
 }
 
 }  // namespace
@@ -289,7 +292,7 @@ const char* const layouts_config =
     "  train_micro_batch_size: 1\n"
     "  max_total_sequence_length: 32\n"
     "  tokenizer: {name: bytes}\n"
-    "pretrain: {max_num_steps: 10, seed: 7}\n"
+    "training: {max_steps: 10, seed: 7}\n"
     "distributed: {bucket_size_mb: 0.01}\n"
     "data: {train: {data_path: random-tokens}}\n"
     "kernels: {num_threads: 1, tf32: false}\n";

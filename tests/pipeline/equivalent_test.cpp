@@ -34,6 +34,32 @@ TEST_CASE("a schedule with a period covers the whole one and stops growing", "[s
     }
 }
 
+TEST_CASE("schedules of fewer microbatches are those of their number", "[schedule]") {
+  for (const ScheduleKind kind : all_kinds)
+    for (ScheduleOptions o : all_options(kind)) {
+      if (o.microbatches != 13 || o.stages > 3) continue;
+      o.microbatches = 8 * o.stages + 14;
+      if (!unsupported_reason(o).empty()) o.microbatches = o.stages * 12;
+      if (!unsupported_reason(o).empty()) continue;
+      for (int stage = 0; stage < o.stages; ++stage) {
+        const std::vector<Schedule> fewer = equivalents_of_fewer(o, stage);
+        REQUIRE(static_cast<int>(fewer.size()) == o.microbatches - 1);
+        for (ScheduleOptions own = o; const Schedule& s : fewer) {
+          own.microbatches = static_cast<int>(&s - fewer.data()) + 1;
+          INFO(text(own) << " stage " << stage);
+          if (!unsupported_reason(own).empty()) {
+            CHECK(s.actions.empty());
+            continue;
+          }
+          const Schedule whole = make_schedule(own, stage);
+          REQUIRE(unrolled(s).actions == whole.actions);
+          REQUIRE(covers(s, whole));
+          CHECK(same_but_times(s, s));
+        }
+      }
+    }
+}
+
 TEST_CASE("a schedule in which other buffers meet does not cover", "[schedule]") {
   const ScheduleOptions o{ScheduleKind::one_f_one_b, 3, 1, 8};
   const Schedule whole = make_schedule(o, 0);

@@ -70,6 +70,41 @@ constexpr BatchShape plain{.microbatches = 3, .sequences = 2, .length = 4};
 
 }  // namespace
 
+TEST_CASE("packed microbatches have the rows that they are given", "[batch]") {
+  for (const bool on_device : {false, true}) {
+    CAPTURE(on_device);
+    Bench bench(
+        {.microbatches = 3, .sequences = 1, .length = 8, .packed = 4, .positions = true, .bounds = true},
+        on_device);
+    data::HostMicroBatch few;
+    few.tokens = {1, 2, 3, 4, 5};
+    few.targets = {2, -1, 4, 5, -1};
+    few.positions = {0, 1, 0, 1, 2};
+    few.bounds = {0, 2, 5};
+    data::HostMicroBatch all = batch(10, {0, 4, 8});
+    all.positions = {0, 1, 2, 3, 0, 1, 2, 3};
+    for (int64_t step = 1; step <= 2; ++step) {
+      bench->fill(0, few, 0, 0.25f);
+      bench->fill(1, all, 0, 0.75f);
+      const auto batches = bench->commit(step, 5);
+      REQUIRE(batches.size() == 2);
+      CHECK(bench.read(batches[0].ids) == few.tokens);
+      CHECK(bench.read(batches[0].target) == few.targets);
+      CHECK(bench.read(batches[0].positions) == few.positions);
+      CHECK(bench.read(batches[0].cu_seqlens) == Row{0, 2, 5});
+      CHECK(bench.read<float>(batches[0].loss_weight) == std::vector<float>(5, -0.2f));
+      CHECK(bench.read(batches[1].ids) == all.tokens);
+      CHECK(bench.read(batches[1].cu_seqlens) == Row{0, 4, 8});
+      CHECK(batches[0].share == 0.25f);
+      CHECK(batches[1].lengths.longest == 4);
+      CHECK_FALSE(batches[1].lengths.equal);
+    }
+    // A step may have more rows again.
+    bench->fill(0, all, 0);
+    CHECK(bench.read(bench->commit(3, 0)[0].target) == all.targets);
+  }
+}
+
 TEST_CASE("every microbatch of a step arrives with its step", "[batch]") {
   for (const bool on_device : {false, true}) {
     CAPTURE(on_device);

@@ -76,7 +76,7 @@ class Workbench {
         "  max_total_sequence_length: {2}\n"
         "  optimizer: {{lr: 1.0e-2}}\n"
         "  scheduler: {{lr_decay_style: constant}}\n"
-        "pretrain: {{max_num_steps: 4, seed: 7}}\n"
+        "loop: {{max_num_steps: 4, seed: 7}}\n"
         "data: {{train: {{data_path: {3}/corpus}}, num_workers: 0}}\n"
         "checkpointing: {{checkpoint_dir: {3}/{4}/checkpoints, save_period: 0}}\n"
         "logger: {{log_dir: {3}/{4}/logs, log_interval: 1, progress: plain}}\n"

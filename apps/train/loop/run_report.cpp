@@ -41,7 +41,8 @@ RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double s
                                         : run.plan().memory.bytes(memory::Tier::device),
               run.engine->exec().device),
       start_(start),
-      first_step_(run.position.step) {
+      first_step_(run.position.step),
+      first_tokens_(run.position.tokens) {
   if (first()) {
     const std::string& log_dir = run.config.logger.log_dir;
     remove_leftovers(log_dir, run.saver->locks()->of(log_dir), [](std::string_view name) {
@@ -66,10 +67,6 @@ void RunReport::banner() {
 void RunReport::first_step() {
   run_.world.collective_log().reset_totals();
   phases_.begin("first step", "computing the first step");
-}
-
-int64_t RunReport::tokens_per_step() const {
-  return run_.plan().batch.global * run_.plan().sequence_length;
 }
 
 double RunReport::exposed_seconds() const {
@@ -98,7 +95,7 @@ void RunReport::log_row(const Write& write) {
 }
 
 void RunReport::step(const StepInFlight& step, const engine::StepResult& result) {
-  const int64_t tokens = tokens_per_step();
+  const int64_t tokens = step.totals.tokens;
   const memory::MemoryPlan& memory = run_.plan().memory;
   const double now = Timers::steady_seconds(), seconds = now - std::exchange(last_result_, now);
   phases_.end();
@@ -106,7 +103,8 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   StepFacts facts;
   facts.step = step.step;
   facts.max_steps = run_.max_steps();
-  facts.loss = run_.engine->objective().loss(result.metrics, static_cast<double>(step.loss_tokens));
+  facts.loss = run_.engine->objective().loss(
+      result.metrics, static_cast<double>(std::max<int64_t>(step.totals.loss_tokens, 1)));
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
   if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)
@@ -114,7 +112,11 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
                     .z_loss = result.router[1],
                     .load = result.router[2],
                     .rounds = result.expert_rounds};
-  facts.tokens = run_.position.tokens - (run_.position.step - step.step) * tokens;
+  if (run_.train.examples)
+    facts.examples = {.loss_tokens = step.totals.loss_tokens,
+                      .efficiency = step.totals.efficiency,
+                      .imbalance = step.totals.imbalance};
+  facts.tokens = step.tokens_so_far;
   facts.tokens_per_s = static_cast<double>(tokens) / seconds;
   // Only rank 0 prints MFU. While it measures the peak, the other ranks wait in their next step.
   if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
@@ -161,6 +163,12 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     terminal_.event("start", step.step,
                     fmt::format("first step finished {:.2f} s after start{}", seconds,
                                 seconds < slow ? "" : ": " + phases_.text()));
+    if (facts.examples)
+      terminal_.event(
+          "packing", step.step,
+          fmt::format("{:.1f} % of the rows of microbatches are used; the busiest rank has {:.1f} % more "
+                      "work than the mean",
+                      100 * facts.examples->efficiency, 100 * facts.examples->imbalance));
   }
 }
 
@@ -239,7 +247,7 @@ void RunReport::summary(std::string outcome, Exit code) {
   s.outcome = std::move(outcome);
   s.steps = at.step - first_step_;
   s.max_steps = run_.max_steps();
-  s.tokens = s.steps * tokens_per_step();
+  s.tokens = at.tokens - first_tokens_;
   s.wall_s = Timers::steady_seconds() - start_;
   s.mean_tokens_per_s = rates_.mean();
   s.median_tokens_per_s = rates_.median();

@@ -5,6 +5,7 @@
 
 #include "apps/train/loop/memory_watch.h"
 #include "apps/train/loop/step_profile.h"
+#include "apps/train/loop/step_source.h"
 #include "apps/train/report/metrics.h"
 #include "apps/train/report/start_phases.h"
 #include "apps/train/report/statistics.h"
@@ -19,9 +20,10 @@ struct StepInFlight {
   int64_t step = 0;
   double lr = 0;
   SectionTimes times;
-  double exposed = 0;       ///< seconds of exposed communication
-  int64_t loss_tokens = 0;  ///< of all ranks
-  double keys = 0;          ///< mean number of keys that a token of this rank attends to
+  double exposed = 0;  ///< seconds of exposed communication
+  StepSource::Totals totals;
+  int64_t tokens_so_far = 0;  ///< of the run, with this step
+  double keys = 0;            ///< mean number of keys that a token of this rank attends to
 };
 
 class RunReport {
@@ -53,7 +55,6 @@ class RunReport {
   std::vector<CommFacts> communication() const;
   /// Seconds of exposed communication so far.
   double exposed_seconds() const;
-  int64_t tokens_per_step() const;
 
  private:
   bool first() const { return run_.world.rank() == 0; }
@@ -77,7 +78,7 @@ class RunReport {
   double mean_keys_ = 0;  // over the steps in rates_
   double start_;
   double last_result_ = 0;  // time of the previous step's result, or of the last restart_step_clock()
-  int64_t first_step_;
+  int64_t first_step_, first_tokens_;
   std::string checkpoint_;  // the last one saved
 };
 

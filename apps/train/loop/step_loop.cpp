@@ -41,14 +41,12 @@ Exit StepLoop::run() {
                   Exit::ok);
   if (loop.val_at_start && at.step == 0) evaluate();
 
-  data::LoaderOptions loading = make_loader_options(c, run_.plan().batch, run_.placement.grid_position());
-  loading.consumed_samples = at.consumed_samples;
-  loading.steps = max_steps - at.step;
-  data::BatchLoader loader(*run_.train.dataset, loading);
+  const auto source = training_source(c, run_.train, run_.plan(), run_.placement.groups(),
+                                      at.consumed_samples, max_steps - at.step);
   report_.first_step();
   while (at.step < max_steps) {
     report_.profile().begin_step(at.step + 1);
-    begin_step(loader, loading);
+    begin_step(*source);
     const auto due = [&](int64_t period) { return period > 0 && at.step % period == 0; };
     const bool last = at.step == max_steps;
     const bool traced = report_.profile().ends_with(at.step, last);
@@ -67,37 +65,31 @@ Exit StepLoop::run() {
 }
 
 // Reads the data of a step and enqueues all its work.
-void StepLoop::begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading) {
+void StepLoop::begin_step(StepSource& source) {
   Position& at = run_.position;
   if (in_flight_.empty()) report_.restart_step_clock();
   Timers& timers = report_.timers();
   const auto compute = timers.time(RunSection::compute);
   const SectionTimes before = timers.times();
   const double exposed_before = report_.exposed_seconds();
-  plan::BatchCounts counts;
+  StepInFlight step;
   {
     const auto scope = timers.time(RunSection::data);
-    for (int64_t m = 0; m < loading.accumulation; ++m) {
-      const int64_t first = data::first_sample(loading, 0, m) - loading.consumed_samples;
-      const data::HostMicroBatch& batch = loader.next();
-      run_.engine->fill(m, batch, first);
-      counts = counts + plan::count(batch, run_.plan().spec.window);
-    }
+    const FilledStep filled = fill_step(*run_.engine, source);
+    step.totals = filled.totals;
+    step.keys = filled.keys;
   }
-  StepInFlight step;
   step.step = at.step + 1;
-  step.loss_tokens = loss_tokens_of_all(*run_.train.dataset, report_.tokens_per_step(), counts,
-                                        run_.placement.groups(), run_.plan().layout);
-  step.keys = counts.pairs / static_cast<double>(counts.tokens);
   step.lr = learning_rate(schedule_, step.step);
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
-                     .loss_tokens = step.loss_tokens,
+                     .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
                      .stop = stop::requested() != 0 || run_.saver->lost_lock()},
                     run_.engine->objective());
   ++at.step;
   at.consumed_samples += run_.plan().batch.global;
-  at.tokens += report_.tokens_per_step();
+  at.tokens += step.totals.tokens;
+  step.tokens_so_far = at.tokens;
   step.times = timers.times() - before;
   step.exposed = report_.exposed_seconds() - exposed_before;
   in_flight_.push_back(step);
@@ -122,7 +114,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     if (diverges) {  // the device skipped this step
       --at.step;
       at.consumed_samples -= run_.plan().batch.global;
-      at.tokens -= report_.tokens_per_step();
+      at.tokens -= step.totals.tokens;
       continue;
     }
     at.updates = result.updates;

@@ -7,6 +7,7 @@
 
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/loop/run_report.h"
+#include "apps/train/loop/step_source.h"
 #include "apps/train/loop/text_samples.h"
 #include "apps/train/start/run.h"
 
@@ -21,7 +22,7 @@ class StepLoop {
   Exit run();
 
  private:
-  void begin_step(data::BatchLoader& loader, const data::LoaderOptions& loading);
+  void begin_step(StepSource& source);
   std::optional<Exit> finish_steps(int leave);
   Exit diverged();
   std::string precision_advice() const;

@@ -23,7 +23,12 @@ struct StepFacts {
     double load;                     ///< tokens of the busiest expert / the mean
     int rounds = 1;                  ///< in which rank 0's experts got their rows, at most
   };
-  std::optional<Router> router = {};             ///< of models with experts: means over their layers
+  std::optional<Router> router = {};  ///< of models with experts: means over their layers
+  struct Examples {
+    int64_t loss_tokens;           ///< targets with a loss, all ranks
+    double efficiency, imbalance;  ///< StepSource::Totals
+  };
+  std::optional<Examples> examples = {};         ///< of algorithms that train on examples
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks
   double tokens_per_s = 0;                       ///< all ranks
   std::optional<double> mfu = {};                ///< 0 to 1; absent where the peak is unknown

@@ -61,6 +61,11 @@ JsonValue step_row(const StepFacts& f) {
       row.set("offload_exposed_ms", f.offload->exposed_ms);
     }
   }
+  if (f.examples) {
+    row.set("global_valid_toks", f.examples->loss_tokens);
+    row.set("packing_efficiency", f.examples->efficiency);
+    row.set("packing_imbalance", f.examples->imbalance);
+  }
   for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
   return row;
 }

@@ -48,6 +48,15 @@ std::string nodes_text(const comm::World& world) {
   return text + (launched.size() > shown ? " ..." : "");
 }
 
+// How the microbatches of examples are made.
+std::string microbatches_text(const PolicyConfig& policy, int64_t micro, int64_t tokens) {
+  if (policy.sequence_packing.enabled)
+    return fmt::format("packed into microbatches of {} tokens", grouped(tokens));
+  if (policy.dynamic_batching.enabled)
+    return fmt::format("sorted into microbatches of up to {} tokens", grouped(tokens));
+  return fmt::format("{} micro", micro);
+}
+
 }  // namespace
 
 RunFacts describe_run(const Run& run, double peak_flops) {
@@ -77,11 +86,20 @@ RunFacts describe_run(const Run& run, double peak_flops) {
                            spec.vocab_size, human_count(static_cast<double>(plan.whole.total())),
                            spec.tied ? " (tied)" : "", precision_text(c, plan, run.engine->exec())));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
-  add("batch",
-      fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,
-                  plan.sequence_length, grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
-                  plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
-  add("data", run.train.dataset->describe());
+  if (run.train.examples) {
+    const int64_t rows = plan.batch.micro * plan.sequence_length;
+    add("batch",
+        fmt::format("{} examples of up to {} tokens a step, {} x {} dp   {} steps", plan.batch.global,
+                    grouped(plan.sequence_length), microbatches_text(c.policy, plan.batch.micro, rows),
+                    plan.batch.data_parallel, run.max_steps()));
+    add("data", run.train.examples->describe());
+  } else {
+    add("batch", fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps",
+                             plan.batch.global, plan.sequence_length,
+                             grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
+                             plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
+    add("data", run.train.dataset->describe());
+  }
   if (const std::string text = plan::precision_choice(c, plan.device); !text.empty()) add("precision", text);
   const std::string recomputed = plan::recompute_text(plan);
   add("memory", plan::memory_line(plan.memory) +

@@ -133,6 +133,7 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
     unknown = "data.train.data_path is not set";
     return {};
   }
+  if (trains_on_examples(config)) return {};  // mapped files, and 4 bytes per example
   try {
     TrainData train = plan_train_data(config, vocab_size, global_batch);
     std::vector<data::DatasetOptions> datasets{train.options};

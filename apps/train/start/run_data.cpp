@@ -3,7 +3,9 @@
 #include <algorithm>
 
 #include "apps/train/start/document_rules.h"
+#include "apps/train/state/hf_files.h"
 #include "core/base/error.h"
+#include "core/base/text.h"
 
 namespace nrl::train {
 namespace {
@@ -35,14 +37,9 @@ data::DatasetOptions dataset_options(const Config& config, int64_t vocab_size, d
   return o;
 }
 
-}  // namespace
-
-TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
-  data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
-  data::open_sources(options);
+// Sets max_steps from the length of an epoch.
+void plan_steps(const Config& c, int64_t global_batch, TrainData& out) {
   const LoopConfig& loop = resolved_loop(c);
-  TrainData out;
-  out.epoch_samples = data::samples_of_one_epoch(options);
   out.max_steps = loop.max_num_steps.value_or(INT64_MAX);
   if (loop.max_num_epochs) {
     int64_t samples = 0;
@@ -57,27 +54,102 @@ TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
            loop_key(c, "max_num_epochs"), *loop.max_num_epochs, out.epoch_samples, global_batch);
     out.max_steps = std::min(out.max_steps, steps);
   }
+}
+
+std::shared_ptr<const data::Examples> open_examples(const Config& c, bool validation, int64_t vocab_size,
+                                                    const ExampleOpening& opening) {
+  const auto tokenizer = tokenizer_of_run(c);
+  if (!tokenizer)
+    fail(Exit::config, "policy.tokenizer.name must be given for algorithm {}: {}", name_of(c.algorithm),
+         c.policy.model_name ? fmt::format("{} has no tokenizer", clipped(*c.policy.model_name))
+                             : "the model is from scratch");
+  auto set = data::open_examples(example_options(c, validation, vocab_size), *tokenizer, opening.threads,
+                                 opening.progress);
+  if (opening.opened) opening.opened(validation ? "data.validation" : "data.train", *set);
+  return set;
+}
+
+}  // namespace
+
+data::ExampleOptions example_options(const Config& c, bool validation, int64_t vocab_size) {
+  const DatasetConfig& set = validation ? c.data.validation : c.data.train;
+  return {.inputs = set.data_path,
+          .format = set.format,
+          .chat_key = c.data.chat_key.value_or(""),
+          .input_key = c.data.input_key,
+          .output_key = c.data.output_key,
+          .system_prompt_file = c.data.system_prompt_file.value_or(""),
+          .prompt_file = c.data.prompt_file.value_or(""),
+          .chat_template = c.policy.tokenizer.chat_template,
+          .chat_template_kwargs = {},
+          .template_date = c.data.template_date.value_or(""),
+          .train_on = c.data.train_on,
+          .max_length = c.policy.max_total_sequence_length,
+          .on_overlong = c.policy.on_overlong,
+          .special_tokens_in_text = c.data.special_tokens_in_text,
+          .on_bad_record = c.data.on_bad_record,
+          .vocab_size = vocab_size,
+          .cache_dir = c.data.cache_dir.value_or("")};
+}
+
+TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+  data::DatasetOptions options = dataset_options(c, vocab_size, data::Split::train, 1);
+  data::open_sources(options);
+  TrainData out;
+  out.epoch_samples = data::samples_of_one_epoch(options);
+  plan_steps(c, global_batch, out);
   out.samples = options.samples = std::max(out.max_steps, int64_t{1}) * global_batch;
   out.options = std::move(options);
   return out;
 }
 
-TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch) {
+TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch,
+                          const ExampleOpening& opening) {
+  if (trains_on_examples(c)) {
+    TrainData out;
+    out.examples = open_examples(c, false, vocab_size, opening);
+    out.epoch_samples = out.examples->size();
+    plan_steps(c, global_batch, out);
+    return out;
+  }
   TrainData out = plan_train_data(c, vocab_size, global_batch);
   out.dataset = data::open_token_dataset(out.options);
   return out;
 }
 
 void extend_train_data(TrainData& train, int64_t samples) {
+  if (train.examples) return;  // epochs follow each other without an end
   train.dataset.reset();
   train.samples = train.options.samples = samples;
   train.dataset = data::open_token_dataset(train.options);
 }
 
+bool evaluates(const Config& c) {
+  const LoopConfig& loop = resolved_loop(c);
+  return loop.val_period > 0 || loop.val_at_start || loop.val_at_end;
+}
+
+std::optional<ValidationData> open_validation_data(const Config& c, const TrainData& train,
+                                                   int64_t vocab_size, int64_t global_batch,
+                                                   const ExampleOpening& opening) {
+  if (!evaluates(c)) return std::nullopt;
+  if (trains_on_examples(c)) {
+    ValidationData out;
+    out.examples = open_examples(c, true, vocab_size, opening);
+    out.epoch_samples = out.examples->size();
+    const int64_t all = (out.epoch_samples + global_batch - 1) / global_batch;
+    out.batches = std::min(resolved_loop(c).val_batches.value_or(all), all);
+    return out;
+  }
+  std::optional<ValidationData> out = plan_validation_data(c, train, global_batch);
+  out->dataset = data::open_token_dataset(out->options);
+  return out;
+}
+
 std::optional<ValidationData> plan_validation_data(const Config& c, const TrainData& train,
                                                    int64_t global_batch) {
   const LoopConfig& loop = resolved_loop(c);
-  if (loop.val_period <= 0 && !loop.val_at_start && !loop.val_at_end) return std::nullopt;
+  if (!evaluates(c)) return std::nullopt;
   ValidationData out;
   out.options = dataset_options(c, train.options.vocab_size, data::Split::validation, 1);
   NRL_CHECK(!out.options.sources.empty(), "the configuration was not checked");
@@ -104,12 +176,10 @@ data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& b
 }
 
 std::vector<std::string> random_token_overrides() {
-  static constexpr std::string_view ours[] = {"data.train.weights",   "data.split",
-                                              "data.validation",      "pretrain.val_period",
-                                              "pretrain.val_batches", "pretrain.val_at_start",
-                                              "pretrain.val_at_end"};
+  static constexpr std::string_view ours[] = {"data.train.weights", "data.split", "data.validation"};
   std::vector<std::string> out = default_overrides(ours);
-  out.emplace_back("data.train.data_path=random-tokens");
+  out.insert(out.end(), {"loop.val_period=0", "loop.val_batches=null", "loop.val_at_start=false",
+                         "loop.val_at_end=false", "data.train.data_path=random-tokens"});
   return out;
 }
 

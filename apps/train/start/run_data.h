@@ -1,11 +1,14 @@
 #pragma once
 // The training and validation data of a run.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/data/examples/example_set.h"
+#include "apps/data/examples/examples.h"
 #include "apps/data/gpt_dataset.h"
 #include "apps/data/loader.h"
 #include "apps/plan/batch.h"
@@ -22,10 +25,22 @@ struct TrainData {
   int64_t epoch_samples = 0;     ///< samples per epoch
   int64_t max_steps = 0;         ///< of the run, from pretrain.max_num_steps and max_num_epochs
   std::unique_ptr<data::TokenDataset> dataset;  ///< null after plan_train_data()
+  /// With an algorithm that trains on examples, instead of dataset and options.
+  std::shared_ptr<const data::Examples> examples;
 };
-/// Everything except the dataset.
+/// Everything except the dataset. Of token files only.
 TrainData plan_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
-TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
+/// How examples are tokenized that are not in their cache.
+struct ExampleOpening {
+  int threads = 1;
+  std::function<void(const data::ExampleProgress&)> progress = {};
+  /// Called with every set: "data.train" or "data.validation".
+  std::function<void(std::string_view key, const data::ExampleSet&)> opened = {};
+};
+TrainData open_train_data(const Config& config, int64_t vocab_size, int64_t global_batch,
+                          const ExampleOpening& opening = {});
+/// The options of the examples of the training or validation data.
+data::ExampleOptions example_options(const Config& config, bool validation, int64_t vocab_size);
 /// Replaces the order by one of `samples` samples, regardless of max_steps (for a run that resumes with
 /// another batch size). Keeps the files open.
 void extend_train_data(TrainData& train, int64_t samples);
@@ -35,11 +50,17 @@ struct ValidationData {
   data::DatasetOptions options;  ///< with open files, shared with the training data where they are the same
   int64_t batches = 0;           ///< global batches per evaluation
   int64_t epoch_samples = 0;     ///< samples per epoch
-  std::unique_ptr<data::TokenDataset> dataset;  ///< null after plan_validation_data()
+  std::unique_ptr<data::TokenDataset> dataset;     ///< null after plan_validation_data()
+  std::shared_ptr<const data::Examples> examples;  ///< see TrainData
 };
-/// Everything except the dataset; unset if the run does not evaluate.
+/// True if the run evaluates during training.
+bool evaluates(const Config& config);
+/// Everything except the dataset; unset if the run does not evaluate. Of token files only.
 std::optional<ValidationData> plan_validation_data(const Config& config, const TrainData& train,
                                                    int64_t global_batch);
+std::optional<ValidationData> open_validation_data(const Config& config, const TrainData& train,
+                                                   int64_t vocab_size, int64_t global_batch,
+                                                   const ExampleOpening& opening = {});
 
 /// Selects the samples of the rank at `position` by its data-parallel coordinate, so that all ranks of a
 /// model replica read the same ones. The caller sets steps and consumed_samples.

@@ -40,6 +40,23 @@ void add_order_warnings(Run& run, const data::DatasetOptions& options) {
   run.warnings.insert(run.warnings.end(), found.begin(), found.end());
 }
 
+// Counts of records that are no complete examples.
+void add_example_warnings(Run& run, std::string_view key, const data::ExampleSet& set) {
+  const data::ExampleCounts& c = set.counts();
+  const auto add = [&](const data::RecordIncidents& found, std::string_view text) {
+    if (found.count == 0) return;
+    run.warnings.push_back(fmt::format("{}: {} of {} records {}, the first at {}", key, grouped(found.count),
+                                       grouped(c.records), text, set.where(found.places.front())));
+  };
+  add(c.truncated, "are longer than policy.max_total_sequence_length and truncated");
+  add(c.dropped, "are longer than policy.max_total_sequence_length and dropped");
+  add(c.no_end_token, "have a turn or text that no end token follows, which is then not trained");
+  add(c.special_text, "contain the name of a special token, which becomes that token");
+  add(c.special_dropped, "contain the name of a special token and are dropped");
+  add(c.without_loss, "have no token with a loss and are dropped");
+  add(c.skipped, "cannot be used and are skipped");
+}
+
 // One rank reads the files for all ranks of its node that see the same ones.
 Inputs identify_inputs_collectively(comm::World& world, const Config& config) {
   Inputs inputs;
@@ -71,11 +88,18 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
     phases.begin("data", fmt::format("opening data {}{}", c.data.train.data_path.front(),
                                      c.data.train.data_path.size() > 1 ? ", ..." : ""));
   const int64_t global = plan.batch.global;
-  run.train = open_train_data(c, plan.spec.vocab_size, global);
+  const ExampleOpening opening{.threads = run.placement.exec().threads,
+                               .opened = [&run](std::string_view key, const data::ExampleSet& set) {
+                                 add_example_warnings(run, key, set);
+                               }};
+  run.train = open_train_data(c, plan.spec.vocab_size, global, opening);
+  run.position.global_batch = global;
+  run.validation = open_validation_data(c, run.train, plan.spec.vocab_size, global, opening);
+  if (run.train.examples) {
+    return;
+  }
   add_order_warnings(run, run.train.options);
   run.position.dataset_samples = run.train.samples;
-  run.position.global_batch = global;
-  run.validation = plan_validation_data(c, run.train, global);
   if (!run.validation) return;
   ValidationData& validation = *run.validation;
   if (validation.epoch_samples < global)
@@ -83,7 +107,6 @@ void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
         "the validation data has {} samples of {} tokens, less than one global batch of {}: samples "
         "repeat within an evaluation",
         validation.epoch_samples, validation.options.sequence_length, global));
-  validation.dataset = data::open_token_dataset(validation.options);
   add_order_warnings(run, validation.options);
 }
 

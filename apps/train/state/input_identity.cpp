@@ -4,8 +4,10 @@
 
 #include <sys/stat.h>
 
+#include "apps/data/text_source.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "core/io/crc32c.h"
 #include "core/io/file_identity.h"
 #include "core/io/json.h"
 
@@ -21,6 +23,20 @@ std::string identity_text(const std::string& path, FileIdentity (*identify)(cons
   }
 }
 
+// A file of records, or all of those in a directory.
+FileIdentity identify_records(const std::string& path) {
+  if (!is_directory(path)) return identify_file_by_samples(path);
+  FileIdentity all;
+  std::string texts;
+  for (const data::InputFile& file : data::list_inputs({path}, "", "")) {
+    const FileIdentity one = identify_file_by_samples(file.path);
+    all.bytes += one.bytes;
+    texts += fmt::format("{} {}\n", file.path, one.text());
+  }
+  all.crc32c = crc32c(texts.data(), texts.size());
+  return all;
+}
+
 struct Listed {
   std::string path;
   FileIdentity (*identify)(const std::string&);
@@ -30,9 +46,13 @@ struct Listed {
 std::vector<Listed> listed(const Config& config) {
   std::vector<Listed> files;
   for (const DatasetConfig* dataset : {&config.data.train, &config.data.validation})
-    for (const std::string& prefix : dataset->data_path) {
-      files.push_back({prefix + ".idx", identify_file});
-      files.push_back({prefix + ".bin", identify_file_by_samples});
+    for (const std::string& path : dataset->data_path) {
+      if (trains_on_examples(config)) {
+        files.push_back({path, identify_records});
+        continue;
+      }
+      files.push_back({path + ".idx", identify_file});
+      files.push_back({path + ".bin", identify_file_by_samples});
     }
   if (!config.policy.model_name || !is_directory(*config.policy.model_name)) return files;
   for (const std::string& name : list_directory(*config.policy.model_name)) {
@@ -51,11 +71,13 @@ Inputs with_sources(const Config& config, std::vector<InputFile> files) {
   inputs.files = std::move(files);
   size_t at = 0;
   const auto add = [&](const DatasetConfig& dataset, std::vector<DataSource>& sources) {
-    for (const std::string& prefix : dataset.data_path) {
-      NRL_CHECK(at + 2 <= inputs.files.size(), "{} files of the data", inputs.files.size());
+    for (const std::string& path : dataset.data_path) {
+      const size_t count = trains_on_examples(config) ? 1 : 2;
+      NRL_CHECK(at + count <= inputs.files.size(), "{} files of the data", inputs.files.size());
+      const auto content = [&](size_t i) { return inputs.files[at + i].second; };
       sources.push_back(
-          {prefix, fmt::format("idx {}; bin {}", inputs.files[at].second, inputs.files[at + 1].second)});
-      at += 2;
+          {path, count == 1 ? content(0) : fmt::format("idx {}; bin {}", content(0), content(1))});
+      at += count;
     }
   };
   add(config.data.train, inputs.train);

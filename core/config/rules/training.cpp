@@ -17,7 +17,7 @@ ConfigRule dataset(const std::string& set, DatasetConfig DataConfig::*member) {
             const auto& [paths, weights, format] = r.config.data.*member;
             Verdict out;
             const bool tokens = !trains_on_examples(r.config);
-            if (format != DataFormat::automatic && (format == DataFormat::tokens) != tokens)
+            if (format != ExampleFormat::automatic && (format == ExampleFormat::tokens) != tokens)
               out.push_back(
                   {.reason = fmt::format("{}.format: {}, but algorithm {} trains on {}", set, name_of(format),
                                          name_of(r.config.algorithm),

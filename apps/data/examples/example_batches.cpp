@@ -1,0 +1,124 @@
+#include "apps/data/examples/example_batches.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "apps/data/numpy_random.h"
+#include "core/base/error.h"
+
+namespace nrl::data {
+namespace {
+
+int64_t rows_of(SequenceLength length) {
+  return std::max(length.tokens - 1, 1);
+}
+
+}  // namespace
+
+ExampleBatches::ExampleBatches(std::shared_ptr<const Examples> examples, const ExampleBatchOptions& options)
+    : examples_(std::move(examples)), options_(options), position_(options.consumed_samples) {
+  NRL_CHECK(examples_->size() > 0 && options.global_batch > 0 && options.most_rows > 0);
+}
+
+int64_t ExampleBatches::steps_left() const {
+  NRL_CHECK(!options_.repeat);
+  return (examples_->size() - position_ + options_.global_batch - 1) / options_.global_batch;
+}
+
+int64_t ExampleBatches::example_at(int64_t position) {
+  const int64_t size = examples_->size(), epoch = position / size, at = position % size;
+  if (!options_.shuffle) return at;
+  if (epoch != epoch_) {
+    order_.resize(static_cast<size_t>(size));
+    std::iota(order_.begin(), order_.end(), 0);
+    // Seeds of neighboring epochs must give unrelated orders, which the seeding of the generator provides.
+    NumpyRandomState(static_cast<uint32_t>(options_.seed + static_cast<uint64_t>(epoch)))
+        .shuffle(std::span(order_));
+    epoch_ = epoch;
+  }
+  return order_[at];
+}
+
+const ExampleStep& ExampleBatches::begin_step() {
+  int64_t count = options_.global_batch;
+  if (!options_.repeat) count = std::min(count, examples_->size() - position_);
+  NRL_CHECK(count > 0, "no examples are left");
+  chosen_.clear();
+  step_ = {.examples = count};
+  std::vector<PackUnit> units;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t example = example_at(position_ + i);
+    chosen_.push_back(example);
+    PackUnit unit;
+    for (int s = 0; s < examples_->sequences_per_example(); ++s) {
+      const SequenceLength length = examples_->length(example, s);
+      unit.rows += rows_of(length);
+      unit.work += options_.work ? options_.work(rows_of(length)) : static_cast<double>(rows_of(length));
+      step_.loss_tokens += length.loss_tokens;
+    }
+    step_.rows += unit.rows;
+    units.push_back(unit);
+  }
+  options_.packing.seed = options_.seed + static_cast<uint64_t>(position_);
+  packing_ = pack(units, options_.packing);
+  const auto microbatches = [&] { return static_cast<int64_t>(packing_.bins.front().size()); };
+  if (microbatches() > options_.most_microbatches) {
+    // More than for sequences of full length: those that follow each other.
+    PackOptions plain = options_.packing;
+    plain.algorithm = PackAlgorithm::none;
+    packing_ = pack(units, plain);
+  }
+  NRL_CHECK(microbatches() <= options_.most_microbatches, "{} microbatches, planned are {}", microbatches(),
+            options_.most_microbatches);
+  step_.microbatches = microbatches();
+  step_.efficiency = packing_.efficiency;
+  step_.imbalance = packing_.imbalance;
+  position_ += count;
+  next_bin_ = 0;
+  return step_;
+}
+
+void ExampleBatches::append(int64_t example, int sequence) {
+  const std::span<const int32_t> ids = examples_->ids(example, sequence);
+  const int64_t rows = rows_of(examples_->length(example, sequence));
+  NRL_CHECK(rows <= options_.most_rows, "a sequence of {} rows", rows);
+  for (const int32_t id : ids)
+    if (id < 0 || id >= options_.vocab_size)
+      fail(Exit::data, "{}: token {} is outside the model's vocabulary of {}. Fix: use the model's tokenizer",
+           examples_->where(example), id, options_.vocab_size);
+  for (int64_t t = 0; t < rows; ++t) {
+    const bool has_target =
+        t + 1 < static_cast<int64_t>(ids.size()) && examples_->in_loss(example, sequence, t + 1);
+    batch_.tokens.push_back(ids[t]);
+    batch_.targets.push_back(has_target ? ids[t + 1] : -1);
+    batch_.positions.push_back(static_cast<int32_t>(t));
+    batch_.loss_tokens += has_target ? 1 : 0;
+  }
+  batch_.bounds.push_back(static_cast<int32_t>(batch_.tokens.size()));
+}
+
+const HostMicroBatch& ExampleBatches::next() {
+  const auto& bins = packing_.bins[static_cast<size_t>(options_.rank)];
+  NRL_CHECK(next_bin_ < bins.size(), "the step has {} microbatches", bins.size());
+  batch_.index = static_cast<int64_t>(next_bin_);
+  for (auto* values : {&batch_.tokens, &batch_.targets, &batch_.positions, &batch_.bounds}) values->clear();
+  batch_.bounds.push_back(0);
+  batch_.loss_tokens = 0;
+  for (const int32_t unit : bins[next_bin_++])
+    for (int s = 0; s < examples_->sequences_per_example(); ++s)
+      append(chosen_[static_cast<size_t>(unit)], s);
+  rows_ = static_cast<int64_t>(batch_.tokens.size());
+  const int64_t unit = options_.pad_to_capacity ? options_.packing.capacity : options_.packing.row_unit;
+  const int64_t all = std::max((rows_ + unit - 1) / unit, int64_t{1}) * unit;
+  while (static_cast<int64_t>(batch_.tokens.size()) < all) {
+    const int64_t rows = std::min(all - static_cast<int64_t>(batch_.tokens.size()), options_.most_rows);
+    for (int64_t t = 0; t < rows; ++t) batch_.positions.push_back(static_cast<int32_t>(t));
+    batch_.tokens.resize(batch_.positions.size(), 0);
+    batch_.targets.resize(batch_.positions.size(), -1);
+    batch_.bounds.push_back(static_cast<int32_t>(batch_.tokens.size()));
+  }
+  return batch_;
+}
+
+}  // namespace nrl::data
