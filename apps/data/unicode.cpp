@@ -3,7 +3,10 @@
 #include <cstring>
 
 #include <unicode/bytestream.h>
+#include <unicode/casemap.h>
 #include <unicode/normalizer2.h>
+#include <unicode/stringoptions.h>
+#include <unicode/uchar.h>
 #include <unicode/uniset.h>
 #include <unicode/utf8.h>
 
@@ -36,6 +39,20 @@ const icu::Normalizer2& nfc() {
   }();
   static const icu::FilteredNormalizer2 instance(newest_nfc(), characters);
   return instance;
+}
+
+/// Calls `map`, which writes the mapped text to a sink.
+template <class Map>
+std::string mapped(std::string_view text, Map&& map) {
+  if (text.size() > INT32_MAX)
+    fail(Exit::data, "a text is too long for another case: {} bytes; expected at most {}", text.size(),
+         INT32_MAX);
+  std::string out;
+  UErrorCode error = U_ZERO_ERROR;
+  icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
+  map(icu::StringPiece(text.data(), static_cast<int32_t>(text.size())), sink, error);
+  require_icu(error);
+  return out;
 }
 
 }  // namespace
@@ -90,6 +107,46 @@ std::string to_nfc(std::string_view text) {
   }
   require_icu(error);
   return unchanged ? std::string(text) : out;
+}
+
+std::string to_upper(std::string_view text) {
+  return mapped(text, [](icu::StringPiece source, icu::ByteSink& sink, UErrorCode& error) {
+    icu::CaseMap::utf8ToUpper("", 0, source, sink, nullptr, error);
+  });
+}
+
+std::string to_lower(std::string_view text) {
+  return mapped(text, [](icu::StringPiece source, icu::ByteSink& sink, UErrorCode& error) {
+    icu::CaseMap::utf8ToLower("", 0, source, sink, nullptr, error);
+  });
+}
+
+std::string to_title(std::string_view character) {
+  return mapped(character, [](icu::StringPiece source, icu::ByteSink& sink, UErrorCode& error) {
+    icu::CaseMap::utf8ToTitle("", U_TITLECASE_WHOLE_STRING | U_TITLECASE_NO_BREAK_ADJUSTMENT, nullptr, source,
+                              sink, nullptr, error);
+  });
+}
+
+bool is_cased(char32_t c) {
+  return u_hasBinaryProperty(static_cast<UChar32>(c), UCHAR_CASED);
+}
+
+bool is_printable(char32_t c) {
+  if (c == ' ') return true;
+  switch (u_charType(static_cast<UChar32>(c))) {
+    case U_UNASSIGNED:
+    case U_CONTROL_CHAR:
+    case U_FORMAT_CHAR:
+    case U_SURROGATE:
+    case U_PRIVATE_USE_CHAR:
+    case U_SPACE_SEPARATOR:
+    case U_LINE_SEPARATOR:
+    case U_PARAGRAPH_SEPARATOR:
+      return false;
+    default:
+      return true;
+  }
 }
 
 }  // namespace nrl::data

@@ -1,5 +1,5 @@
 #pragma once
-// UTF-8 and Unicode normalization form C.
+// UTF-8, Unicode normalization form C and letter case.
 
 #include <cstdint>
 #include <string>
@@ -26,5 +26,19 @@ void append_utf8(std::string& out, char32_t c);
 /// The text in normalization form C (UAX #15), like Hugging Face's tokenizers: characters newer than
 /// Unicode 9.0 are unchanged. `text` must be valid UTF-8.
 std::string to_nfc(std::string_view text);
+
+/// The text in upper or lower case, with the full mappings of every language (UAX #44): U+00DF gives SS.
+/// `text` must be valid UTF-8.
+std::string to_upper(std::string_view text);
+std::string to_lower(std::string_view text);
+
+/// One character in title case.
+std::string to_title(std::string_view character);
+
+/// Property Cased: letters of lower, upper and title case.
+bool is_cased(char32_t c);
+
+/// True for a space and for every character that is not a separator, a control, or without a meaning.
+bool is_printable(char32_t c);
 
 }  // namespace nrl::data

@@ -1,0 +1,2 @@
+#include "apps/data/chat/assistant_spans.h"
+namespace nrl::data {}

@@ -1,0 +1,3 @@
+MESSAGES=[{"role":"user","content":"x"}]
+def templates():
+    return []
