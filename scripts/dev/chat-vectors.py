@@ -32,7 +32,7 @@ class Clock(datetime.datetime):
 
 
 def failed(error):
-    """The record of an exception: its text, and whether the product must have the same."""
+    """The record of an exception. Errors of syntax and of values have other texts in the product."""
     return {"error": str(error), "type": type(error).__name__}
 
 
@@ -41,19 +41,19 @@ def byte_regions(text, regions):
 
 
 def expression_vectors():
-    vectors = []
-    for source, context in chat_expressions.templates():
-        vector = {"source": source}
-        if context:
-            vector["context"] = context
+    vectors, contexts = [], []
+    for source, context, own_errors in chat_expressions.templates():
+        if context not in contexts:
+            contexts.append(context)
+        vector = {"source": source, "context": contexts.index(context)}
         try:
             compiled = chat_template_utils._compile_jinja_template(source)
             vector["text"] = compiled.render(messages=chat_expressions.MESSAGES, tools=None, documents=None,
                                              add_generation_prompt=False, **context)
         except Exception as error:
-            vector.update(failed(error))
+            vector.update({"error": "", "type": "any"} if own_errors else failed(error))
         vectors.append(vector)
-    return {"now": NOW.isoformat(), "messages": chat_expressions.MESSAGES, "vectors": vectors}
+    return {"now": NOW.isoformat(), "messages": chat_expressions.MESSAGES, "contexts": contexts, "vectors": vectors}
 
 
 def cases():
@@ -73,7 +73,7 @@ def template_vectors(tokenizer, source):
             text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=source, tokenize=False,
                                                  **options, **kwargs)
             vector["text"] = text
-            if "generation" in source and not options.get("continue_final_message"):
+            if "{%- generation" in source.replace("{% ", "{%- ") and not options.get("continue_final_message"):
                 chats, regions = chat_template_utils.render_jinja_template(
                     [chat_template_utils._normalize_chat_messages(messages)], tools=tools, chat_template=source,
                     return_assistant_tokens_mask=True, **options, **{**SPECIAL, **kwargs})

@@ -29,9 +29,4 @@ inline std::string_view without_place(std::string_view text, std::string_view na
   return text.substr(text.find_first_not_of(' '));
 }
 
-inline JsonValue copy_or_null(const JsonValue& object, std::string_view key) {
-  const JsonValue* const found = object.find(key);
-  return found ? *found : JsonValue();
-}
-
 }  // namespace nrl::data

@@ -93,7 +93,8 @@ TEST_CASE("Expressions have the values of jinja2") {
   RenderOptions options;
   options.now = time_of(recorded.get_string("now"));
   for (const JsonValue& vector : recorded.at("vectors").items()) {
-    const Conversation conversation{recorded.at("messages"), {}, copy_or_null(vector, "context")};
+    const JsonValue& context = recorded.at("contexts").items()[vector.get_uint("context")];
+    const Conversation conversation{recorded.at("messages"), {}, context};
     INFO(vector.dump());
     compare(rendered(vector.get_string("source"), conversation, options), vector);
   }

@@ -137,7 +137,8 @@ Value Machine::product(const Value& a, const Value& b) {
   if (a.is_number() && b.is_number()) return number_result(Op::multiply, a, b);
   const bool swapped = a.is_whole() && repeats(b);
   if (!swapped && !(repeats(a) && b.is_whole())) {
-    if (repeats(a)) error(fmt::format("can't multiply sequence by non-int of type '{}'", type_name(b)));
+    if (repeats(a) || repeats(b))
+      error(fmt::format("can't multiply sequence by non-int of type '{}'", type_name(repeats(a) ? b : a)));
     fail_operands(Op::multiply, a, b);
   }
   const Value& part = swapped ? b : a;

@@ -186,7 +186,34 @@ Arguments Machine::arguments(const Expression& e) {
   Keyword* const keywords = arena.array<Keyword>(e.keywords.size());
   for (size_t i = 0; i < e.keywords.size(); ++i)
     new (keywords + i) Keyword{e.keywords[i].name, evaluate(*e.keywords[i].value)};
-  return {items, e.items.size(), keywords, e.keywords.size()};
+  const Arguments given{items, e.items.size(), keywords, e.keywords.size()};
+  return e.b || e.c ? unpacked(e, given) : given;
+}
+
+// The arguments with the ones of * and **.
+Arguments Machine::unpacked(const Expression& e, const Arguments& given) {
+  Buffer<Value> items;
+  Buffer<Keyword> keywords;
+  for (size_t i = 0; i < given.size; ++i) items.push(arena, given.items[i]);
+  for (size_t i = 0; i < given.keyword_count; ++i) keywords.push(arena, given.keywords[i]);
+  if (e.b) {
+    const Items more = iterate(evaluate(*e.b));
+    budget.spend(more.size);
+    for (size_t i = 0; i < more.size; ++i) items.push(arena, more.data[i]);
+  }
+  const Value named = e.c ? evaluate(*e.c) : Value();
+  if (e.c && !named.is(Kind::dict))
+    error(fmt::format("argument after ** must be a mapping, not {}", type_name(named)));
+  for (size_t i = 0; e.c && i < named.dict->size; ++i) {
+    budget.spend(1 + keywords.size);
+    const Entry& entry = named.dict->entries[i];
+    if (!entry.key.is(Kind::string)) error("keywords must be strings");
+    for (size_t k = 0; k < keywords.size; ++k)
+      if (keywords.data[k].name == entry.key.text())
+        error(fmt::format("got multiple values for keyword argument '{}'", entry.key.text()));
+    keywords.push(arena, {entry.key.text(), entry.value});
+  }
+  return {items.data, items.size, keywords.data, keywords.size};
 }
 
 Value Machine::call(const Expression& e, bool into_output) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cstdlib>
 #include <optional>
 #include <utility>
 
@@ -234,8 +235,12 @@ class Lexer {
     Token& token = push(is_real ? Token::Kind::real : Token::Kind::integer, begin, text);
     const char* const first = text.data() + (base == 10 ? 0 : 2);
     const char* const last = text.data() + text.size();
-    const auto result = is_real ? std::from_chars(first, last, token.real)
-                                : std::from_chars(first, last, token.integer, base);
+    auto result = is_real ? std::from_chars(first, last, token.real)
+                          : std::from_chars(first, last, token.integer, base);
+    if (is_real && result.ec == std::errc::result_out_of_range) {
+      token.real = std::strtod(text.c_str(), nullptr);  // infinity or zero
+      result.ec = {};
+    }
     if (result.ec != std::errc() || result.ptr != last ||
         (base == 10 && !is_real && text.size() > 1 && text[0] == '0'))
       fail_here("the number cannot be read", begin);

@@ -117,6 +117,7 @@ class Machine {
   Value call(const Expression& e, bool into_output);
   Value call_value(const Value& callee, const Arguments& arguments, bool into_output);
   Arguments arguments(const Expression& e);
+  Arguments unpacked(const Expression& e, const Arguments& given);
   Value comparison(const Expression& e);
   bool compare(Comparison op, const Value& a, const Value& b);
   Value arithmetic(const Expression& e);

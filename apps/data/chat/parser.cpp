@@ -72,9 +72,15 @@ class Parser : public ExpressionParser {
     }
   }
 
+  // The end of a tag before a body, which a colon may precede.
+  void opening_end() {
+    skip(":");
+    end_tag();
+  }
+
   // A body after the rest of its opening tag; skips the name of the closing one.
   Body block(std::string_view end) {
-    end_tag();
+    opening_end();
     Body result = body({&end, 1});
     advance();
     return result;
@@ -103,7 +109,7 @@ class Parser : public ExpressionParser {
     for (bool more = true; more;) {
       Branch& branch = s.branches.emplace_back();
       branch.condition = tuple(false);
-      end_tag();
+      opening_end();
       branch.body = body(ends);
       more = skip_name("elif");
     }
@@ -123,7 +129,7 @@ class Parser : public ExpressionParser {
     if (skip_name("if")) s.filter = expression();
     if (now().is_name("recursive")) fail_here("recursive loops are not supported");
     s.name = name_id("loop");
-    end_tag();
+    opening_end();
     ++loops_;
     s.body = body(ends);
     --loops_;

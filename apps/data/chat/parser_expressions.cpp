@@ -398,7 +398,14 @@ void ExpressionParser::arguments(Expression& e) {
   for (bool first = true; !now().is(")"); first = false) {
     if (!first) expect(",");
     if (now().is(")")) break;
-    if (now().is("*") || now().is("**")) fail_here("arguments with * are not supported");
+    if (e.c) fail_here("an argument follows one with **");
+    if (now().is("*") || now().is("**")) {
+      const Expression*& unpacked = now().is("*") ? e.b : e.c;
+      if (unpacked) fail_here("arguments are unpacked twice");
+      advance();
+      unpacked = expression();
+      continue;
+    }
     if (now().kind == Token::Kind::name && look().is("=")) {
       KeywordArgument keyword;
       keyword.name = expect_name("a name");
@@ -409,7 +416,7 @@ void ExpressionParser::arguments(Expression& e) {
       keyword.value = expression();
       e.keywords.push_back(std::move(keyword));
     } else {
-      if (!e.keywords.empty()) fail_here("an argument without a name follows one with a name");
+      if (!e.keywords.empty() || e.b) fail_here("an argument without a name follows one with a name");
       e.items.push_back(expression());
     }
   }

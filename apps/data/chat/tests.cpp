@@ -1,3 +1,7 @@
+#include <cmath>
+#include <cstdint>
+#include <string_view>
+
 #include "apps/data/chat/builtins.h"
 #include "apps/data/chat/machine.h"
 #include "apps/data/chat/print.h"
@@ -7,16 +11,22 @@
 namespace nrl::data::chat {
 namespace {
 
-/// subject % divisor == 0 and the like; both must be integers.
-int64_t remainder(Machine& machine, const Value& subject, const Value& divisor) {
-  for (const Value* value : {&subject, &divisor}) {
+/// Python's subject % divisor.
+double remainder(Machine& machine, const Value& subject, const Value& divisor) {
+  for (const Value* value : {&subject, &divisor})
     if (value->is(Kind::undefined)) machine.error(missing_text(*value));
-    if (!value->is_whole())
-      machine.error(fmt::format("unsupported operand type(s) for %: '{}' and '{}'", type_name(subject),
-                                type_name(divisor)));
+  if (subject.is(Kind::string)) machine.error("not all arguments converted during string formatting");
+  if (!subject.is_number() || !divisor.is_number())
+    machine.error(fmt::format("unsupported operand type(s) for %: '{}' and '{}'", type_name(subject),
+                              type_name(divisor)));
+  if (divisor.number() == 0) machine.error("integer modulo by zero");
+  if (subject.is_whole() && divisor.is_whole()) {
+    const int64_t by = divisor.whole();
+    const int64_t rest = by == -1 ? 0 : subject.whole() % by;
+    return static_cast<double>(rest != 0 && (rest < 0) != (by < 0) ? rest + by : rest);
   }
-  if (divisor.whole() == 0) machine.error("integer modulo by zero");
-  return divisor.whole() == -1 ? 0 : subject.whole() % divisor.whole();
+  const double rest = std::fmod(subject.number(), divisor.number());
+  return rest != 0 && (rest < 0) != (divisor.number() < 0) ? rest + divisor.number() : rest;
 }
 
 bool ordered(Machine& machine, Test test, const Value& a, const Value& b) {
@@ -115,7 +125,7 @@ bool apply_test(Machine& machine, Test test, const Value& subject, const Argumen
       return machine.contains(other(), subject);
     case Test::odd:
       none();
-      return remainder(machine, subject, Value::of(int64_t{2})) != 0;
+      return remainder(machine, subject, Value::of(int64_t{2})) == 1;
     case Test::even:
       none();
       return remainder(machine, subject, Value::of(int64_t{2})) == 0;

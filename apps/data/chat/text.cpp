@@ -79,7 +79,7 @@ std::vector<std::string_view> split_at_spaces(std::string_view text, int64_t mos
   const Side outer = from_right ? Side::right : Side::left;
   for (text = strip(text, outer); !text.empty(); text = strip(text, outer)) {
     if (most >= 0 && static_cast<int64_t>(parts.size()) == most) {
-      parts.push_back(strip(text, from_right ? Side::left : Side::right));
+      parts.push_back(text);
       break;
     }
     size_t begin = 0, end = text.size();
