@@ -3,6 +3,8 @@
 
 #include <ctime>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <string_view>
 
@@ -27,6 +29,16 @@ inline std::string_view without_place(std::string_view text, std::string_view na
   if (!text.starts_with(std::string(name) + ':')) return text;
   text.remove_prefix(text.find(':', text.find(':', name.size() + 1) + 1) + 1);
   return text.substr(text.find_first_not_of(' '));
+}
+
+/// The template tests/data/chat/templates/NAME.jinja.
+inline std::string template_text(std::string_view name) {
+  std::ifstream file(chat_directory() / "templates" / (std::string(name) + ".jinja"), std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+inline ChatTemplate template_file(std::string_view name) {
+  return ChatTemplate::parse(template_text(name), std::string(name));
 }
 
 }  // namespace nrl::data

@@ -82,8 +82,8 @@ TEST_CASE("Chat templates render the text that transformers makes") {
   compare_directory(chat_directory());
 }
 
-// NRL_CHAT_VECTORS names a directory that scripts/dev/chat-vectors.py has written, such as the vectors of templates
-// that are not part of the sources.
+// NRL_CHAT_VECTORS names a directory that scripts/dev/chat-vectors.py has written, such as the vectors of
+// templates that are not part of the sources.
 TEST_CASE("Chat templates render the text of further vectors") {
   if (const char* const directory = std::getenv("NRL_CHAT_VECTORS")) compare_directory(directory);
 }

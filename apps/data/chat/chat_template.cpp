@@ -1,7 +1,9 @@
 #include "apps/data/chat/chat_template.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -159,7 +161,8 @@ bool ChatTemplate::has_generation_blocks() const {
 Rendered ChatTemplate::render(const Conversation& conversation, const RenderOptions& options) const {
   if (options.add_generation_prompt && options.continue_final_message)
     fail(Exit::data, "continue_final_message and add_generation_prompt exclude each other");
-  const JsonValue::Array& messages = conversation.messages.items();
+  const JsonValue::Array& all = conversation.messages.items();
+  const std::span messages(all.data(), std::min(all.size(), options.most_messages));
   if (messages.empty()) fail(Exit::data, "{}the conversation has no messages", conversation.messages.where());
   Rendered rendered;
   rendered.messages.resize(messages.size());

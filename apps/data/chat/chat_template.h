@@ -2,6 +2,7 @@
 // Chat templates: the Jinja subset in which tokenizers describe the text of a conversation.
 
 #include <cstddef>
+#include <cstdint>
 #include <ctime>
 #include <memory>
 #include <optional>
@@ -37,6 +38,8 @@ struct RenderOptions {
   /// Variables of every conversation, such as bos_token: an object, or null. `kwargs` of a conversation
   /// take precedence.
   JsonValue special_tokens;
+  /// Renders only this many messages, from the first on.
+  size_t most_messages = SIZE_MAX;
   /// The time of strftime_now(); the local time of the call if absent.
   std::optional<std::tm> now;
 };
