@@ -87,18 +87,19 @@ class SpanFinder {
     std::vector<AssistantSpan> spans;
     for (size_t k = 0; k < found.size(); ++k) {
       if (found[k].begin == found[k].end) continue;
-      const auto contains = [&](size_t i) {
-        return region(i).begin <= found[k].begin && found[k].end <= region(i).end;
-      };
-      const auto owner = std::find_if(assistants_.begin(), assistants_.end(), contains);
-      if (owner == assistants_.end() && found.size() != assistants_.size())
+      // The last message that begins before the block: it may follow the loop over the messages.
+      size_t owner = npos;
+      for (const size_t i : assistants_)
+        if (!is_empty(i) && region(i).begin <= found[k].begin) owner = i;
+      if (owner == npos && found.size() == assistants_.size()) owner = assistants_[k];
+      if (owner == npos)
         fail(Exit::data, "{}: a generation block is not part of an assistant message", chat_.name());
       const std::string_view block = text_.substr(found[k].begin, found[k].end - found[k].begin);
       const std::string_view trimmed = chat::strip(block, chat::Side::right);
       const bool ended = std::any_of(end_tokens_.begin(), end_tokens_.end(), [&](const std::string& token) {
         return !token.empty() && (block.ends_with(token) || trimmed.ends_with(token));
       });
-      spans.push_back({owner == assistants_.end() ? assistants_[k] : *owner, found[k], ended});
+      spans.push_back({owner, found[k], ended});
     }
     return spans;
   }
@@ -168,9 +169,12 @@ class SpanFinder {
       const std::string_view own =
           text_.substr(region(message).begin, region(message).end - region(message).begin);
       find_headers();
-      if (own.starts_with(prompt_)) return region(message).begin + prompt_.size();
-      const size_t common = common_size(own, header_);
-      return region(message).begin + common;
+      // The template may begin the text with something else.
+      const std::string_view before_content = own.substr(0, own.find(content_of(messages_[message])));
+      for (const std::string* const header : {&prompt_, &header_})
+        if (const size_t at = before_content.find(*header); at != npos && !header->empty())
+          return region(message).begin + at + header->size();
+      return region(message).begin;
     }
     fail(Exit::data,
          "{}: the beginning of message {} cannot be found in the rendered text: the template changes earlier "
@@ -224,23 +228,39 @@ class SpanFinder {
     return until && until->size() >= begin && text_.starts_with(*until) ? until->size() : text_.size();
   }
 
+  struct EndToken {
+    size_t begin = npos, end = 0;
+  };
+
+  // The first end token from `from` on, and the longest one there.
+  EndToken end_token(std::string_view text, size_t from) const {
+    EndToken first;
+    for (const std::string& token : end_tokens_) {
+      const size_t at = token.empty() ? npos : text.find(token, from);
+      if (at == npos || at > first.begin || (at == first.begin && at + token.size() < first.end)) continue;
+      first = {at, at + token.size()};
+    }
+    return first;
+  }
+
   AssistantSpan span_from(size_t message, size_t begin) const {
     const size_t limit = limit_of(message, begin);
     const std::string_view own = text_.substr(begin, limit - begin);
     const std::string_view content = content_of(messages_[message]);
-    const size_t found = own.find(content);
+    size_t found = own.find(content);
+    // Not a part of an end token.
+    const EndToken early = end_token(own, 0);
+    if (found != npos && early.begin < found && found < early.end) found = npos;
     const size_t content_end = found == npos ? 0 : found + content.size();
-    // The first end token, and the longest one there.
-    size_t first = npos, end = 0;
-    for (const std::string& token : end_tokens_) {
-      const size_t at = token.empty() ? npos : own.find(token, content_end);
-      if (at == npos || at > first || (at == first && at + token.size() < end)) continue;
-      first = at;
-      end = at + token.size();
-    }
-    if (first != npos) return {message, {begin, begin + end}, true};
+    if (const EndToken token = end_token(own, content_end); token.begin != npos)
+      return {message, {begin, begin + token.end}, true};
+    // The next message may begin with the end token.
+    size_t next = 0;
+    for (const std::string& token : end_tokens_)
+      if (text_.substr(limit).starts_with(token)) next = std::max(next, token.size());
+    if (next > 0) return {message, {begin, limit + next}, true};
     const bool has_more = found == npos || content.empty() || messages_[message].contains("tool_calls");
-    end = has_more ? chat::strip(own, chat::Side::right).size() : content_end;
+    const size_t end = has_more ? chat::strip(own, chat::Side::right).size() : content_end;
     return {message, {begin, begin + end}, false};
   }
 
