@@ -58,7 +58,7 @@ struct KeywordArgument {
 
 /// Operands: `a` and `b`; of conditional: value `a` if `b`, else `c` (may be null). `items` are elements, the
 /// arguments (`b`, `c`: the ones unpacked by * and **), the other operands of a comparison, or begin, end and
-/// step of a slice (null: not given); those of a dict are keys and values in turn.
+/// step of a slice (null: not given). A dict has its keys and values in turn.
 struct Expression {
   Op op = Op::constant;
   Filter filter{};

@@ -1,5 +1,5 @@
 #pragma once
-// What filters and methods share.
+// Functions that both filters and methods use.
 
 #include <cstdint>
 #include <string_view>

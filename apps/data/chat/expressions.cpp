@@ -5,7 +5,7 @@
 #include <string_view>
 
 #include "apps/data/chat/machine.h"
-#include "apps/data/chat/machine_internal.h"
+#include "apps/data/chat/nesting.h"
 #include "apps/data/chat/print.h"
 #include "apps/data/chat/text.h"
 #include "apps/data/unicode.h"
@@ -32,19 +32,6 @@ const Value* find_in_space(const Namespace& space, const Value& key, Budget& bud
 }
 
 }  // namespace
-
-void set_attribute(Machine& machine, Namespace& space, std::string_view name, const Value& value) {
-  if (name.starts_with('_'))
-    machine.error(fmt::format(
-        "Chat templates cannot store underscore-prefixed attributes on a namespace, but got '{}'. "
-        "Please rename the attribute.",
-        name));
-  const Value key = Value::of(name);
-  if (const Value* const known = find(space.entries.data, space.entries.size, key, machine.budget))
-    const_cast<Value&>(*known) = value;
-  else
-    space.entries.push(machine.arena, {key, value});
-}
 
 const Value* Machine::lookup(NameId name) const {
   for (const Frame* frame = frame_; frame; frame = frame->parent)
@@ -341,7 +328,7 @@ Value Machine::sequence(const Expression& e) {
 }
 
 Value Machine::evaluate(const Expression& e) {
-  const Nesting nesting(*this);
+  const Nesting nesting(depth_);
   budget.spend(1);
   switch (e.op) {
     case Op::constant:
@@ -428,7 +415,7 @@ void Machine::append_operand(const Value& operand, bool& safe, size_t begin) {
 // Appends a sum of strings to the output, left to right, without making the partial sums. Returns false, with
 // the value in `other`, if the sum is not a string; the output is unchanged then.
 bool Machine::append_sum(const Expression& e, bool& safe, Value& other) {
-  const Nesting nesting(*this);
+  const Nesting nesting(depth_);
   budget.spend(1);
   const size_t begin = out_.size();
   if (e.op != Op::add) {
@@ -470,7 +457,7 @@ Value Machine::join_text(const Expression& e) {
 }
 
 void Machine::output(const Expression& e) {
-  const Nesting nesting(*this);
+  const Nesting nesting(depth_);
   switch (e.op) {
     case Op::add: {
       bool safe = false;

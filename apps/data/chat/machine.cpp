@@ -2,14 +2,23 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
+#include <stdexcept>
 
-#include "apps/data/chat/machine_internal.h"
+#include "apps/data/chat/nesting.h"
 #include "apps/data/chat/print.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 
 namespace nrl::data::chat {
+namespace {
+
+/// The error of raise_exception(), whose text is the template's own.
+class Raised : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace
 
 Machine::Machine(const ChatTemplate::Program& program, const std::tm* now, Rendered& rendered)
     : program_(program), now_(now), rendered_(rendered), out_(rendered.text) {
@@ -125,7 +134,7 @@ Machine::Flow Machine::execute(const Body& body) {
 }
 
 Machine::Flow Machine::execute(const Statement& s) {
-  const Nesting nesting(*this);
+  const Nesting nesting(depth_);
   budget.spend(1);
   at_ = s.at;
   switch (s.kind) {
@@ -315,7 +324,21 @@ void Machine::assign(const Target& target, const Value& value) {
   }
   const Value* const object = lookup(target.name);
   if (!object || !object->is(Kind::name_space)) error("cannot assign attribute on non-namespace object");
-  set_attribute(*this, *object->space, target.attribute, value);
+  set_attribute(*object->space, target.attribute, value);
+}
+
+void Machine::set_attribute(Namespace& space, std::string_view name, const Value& value) {
+  if (name.starts_with('_'))
+    error(
+        fmt::format("Chat templates cannot store underscore-prefixed attributes on a namespace, but got "
+                    "'{}'. Please rename the "
+                    "attribute.",
+                    name));
+  const Value key = Value::of(name);
+  if (const Value* const known = find(space.entries.data, space.entries.size, key, budget))
+    const_cast<Value&>(*known) = value;
+  else
+    space.entries.push(arena, {key, value});
 }
 
 void Machine::define_macro(const Statement& s) {
@@ -327,7 +350,7 @@ void Machine::define_macro(const Statement& s) {
 }
 
 void Machine::run_macro(const Macro& macro, const Arguments& arguments) {
-  const Nesting nesting(*this);
+  const Nesting nesting(depth_);
   const Statement& s = *macro.definition;
   const std::vector<Parameter>& parameters = s.parameters;
   if (arguments.size > parameters.size())

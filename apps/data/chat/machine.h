@@ -68,7 +68,7 @@ class Machine {
   Value text(std::string_view bytes, bool safe = false);
   /// A new list.
   Value list(const std::vector<Value>& items, Flavor flavor = Flavor::list);
-  /// What iter(value) gives. Iterators are empty afterwards. Error (Exit::data) if it is not iterable.
+  /// The items of iter(value). Iterators are empty afterwards. Error (Exit::data) if it is not iterable.
   Items iterate(const Value& value);
   /// object[key] as Jinja evaluates it: an attribute if there is no such item; undefined if there is none.
   Value item(const Value& object, const Value& key);
@@ -83,7 +83,6 @@ class Machine {
 
  private:
   enum class Flow : uint8_t { normal, leave, next };
-  class Nesting;
 
   // machine.cpp: statements
   Flow execute(const Body& body);
@@ -94,6 +93,7 @@ class Machine {
   void set_block(const Statement& statement);
   void assign(const Target& target, const Value& value);
   void assign_name(NameId name, const Value& value);
+  void set_attribute(Namespace& space, std::string_view name, const Value& value);
   Frame* new_frame(Frame* parent);
   Frame* reused_frame(Frame* frame);
   void define_macro(const Statement& statement);

@@ -36,7 +36,7 @@ std::vector<std::string_view> split_lines(std::string_view text, bool keep_ends)
 /// str.replace(). `most` < 0: no limit.
 std::string replace(std::string_view text, std::string_view old, std::string_view by, int64_t most);
 
-/// Occurrences that do not overlap; those of "" lie between all code points.
+/// Occurrences that do not overlap; the empty text occurs around every code point.
 size_t count(std::string_view text, std::string_view part);
 
 /// str.capitalize(): the first character in title case, the others in lower case.

@@ -1,5 +1,3 @@
-#include "apps/data/chat/chat_template.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -9,6 +7,7 @@
 #include <utility>
 
 #include "apps/data/chat/ast.h"
+#include "apps/data/chat/chat_template.h"
 #include "apps/data/chat/machine.h"
 #include "apps/data/chat/parser.h"
 #include "apps/data/chat/print.h"
