@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """Writes the test vectors of chat templates: texts that transformers and jinja2 make.
 
-chat-vectors.py OUT [--templates DIR...]
+chat-vectors.py OUT [--templates DIR...] [--sums FILE]
   OUT/expressions.json    expressions and small templates with their results (chat_expressions.py)
   OUT/NAME.json           for each template OUT/templates/**/NAME.jinja: the texts of all conversations
                           (chat_conversations.py)
 With --templates, the vectors of the templates *.jinja of other directories are written instead; they go to files
-that are not part of the sources. Needs `pip install transformers jinja2`.
+that are not part of the sources. --sums FILE writes the SHA-256 of these templates and of their vectors.
+Needs `pip install transformers jinja2`.
 """
 
 import argparse
 import datetime
+import hashlib
 import json
 import pathlib
 
@@ -96,6 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--templates", type=pathlib.Path, nargs="+")
+    parser.add_argument("--sums", type=pathlib.Path)
     arguments = parser.parse_args()
     chat_template_utils.datetime = Clock
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -109,10 +112,14 @@ def main():
                                                  "conversations": conversations})
     if not arguments.templates:
         write(arguments.out / "expressions.json", expression_vectors())
+    sums = []
     for file in files:
         source = file.read_text(encoding="utf-8")
-        write(arguments.out / (file.stem + ".json"),
-              {"name": file.stem, "source": source, "vectors": template_vectors(tokenizer, source)})
+        out = arguments.out / (file.stem + ".json")
+        write(out, {"name": file.stem, "source": source, "vectors": template_vectors(tokenizer, source)})
+        sums += [f"{hashlib.sha256(part.read_bytes()).hexdigest()}  {part.name}\n" for part in (file, out)]
+    if arguments.sums:
+        arguments.sums.write_text("".join(sums))
 
 
 if __name__ == "__main__":
