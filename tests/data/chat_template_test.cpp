@@ -159,6 +159,9 @@ TEST_CASE("Hostile templates end with an error") {
   std::string blocks;
   for (int i = 0; i < 9999; ++i) blocks += "{% if true %}";
   is_bounded(blocks, levels);
+  is_bounded("{% for i in range(9) %}{{ ('a' * 60000000).split('a')|length }}{% endfor %}", steps);
+  is_bounded("{% for i in range(9) %}{{ ('a ' * 30000000).split()|length }}{% endfor %}", steps);
+  is_bounded("{% for c in 'a' * 60000000 %}{% endfor %}", steps);
   is_bounded("{{ range(99999999) }}", "Range too big");
   is_bounded("{{ ('a' * 9999999).find('a' * 999999 ~ 'b') }}{{ ('a' * 9999999).find('a' * 999999 ~ 'b') }}",
              steps);

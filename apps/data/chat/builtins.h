@@ -98,6 +98,7 @@ enum class Method : uint8_t {
   title,
   upper,
   // of dict
+  copy,  // and of list
   get,
   items,
   keys,

@@ -188,6 +188,7 @@ Value indented(Machine& machine, const Value& subject, const Arguments& argument
     check_text(static_cast<size_t>(spaces));
     indention.assign(static_cast<size_t>(spaces), ' ');
   }
+  machine.budget.spend(most_breaks(subject.text()));
   const std::string source = std::string(subject.text()) + '\n';
   const std::vector<std::string_view> lines = split_lines(source, false);
   const bool all = blank && truth(*blank);
@@ -201,7 +202,6 @@ Value indented(Machine& machine, const Value& subject, const Arguments& argument
     result += lines[i];
     check_text(result.size());
   }
-  machine.budget.spend(lines.size());
   return machine.text(result, subject.safe);
 }
 

@@ -1,5 +1,3 @@
-#include "apps/data/chat/builtins.h"
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -11,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/data/chat/builtins.h"
 #include "apps/data/chat/machine.h"
 #include "apps/data/chat/print.h"
 #include "apps/data/chat/text.h"
@@ -99,6 +98,7 @@ constexpr Named<Method> methods[] = {
     {"append", Method::append},
     {"capitalize", Method::capitalize},
     {"clear", Method::clear},
+    {"copy", Method::copy},
     {"count", Method::count},
     {"endswith", Method::endswith},
     {"extend", Method::extend},
@@ -273,12 +273,13 @@ bool has_method(const Value& value, Method method) {
     case Kind::string:
       return is_of_str(method);
     case Kind::dict:
-      return (method >= Method::get && method <= Method::values) || method == Method::clear ||
+      return (method >= Method::copy && method <= Method::values) || method == Method::clear ||
              method == Method::pop || method >= Method::popitem;
     case Kind::list:
       if (!value.list->is_indexed()) return false;
       if (method == Method::count || method == Method::index) return true;
-      return value.list->flavor == Flavor::list && method >= Method::append && method <= Method::sort;
+      return value.list->flavor == Flavor::list &&
+             (method == Method::copy || (method >= Method::append && method <= Method::sort));
     default:
       return false;
   }

@@ -80,14 +80,15 @@ Value split_text(Machine& machine, const Value& self, const Arguments& arguments
   std::vector<std::string_view> parts;
   machine.budget.spend_bytes(self.size);
   if (is_absent(separator)) {
+    machine.budget.spend(most_breaks(self.text()));
     parts = split_at_spaces(self.text(), most, from_right);
   } else {
     const std::string_view text = text_argument(*separator, "split");
     if (text.empty()) fail(Exit::data, "empty separator");
     machine.budget.spend(self.size / 1024 * (text.size() / 16));
+    machine.budget.spend(count(self.text(), text));
     parts = split(self.text(), text, most, from_right);
   }
-  machine.budget.spend(parts.size() / 4);
   std::vector<Value> values;
   for (const std::string_view part : parts) values.push_back(Value::of(part, self.safe));
   return machine.list(values);
@@ -185,9 +186,9 @@ Value call_of_str(Machine& machine, Method method, const Value& self, const Argu
     case Method::splitlines: {
       const auto [keep] = bind<1>("splitlines", arguments, 0, {"keepends"});
       std::vector<Value> lines;
+      machine.budget.spend(most_breaks(text));
       for (const std::string_view line : split_lines(text, keep && truth(*keep)))
         lines.push_back(Value::of(line, self.safe));
-      machine.budget.spend(lines.size() / 4);
       return machine.list(lines);
     }
     default:
@@ -203,6 +204,7 @@ Value call_of_dict(Machine& machine, Method method, const Dict& dict, const Argu
     return found ? *found : fallback ? *fallback : Value();
   }
   bind(name_of(method), arguments, nullptr, 0, 0, nullptr);
+  if (method == Method::copy) return Value::of(&dict);  // nothing changes it
   return dict_view(machine, dict,
                    method == Method::keys     ? Flavor::dict_keys
                    : method == Method::values ? Flavor::dict_values
@@ -210,6 +212,10 @@ Value call_of_dict(Machine& machine, Method method, const Dict& dict, const Argu
 }
 
 Value call_of_list(Machine& machine, Method method, const List& list, const Arguments& arguments) {
+  if (method == Method::copy) {
+    bind("copy", arguments, nullptr, 0, 0, nullptr);
+    return Value::of(machine.arena.make(list));
+  }
   const auto [wanted] = bind<1>(name_of(method), arguments, 1, {""});
   int64_t found = 0;
   for (size_t i = 0; i < list.size; ++i) {

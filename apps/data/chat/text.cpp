@@ -45,6 +45,15 @@ bool ends_line(char32_t c) {
 
 }  // namespace
 
+size_t most_breaks(std::string_view text) {
+  size_t found = 0;
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    found += byte <= ' ' || byte == 0xC2 || (byte >= 0xE1 && byte <= 0xE3);  // first bytes of white space
+  }
+  return found;
+}
+
 bool is_python_space(char32_t c) {
   return is_space(c) || (c >= 0x1C && c <= 0x1F);
 }

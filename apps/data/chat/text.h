@@ -9,6 +9,9 @@
 
 namespace nrl::data::chat {
 
+/// At least the number of characters that may end a word or a line.
+size_t most_breaks(std::string_view text);
+
 /// True for the characters of str.isspace().
 bool is_python_space(char32_t c);
 

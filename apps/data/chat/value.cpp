@@ -141,8 +141,7 @@ const Value* find(const Entry* entries, size_t size, const Value& key, Budget& b
   if (key.is(Kind::string)) {
     for (size_t i = 0; i < size; ++i) {
       const Value& k = entries[i].key;
-      if (k.is(Kind::string) && k.size == key.size && std::memcmp(k.bytes, key.bytes, key.size) == 0)
-        return &entries[i].value;
+      if (k.is(Kind::string) && k.text() == key.text()) return &entries[i].value;
     }
     return nullptr;
   }
