@@ -40,6 +40,13 @@ class AddedTokens {
 
   /// True if a token begins with this byte.
   bool may_begin(char first) const { return is_first_[static_cast<uint8_t>(first)]; }
+  /// The next byte from `at` on that is the first one of a token, or the size of the text.
+  size_t next_first(std::string_view text, size_t at) const {
+    const auto first = [&](size_t i) { return is_first_[static_cast<uint8_t>(text[i])]; };
+    while (at + 4 <= text.size() && !(first(at) | first(at + 1) | first(at + 2) | first(at + 3))) at += 4;
+    while (at < text.size() && !first(at)) ++at;
+    return at;
+  }
   /// The longest token at the beginning of a text; null if there is none.
   const AddedToken* match(std::string_view text) const {
     if (text.empty()) return nullptr;
@@ -48,7 +55,8 @@ class AddedTokens {
     return nullptr;
   }
 
-  /// Calls gap(begin, end) for the (possibly empty) text between tokens and found(id) for each token.
+  /// Calls gap(begin, end) for the (possibly empty) text between tokens, and found(id, end) for each token
+  /// with the end of its text, spaces that it strips included.
   template <class Gap, class Found>
   void split(std::string_view text, Gap&& gap, Found&& found) const {
     size_t done = 0;
@@ -64,20 +72,13 @@ class AddedTokens {
       if (token->strip_left) begin = space_before(text, done, begin);
       if (token->strip_right) end = space_after(text, end);
       gap(done, begin);
-      found(token->id);
+      found(token->id, end);
       done = at = end;
     }
     gap(done, text.size());
   }
 
  private:
-  // The next byte from `at` on that is the first one of a token.
-  size_t next_first(std::string_view text, size_t at) const {
-    const auto first = [&](size_t i) { return is_first_[static_cast<uint8_t>(text[i])]; };
-    while (at + 4 <= text.size() && !(first(at) | first(at + 1) | first(at + 2) | first(at + 3))) at += 4;
-    while (at < text.size() && !first(at)) ++at;
-    return at;
-  }
   static size_t space_after(std::string_view text, size_t at) {
     for (size_t next = at; next < text.size() && is_space(next_character(text, next));) at = next;
     return at;

@@ -35,7 +35,7 @@ struct BpeModel::Workspace::State {
     bool operator>(const Candidate& o) const { return rank != o.rank ? rank > o.rank : left > o.left; }
   };
   PieceCache cache;
-  std::vector<int32_t> ids, previous, next;
+  std::vector<int32_t> ids, sizes, previous, next;
   std::vector<Candidate> heap;
 };
 
@@ -61,6 +61,20 @@ BpeModel::BpeModel(const Options& options, std::unordered_map<std::string, int32
     merges_[at] = {key, merge.rank, merge.result};
   }
   find_joins(merges);
+  find_sizes();
+}
+
+void BpeModel::find_sizes() {
+  const auto set = [&](int32_t id, size_t size) {
+    if (sizes_.size() <= static_cast<size_t>(id)) sizes_.resize(static_cast<size_t>(id) + 1);
+    sizes_[static_cast<size_t>(id)] = size <= UINT8_MAX ? static_cast<uint8_t>(size) : 0;
+  };
+  for (const auto& [text, id] : tokens_) set(id, text.size());
+  // The text of these ids is not the text that they encode.
+  if (!options_.byte_symbols && options_.byte_fallback)
+    for (const int32_t id : byte_ids_)
+      if (id >= 0) set(id, 1);
+  if (options_.unknown >= 0) set(options_.unknown, 0);
 }
 
 void BpeModel::find_joins(const std::vector<Merge>& merges) {
@@ -149,15 +163,25 @@ BpeModel::Workspace& BpeModel::workspace() const {
   return *workspace;
 }
 
-int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) const {
+// `sizes`: if not null, receives the bytes of each symbol, skipped ones before it included.
+int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids,
+                             std::vector<int32_t>* sizes) const {
   ids.clear();
+  if (sizes) sizes->clear();
   int64_t skipped = 0;
+  size_t skipped_before = 0, pending_size = 0;
+  const auto push = [&](int32_t id, size_t size) {
+    ids.push_back(id);
+    if (sizes) sizes->push_back(static_cast<int32_t>(skipped_before + size));
+    skipped_before = 0;
+  };
   // A pending unknown token may fuse with the next one. As in Hugging Face's BPE, byte tokens do
   // not flush it.
   bool pending_unknown = false;
   const auto flush_unknown = [&] {
-    if (pending_unknown) ids.push_back(options_.unknown);
+    if (pending_unknown) push(options_.unknown, pending_size);
     pending_unknown = false;
+    pending_size = 0;
   };
   for (size_t at = 0; at < piece.size();) {
     const size_t begin = at;
@@ -172,14 +196,16 @@ int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) 
     const auto byte_id = [&](char byte) { return byte_ids_[static_cast<uint8_t>(byte)]; };
     if (id >= 0) {
       flush_unknown();
-      ids.push_back(id);
+      push(id, symbol.size());
     } else if (!options_.byte_symbols && options_.byte_fallback &&
                std::all_of(symbol.begin(), symbol.end(), [&](char b) { return byte_id(b) >= 0; })) {
-      for (const char b : symbol) ids.push_back(byte_id(b));
+      for (const char b : symbol) push(byte_id(b), 1);
     } else if (options_.unknown >= 0) {
       if (!options_.fuse_unknown) flush_unknown();
       pending_unknown = true;
+      pending_size += symbol.size();
     } else {
+      skipped_before += symbol.size();
       skipped += static_cast<int64_t>(symbol.size());
     }
   }
@@ -187,6 +213,7 @@ int64_t BpeModel::symbols_of(std::string_view piece, std::vector<int32_t>& ids) 
   return skipped;
 }
 
+// merge_short() and merge_long() set symbols to -1 that became part of the one before.
 void BpeModel::merge_short(std::vector<int32_t>& ids) const {
   // Merge of the pair (i, next[i]): its rank, then i, so that the least key is the next merge.
   constexpr uint64_t no_merge = UINT64_MAX;
@@ -217,11 +244,10 @@ void BpeModel::merge_short(std::vector<int32_t>& ids) const {
     look_up(i);
     if (previous[i] < count) look_up(previous[i]);
   }
-  std::erase(ids, -1);
 }
 
 void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const {
-  auto& [cache, own, previous, next, heap] = *workspace.state_;
+  auto& [cache, own, sizes, previous, next, heap] = *workspace.state_;
   const auto count = static_cast<int32_t>(ids.size());
   previous.resize(ids.size());
   next.resize(ids.size());
@@ -258,29 +284,60 @@ void BpeModel::merge_long(std::vector<int32_t>& ids, Workspace& workspace) const
     push_pair(top.left);
     push_pair(previous[at(top.left)]);
   }
-  std::erase(ids, -1);
 }
 
-int64_t BpeModel::encode_part(std::string_view part, std::vector<int32_t>& out, Workspace& workspace) const {
+// Appends the ends of tokens that encode `bytes` bytes, from the sizes of the tokens. False, and appends
+// nothing, if these are not known.
+bool BpeModel::add_known_ends(std::span<const int32_t> ids, size_t bytes, int64_t offset,
+                              std::vector<int64_t>& ends) const {
+  const size_t count = ends.size();
+  ends.resize(count + ids.size());
+  size_t at = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    at += sizes_[static_cast<size_t>(ids[i])];
+    ends[count + i] = offset + static_cast<int64_t>(at);
+  }
+  // No size is larger than what the token encodes, so that a correct sum means correct sizes.
+  if (at == bytes) return true;
+  ends.resize(count);
+  return false;
+}
+
+int64_t BpeModel::encode_part(std::string_view part, std::vector<int32_t>& out, Workspace& workspace,
+                              std::vector<int64_t>* ends, int64_t offset) const {
   auto& state = *workspace.state_;
   PieceCache::Entry key, *cached = nullptr;
   if (part.size() <= PieceCache::max_bytes) {
     key = PieceCache::key(part);
     cached = &state.cache.slot(key);
-    if (cached->holds(key)) {
+    if (cached->holds(key) &&
+        (!ends || add_known_ends({cached->ids.data(), cached->count}, part.size(), offset, *ends))) {
       out.insert(out.end(), cached->ids.data(), cached->ids.data() + cached->count);
       return 0;
     }
   }
   auto& ids = state.ids;
+  auto& sizes = state.sizes;
   int64_t skipped = 0;
   const int32_t whole = options_.ignore_merges ? find(part) : -1;
   if (whole >= 0) {
     ids.assign(1, whole);
+    sizes.assign(1, static_cast<int32_t>(part.size()));
   } else {
-    skipped = symbols_of(part, ids);
+    skipped = symbols_of(part, ids, ends ? &sizes : nullptr);
     ids.size() <= short_piece ? merge_short(ids) : merge_long(ids, workspace);
   }
+  if (ends) {
+    for (size_t i = 0; i < ids.size(); ++i) {
+      offset += sizes[i];
+      if (ids[i] < 0) {
+        ends->back() = offset;
+      } else {
+        ends->push_back(offset);
+      }
+    }
+  }
+  std::erase(ids, -1);
   out.insert(out.end(), ids.begin(), ids.end());
   if (cached && skipped == 0 && ids.size() <= PieceCache::max_ids) {
     key.count = static_cast<uint8_t>(ids.size());
@@ -290,7 +347,8 @@ int64_t BpeModel::encode_part(std::string_view part, std::vector<int32_t>& out, 
   return skipped;
 }
 
-int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const {
+int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace,
+                         std::vector<int64_t>* ends, int64_t offset) const {
   if (piece.size() > INT32_MAX / 2)
     fail(Exit::data, "a piece of text is too long: {} bytes; expected at most {}", piece.size(),
          INT32_MAX / 2);
@@ -298,7 +356,7 @@ int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Work
   // Pieces of byte-level models are words already.
   if (!joins_ || (options_.byte_symbols && piece.size() <= PieceCache::max_bytes)) {
     add_encode_progress(piece.size());
-    return encode_part(piece, out, workspace);
+    return encode_part(piece, out, workspace, ends, offset);
   }
   int64_t skipped = 0;
   for (size_t begin = 0; begin < piece.size();) {
@@ -306,7 +364,8 @@ int64_t BpeModel::encode(std::string_view piece, std::vector<int32_t>& out, Work
     const size_t end = part_end(piece, begin, marks);
     // A mark is one byte of the text, which was a space.
     add_encode_progress(end - begin - marks * (space_mark.size() - 1));
-    skipped += encode_part(piece.substr(begin, end - begin), out, workspace);
+    skipped += encode_part(piece.substr(begin, end - begin), out, workspace, ends,
+                           offset + static_cast<int64_t>(begin));
     begin = end;
   }
   return skipped;

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -51,8 +52,10 @@ class BpeModel {
 
   /// Appends the ids of one piece and returns the number of skipped bytes, which have no token (and there is
   /// no unknown token). Adds the encoded bytes to encode_progress. Throws Error (`data`) on a piece of more
-  /// than 1 GiB.
-  int64_t encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace) const;
+  /// than 1 GiB. `ends`: if not null, receives the offset of the end of each token in `piece`, plus `offset`;
+  /// skipped bytes count to the token after them.
+  int64_t encode(std::string_view piece, std::vector<int32_t>& out, Workspace& workspace,
+                 std::vector<int64_t>* ends = nullptr, int64_t offset = 0) const;
 
   /// Id of a token, or -1.
   int32_t find(std::string_view token) const;
@@ -78,10 +81,14 @@ class BpeModel {
   };
 
   void find_joins(const std::vector<Merge>& merges);
+  void find_sizes();
   size_t part_end(std::string_view text, size_t begin, size_t& marks) const;
-  int64_t encode_part(std::string_view part, std::vector<int32_t>& out, Workspace& workspace) const;
+  int64_t encode_part(std::string_view part, std::vector<int32_t>& out, Workspace& workspace,
+                      std::vector<int64_t>* ends, int64_t offset) const;
+  bool add_known_ends(std::span<const int32_t> ids, size_t bytes, int64_t offset,
+                      std::vector<int64_t>& ends) const;
   const MergeSlot* find_merge(int32_t left, int32_t right) const;
-  int64_t symbols_of(std::string_view piece, std::vector<int32_t>& ids) const;
+  int64_t symbols_of(std::string_view piece, std::vector<int32_t>& ids, std::vector<int32_t>* sizes) const;
   void merge_short(std::vector<int32_t>& ids) const;
   void merge_long(std::vector<int32_t>& ids, Workspace& workspace) const;
 
@@ -94,6 +101,7 @@ class BpeModel {
   Options options_;
   std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> tokens_;
   std::array<int32_t, 256> byte_ids_;
+  std::vector<uint8_t> sizes_;     // bytes of text that a token encodes, by id; 0: not known, or too many
   std::vector<MergeSlot> merges_;  // open addressing, a power of two
   std::unique_ptr<Joins> joins_;   // null: a piece must not be divided
 };

@@ -30,16 +30,24 @@ const ByteAlphabet& alphabet() {
   return instance;
 }
 
-void replace_all(std::string& text, std::string_view from, std::string_view to) {
+void replace_all(std::string& text, std::string_view from, std::string_view to, OffsetMaps* maps = nullptr) {
   size_t at = text.find(from);
   if (at == std::string::npos) return;
+  OffsetMap* const map = maps ? &maps->emplace_back() : nullptr;
   std::string out;
   size_t copied = 0;
   for (; at != std::string::npos; at = text.find(from, copied)) {
-    out.append(text, copied, at - copied).append(to);
+    out.append(text, copied, at - copied);
+    if (map) map->add(out.size(), from.size(), to.size());
+    out += to;
     copied = at + from.size();
   }
   text = out.append(text, copied);
+}
+
+void prepend(std::string& text, std::string_view prefix, OffsetMaps* maps) {
+  text.insert(0, prefix);
+  if (maps) maps->emplace_back().add(0, 0, prefix.size());
 }
 
 [[noreturn]] void unsupported(const JsonValue& step, std::string_view what) {
@@ -156,37 +164,38 @@ bool HfPipeline::adds_space() const {
   return space_ != Space::none && space_ != Space::metaspace_never;
 }
 
-std::string HfPipeline::normalize(std::string_view text) const {
+std::string HfPipeline::normalize(std::string_view text, OffsetMaps* maps) const {
   std::string out(text);
   for (const Normalizer& n : normalizers_) switch (n.kind) {
       case Normalizer::Kind::nfc:
-        out = to_nfc(out);
+        out = to_nfc(out, maps ? &maps->emplace_back() : nullptr);
         break;
       case Normalizer::Kind::prepend:
-        if (!out.empty()) out.insert(0, n.to);
+        if (!out.empty()) prepend(out, n.to, maps);
         break;
       case Normalizer::Kind::replace:
-        replace_all(out, n.from, n.to);
+        replace_all(out, n.from, n.to, maps);
     }
   return out;
 }
 
-void HfPipeline::split(std::string_view text, bool first,
-                       const std::function<void(std::string_view)>& piece) const {
+void HfPipeline::split(std::string_view text, bool first, const std::function<void(std::string_view)>& piece,
+                       Marked* marked) const {
   if (text.empty()) return;
-  if (space_ == Space::none) {
-    split_text(text, piece);
-  } else if (space_ == Space::byte_level) {
-    std::string spaced(text.starts_with(' ') ? 0 : 1, ' ');
-    spaced.append(text);
-    split_text(spaced, piece);
-  } else {
-    std::string marked(text);
-    replace_all(marked, " ", metaspace_);
-    const bool prepend = space_ == Space::metaspace_always || (space_ == Space::metaspace_first && first);
-    if (prepend && !marked.starts_with(metaspace_)) marked.insert(0, metaspace_);
-    metaspace_split_ ? split_metaspace(marked, metaspace_, piece) : piece(marked);
+  if (marked) *marked = {text.data()};
+  OffsetMaps* const maps = marked ? &marked->maps : nullptr;
+  if (space_ == Space::none) return split_text(text, piece);
+  std::string spaced(text);
+  if (space_ == Space::byte_level) {
+    if (!text.starts_with(' ')) prepend(spaced, " ", maps);
+    if (marked) marked->begin = spaced.data();
+    return split_text(spaced, piece);
   }
+  replace_all(spaced, " ", metaspace_, maps);
+  const bool prefix = space_ == Space::metaspace_always || (space_ == Space::metaspace_first && first);
+  if (prefix && !spaced.starts_with(metaspace_)) prepend(spaced, metaspace_, maps);
+  if (marked) marked->begin = spaced.data();
+  metaspace_split_ ? split_metaspace(spaced, metaspace_, piece) : piece(spaced);
 }
 
 HfPipeline::Splitter::Splitter(Behavior what, const std::string& text, bool literal, const std::string& where)

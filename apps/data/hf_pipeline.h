@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/data/offset_map.h"
 #include "apps/data/regex.h"
 #include "apps/data/word_scanner.h"
 
@@ -37,11 +38,18 @@ class HfPipeline {
   /// Whether a space is prepended to the text, which decoding must remove.
   bool adds_space() const;
 
-  std::string normalize(std::string_view text) const;
+  /// `maps`: if not null, receives the maps of the steps that changed the text.
+  std::string normalize(std::string_view text, OffsetMaps* maps = nullptr) const;
   bool normalizes() const { return !normalizers_.empty(); }
   /// Calls `piece` for each part that the model encodes separately. `first`: the text begins the document.
-  /// The view is valid during the call only.
-  void split(std::string_view text, bool first, const std::function<void(std::string_view)>& piece) const;
+  /// The view is valid during the call only. `marked`: if not null, receives the text that the views are
+  /// parts of, before the first call.
+  struct Marked {
+    const char* begin = nullptr;
+    OffsetMaps maps = {};  ///< to `text`
+  };
+  void split(std::string_view text, bool first, const std::function<void(std::string_view)>& piece,
+             Marked* marked = nullptr) const;
 
  private:
   struct Normalizer {

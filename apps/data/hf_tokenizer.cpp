@@ -3,12 +3,16 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <map>
+#include <span>
 
 #include "apps/data/added_tokens.h"
 #include "apps/data/bpe.h"
 #include "apps/data/hf_pipeline.h"
+#include "apps/data/offset_map.h"
 #include "apps/data/tokenizer.h"
+#include "apps/data/tokenizer_traits.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -21,40 +25,23 @@ constexpr uint64_t max_file_bytes = 64ull << 20;
 
 class HfTokenizer final : public Tokenizer {
  public:
-  explicit HfTokenizer(const std::string& path) : text_(read_file(path, max_file_bytes)) {
+  explicit HfTokenizer(const std::string& path)
+      : Tokenizer(traits_beside(path)), text_(read_file(path, max_file_bytes)) {
     const JsonValue root = parse_json(text_, path);
     pipeline_ = std::make_unique<HfPipeline>(root.find("normalizer"), root.find("pre_tokenizer"));
     const JsonValue& model = root.at("model");
     read_vocabulary(model, root.find("added_tokens"));
     read_model(model);
-    read_names(path);
+    find_names();
   }
 
   int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
-    require_utf8(text);
-    BpeModel::Workspace& workspace = bpe_->workspace();
-    int64_t skipped = 0;
-    const std::function<void(std::string_view)> model = [&](std::string_view piece) {
-      skipped += bpe_->encode(piece, out, workspace);
-    };
-    const auto push = [&](int32_t id) { out.push_back(id); };
-    raw_added_.split(
-        text,
-        [&](size_t begin, size_t end) {
-          std::string_view segment = text.substr(begin, end - begin);
-          std::string normalized;
-          if (pipeline_->normalizes()) segment = normalized = pipeline_->normalize(segment);
-          normalized_added_.split(
-              segment,
-              [&](size_t b, size_t e) {
-                pipeline_->split(segment.substr(b, e - b), begin == 0 && b == 0, model);
-              },
-              push);
-        },
-        push);
-    return skipped;
+    return encode(text, out, nullptr);
   }
-
+  int64_t encode_spans(std::string_view text, std::vector<int32_t>& ids,
+                       std::vector<int64_t>& ends) const override {
+    return encode(text, ids, &ends);
+  }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     bool first = !pipeline_->byte_level() && pipeline_->adds_space();
@@ -72,10 +59,26 @@ class HfTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return static_cast<int64_t>(tokens_.size()); }
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
+  std::optional<int32_t> id_of(std::string_view token) const override {
+    const std::string name(token);
+    if (const auto found = added_ids_.find(name); found != added_ids_.end()) return found->second;
+    if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
+    return std::nullopt;
+  }
+  std::vector<SpecialToken> special_token_list() const override {
+    const std::vector<int32_t> ends = eos_ids();
+    std::vector<SpecialToken> list;
+    for (size_t i = 0; i < tokens_.size(); ++i) {
+      const auto id = static_cast<int32_t>(i);
+      if (tokens_[i].special || std::binary_search(ends.begin(), ends.end(), id))
+        list.push_back({tokens_[i].text, id});
+    }
+    return list;
+  }
   std::string_view kind() const override { return "hf"; }
   std::vector<File> files() const override {
     std::vector<File> all{{"tokenizer.json", text_}};
-    all.insert(all.end(), siblings_.begin(), siblings_.end());
+    carry(traits_.files, all);
     const auto missing = [&](std::string_view name) {
       return std::none_of(all.begin(), all.end(), [&](const File& file) { return file.name == name; });
     };
@@ -94,6 +97,51 @@ class HfTokenizer final : public Tokenizer {
   }
 
  private:
+  // `ends`: if not null, receives the end of each token in `text`.
+  int64_t encode(std::string_view text, std::vector<int32_t>& out, std::vector<int64_t>* ends) const {
+    require_utf8(text);
+    BpeModel::Workspace& workspace = bpe_->workspace();
+    int64_t skipped = 0;
+    HfPipeline::Marked marked;
+    OffsetMaps normalization;
+    const std::function<void(std::string_view)> model = [&](std::string_view piece) {
+      skipped += bpe_->encode(piece, out, workspace, ends, ends ? piece.data() - marked.begin : 0);
+    };
+    const auto push = [&](int32_t id, size_t end) {
+      out.push_back(id);
+      if (ends) ends->push_back(static_cast<int64_t>(end));
+    };
+    // Converts the ends from index `first` on to offsets in the text of which a part was encoded.
+    const auto convert_ends = [&](size_t first, OffsetMaps& maps, size_t part) {
+      const auto changed = std::span(*ends).subspan(first);
+      convert(maps, changed);
+      if (part > 0)
+        for (int64_t& end : changed) end += static_cast<int64_t>(part);
+    };
+    raw_added_.split(
+        text,
+        [&](size_t begin, size_t end) {
+          std::string_view segment = text.substr(begin, end - begin);
+          std::string normalized;
+          normalization.clear();
+          if (pipeline_->normalizes())
+            segment = normalized = pipeline_->normalize(segment, ends ? &normalization : nullptr);
+          const size_t first_of_segment = ends ? ends->size() : 0;
+          normalized_added_.split(
+              segment,
+              [&](size_t b, size_t e) {
+                const size_t first = ends ? ends->size() : 0;
+                pipeline_->split(segment.substr(b, e - b), begin == 0 && b == 0, model,
+                                 ends ? &marked : nullptr);
+                if (ends) convert_ends(first, marked.maps, b);
+              },
+              push);
+          if (ends) convert_ends(first_of_segment, normalization, begin);
+        },
+        push);
+    return skipped;
+  }
+
   struct Token {
     std::string text;  // decoded
     bool special = false;
@@ -218,46 +266,30 @@ class HfTokenizer final : public Tokenizer {
     bpe_ = std::make_unique<BpeModel>(options, std::move(symbols), merges);
   }
 
-  std::optional<int32_t> id_of_name(const std::string& name) const {
-    if (const auto found = added_ids_.find(name); found != added_ids_.end()) return found->second;
-    if (const auto found = ids_.find(name); found != ids_.end()) return found->second;
-    return std::nullopt;
+  static TokenizerTraits traits_beside(const std::string& path) {
+    constexpr std::string_view name = "tokenizer.json";
+    return path.ends_with(name) ? read_tokenizer_traits(path.substr(0, path.size() - name.size()))
+                                : TokenizerTraits();
   }
 
-  // Reads the files beside the tokenizer.json, and the names of the special tokens.
-  void read_names(const std::string& path) {
-    constexpr std::string_view suffix = "tokenizer.json";
-    if (path.ends_with(suffix)) {
-      const std::string stem = path.substr(0, path.size() - suffix.size());
-      for (const char* name : {"tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"})
-        if (path_exists(stem + name)) siblings_.push_back({name, read_file(stem + name, max_file_bytes)});
-      if (!siblings_.empty() && siblings_[0].name == "tokenizer_config.json")
-        read_config(parse_json(siblings_[0].content, stem + siblings_[0].name));
-    }
+  // Finds the names of the special tokens.
+  void find_names() {
+    names_ = traits_.special_tokens;
     const auto find_named = [&](const char* key, std::initializer_list<const char*> usual) {
       std::optional<int32_t> id;
-      if (const auto name = names_.find(key); name != names_.end()) id = id_of_name(name->second);
+      if (const auto name = names_.find(key); name != names_.end()) id = id_of(name->second);
       for (const char* name : usual) {
         if (id) break;
-        if ((id = id_of_name(name))) names_[key] = name;
+        if ((id = id_of(name))) names_[key] = name;
       }
       return id;
     };
     bos_ = find_named("bos_token", {"<|begin_of_text|>", "<s>", "<bos>"});
     eos_ = find_named("eos_token", {"<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>"});
-  }
-
-  void read_config(const JsonValue& config) {
-    for (const char* key :
-         {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"}) {
-      const JsonValue* value = config.find(key);
-      if (value && value->is_object()) value = value->find("content");
-      if (value && !value->is_null()) names_[key] = value->as_string();
-    }
+    if (!traits_.named) traits_.special_tokens = names_;
   }
 
   std::string text_;
-  std::vector<File> siblings_;                // tokenizer_config.json and other files beside tokenizer.json
   std::map<std::string, std::string> names_;  // text of special tokens, by "eos_token" etc.
   std::unique_ptr<HfPipeline> pipeline_;
   std::unique_ptr<BpeModel> bpe_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <span>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -103,17 +104,36 @@ SentencePieceBpe::SentencePieceBpe(const Model& model) : normalizer_(model) {
   bpe_ = std::make_unique<BpeModel>(options, std::move(tokens), sentencepiece_merges(model));
 }
 
-void SentencePieceBpe::encode(std::string_view text, std::vector<int32_t>& out) const {
-  const std::string normal = normalizer_.normalize(text);
+void SentencePieceBpe::encode(std::string_view text, std::vector<int32_t>& out,
+                              std::vector<int64_t>* ends) const {
+  OffsetMap map;
+  const std::string normal = normalizer_.normalize(text, ends ? &map : nullptr);
   const std::string_view all = normal;
-  const size_t begin = out.size();
+  const size_t begin = out.size(), first_end = ends ? ends->size() : 0;
   BpeModel::Workspace& workspace = bpe_->workspace();
   user_defined_.split(
-      all, [&](size_t from, size_t to) { bpe_->encode(all.substr(from, to - from), out, workspace); },
-      [&](int32_t id) { out.push_back(id); });
+      all,
+      [&](size_t from, size_t to) {
+        bpe_->encode(all.substr(from, to - from), out, workspace, ends, static_cast<int64_t>(from));
+      },
+      [&](int32_t id, size_t end) {
+        out.push_back(id);
+        if (ends) ends->push_back(static_cast<int64_t>(end));
+      });
   // Consecutive unknown characters become one unknown piece.
+  const auto ids = std::span(out).subspan(begin);
   const auto both_unknown = [&](int32_t a, int32_t b) { return a == unknown_ && b == unknown_; };
-  out.erase(std::unique(out.begin() + static_cast<ptrdiff_t>(begin), out.end(), both_unknown), out.end());
+  auto kept = static_cast<size_t>(std::adjacent_find(ids.begin(), ids.end(), both_unknown) - ids.begin());
+  for (size_t i = kept; i < ids.size(); ++i) {
+    if (kept > 0 && both_unknown(ids[kept - 1], ids[i])) --kept;
+    ids[kept] = ids[i];
+    if (ends) (*ends)[first_end + kept] = (*ends)[first_end + i];
+    ++kept;
+  }
+  out.resize(begin + kept);
+  if (!ends) return;
+  ends->resize(first_end + kept);
+  map.convert(std::span(*ends).subspan(first_end));
 }
 
 }  // namespace nrl::data

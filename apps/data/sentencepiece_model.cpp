@@ -111,7 +111,25 @@ bool read_normalizer(std::string_view bytes, Model& model) {
   return r.ok();
 }
 
+bool read_span(std::string_view bytes, SentencePieceSpan& span) {
+  WireReader r(bytes);
+  while (r.next()) {
+    if (r.field == 2) span.id = static_cast<int32_t>(r.value);
+    if (r.field == 5) span.end = static_cast<int64_t>(r.value);
+  }
+  return r.ok();
+}
+
 }  // namespace
+
+std::optional<std::vector<SentencePieceSpan>> sentencepiece_spans(std::string_view bytes) {
+  std::vector<SentencePieceSpan> spans;
+  WireReader r(bytes);
+  while (r.next())
+    if (r.field == 2 && !read_span(r.text, spans.emplace_back())) return std::nullopt;
+  if (!r.ok()) return std::nullopt;
+  return spans;
+}
 
 std::optional<Model> Model::parse(std::string_view bytes) {
   Model model;

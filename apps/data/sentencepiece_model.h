@@ -32,6 +32,14 @@ struct SentencePieceModel {
   static std::optional<SentencePieceModel> parse(std::string_view bytes);
 };
 
+/// A piece of an encoded text.
+struct SentencePieceSpan {
+  int32_t id = 0;
+  int64_t end = 0;  ///< byte offset in the text
+};
+/// Parses a protocol buffer `SentencePieceText`; unset if it is not one.
+std::optional<std::vector<SentencePieceSpan>> sentencepiece_spans(std::string_view bytes);
+
 /// The files, derived from the model, that other programs need beside tokenizer.model to get the same ids:
 /// tokenizer.json if it can represent the model, else a configuration with which transformers calls the
 /// sentencepiece library. `bos` and `eos` may be -1.

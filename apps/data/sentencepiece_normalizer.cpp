@@ -127,14 +127,29 @@ std::string_view SentencePieceNormalizer::next_part(std::string_view text, size_
   return text.substr(0, bytes);
 }
 
-std::string SentencePieceNormalizer::normalize(std::string_view text) const {
-  if (!rules_.any()) return mark_spaces(text);
+namespace {
+
+// Removes marked spaces at the end.
+void remove_final_spaces(std::string& out, OffsetMap* map) {
+  while (out.ends_with(space_mark)) out.resize(out.size() - space_mark.size());
+  if (map) map->cut(out.size());
+}
+
+}  // namespace
+
+std::string SentencePieceNormalizer::normalize(std::string_view text, OffsetMap* map) const {
+  if (!rules_.any()) return mark_spaces(text, map);
+  const size_t all = text.size();
   size_t bytes = 0;
   while (collapse_spaces_ && !text.empty() && next_part(text, bytes) == " ") text.remove_prefix(bytes);
   std::string out;
   if (text.empty()) return out;
   out.reserve(text.size() + text.size() / 2 + space_mark.size());
   if (dummy_prefix_) out += space_mark;
+  if (map) {
+    map->reserve(text.size() / 4);  // a space ends most words
+    map->add(0, all - text.size(), out.size());
+  }
   bool after_space = collapse_spaces_;
   const auto ascii_stays = [&](size_t at) {
     return rules_.keeps_ascii(text[at]) && text[at] != ' ' && !user_defined_.may_begin(text[at]) &&
@@ -149,37 +164,45 @@ std::string SentencePieceNormalizer::normalize(std::string_view text) const {
       continue;
     }
     std::string_view part = next_part(text.substr(at), bytes);
+    const bool same = part.data() == text.data() + at && part != " ";
     at += bytes;
+    const size_t size = part.size(), before = out.size();
     while (after_space && part.starts_with(' ')) part.remove_prefix(1);
-    if (part.empty()) continue;
     for (const char c : part)
       if (c == ' ')
         out += space_mark;
       else
         out += c;
-    after_space = collapse_spaces_ && part.ends_with(' ');
+    if (map && !(same && part.size() == size)) map->add(before, bytes, out.size() - before);
+    if (!part.empty()) after_space = collapse_spaces_ && part.ends_with(' ');
   }
-  while (collapse_spaces_ && out.ends_with(space_mark)) out.resize(out.size() - space_mark.size());
+  if (collapse_spaces_) remove_final_spaces(out, map);
   return out;
 }
 
 // The same without rules.
-std::string SentencePieceNormalizer::mark_spaces(std::string_view text) const {
+std::string SentencePieceNormalizer::mark_spaces(std::string_view text, OffsetMap* map) const {
+  const size_t all = text.size();
   if (collapse_spaces_)
     while (text.starts_with(' ')) text.remove_prefix(1);
   std::string out;
   if (text.empty()) return out;
   out.reserve(text.size() + text.size() / 2 + space_mark.size());
   if (dummy_prefix_) out += space_mark;
+  if (map) {
+    map->reserve(text.size() / 4);  // a space ends most words
+    map->add(0, all - text.size(), out.size());
+  }
   for (size_t at = 0; at < text.size();) {
     const size_t space = std::min(text.find(' ', at), text.size());
     out += text.substr(at, space - at);
     if (space == text.size()) break;
-    out += space_mark;
     at = space + 1;
     while (collapse_spaces_ && at < text.size() && text[at] == ' ') ++at;
+    if (map) map->add(out.size(), at - space, space_mark.size());
+    out += space_mark;
   }
-  while (collapse_spaces_ && out.ends_with(space_mark)) out.resize(out.size() - space_mark.size());
+  if (collapse_spaces_) remove_final_spaces(out, map);
   return out;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/data/added_tokens.h"
+#include "apps/data/offset_map.h"
 
 namespace nrl::data {
 
@@ -50,11 +51,11 @@ class SentencePieceNormalizer {
   /// `model` must be supported.
   explicit SentencePieceNormalizer(const SentencePieceModel& model);
 
-  /// Normalizes valid UTF-8; the result is valid, too.
-  std::string normalize(std::string_view text) const;
+  /// Normalizes valid UTF-8; the result is valid, too. `map`: if not null, receives the parts that change.
+  std::string normalize(std::string_view text, OffsetMap* map = nullptr) const;
 
  private:
-  std::string mark_spaces(std::string_view text) const;
+  std::string mark_spaces(std::string_view text, OffsetMap* map) const;
   std::string_view next_part(std::string_view text, size_t& bytes) const;
 
   bool dummy_prefix_, collapse_spaces_;

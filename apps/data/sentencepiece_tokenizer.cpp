@@ -6,6 +6,7 @@
 #include "apps/data/sentencepiece_bpe.h"
 #include "apps/data/sentencepiece_unigram.h"
 #include "apps/data/tokenizer.h"
+#include "apps/data/tokenizer_traits.h"
 #include "apps/data/unicode.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
@@ -18,7 +19,8 @@ constexpr uint64_t max_model_bytes = 64ull << 20;
 
 class SentencePieceTokenizer final : public Tokenizer {
  public:
-  SentencePieceTokenizer(std::string model, const std::string& path) : model_(std::move(model)) {
+  SentencePieceTokenizer(std::string model, const std::string& path, TokenizerTraits traits)
+      : Tokenizer(std::move(traits)), model_(std::move(model)) {
     const auto status = processor_.LoadFromSerializedProto(model_);
     if (!status.ok() || processor_.GetPieceSize() <= 0)
       fail(Exit::data, "{}: not a sentencepiece model: {}", path,
@@ -34,6 +36,13 @@ class SentencePieceTokenizer final : public Tokenizer {
       slow_reason_ = SentencePieceUnigram::unsupported_reason(fields_);
       if (slow_reason_.empty()) unigram_ = std::make_unique<SentencePieceUnigram>(fields_);
     }
+    if (traits_.named) return;
+    const auto name = [&](const char* key, int id) {
+      if (id >= 0) traits_.special_tokens[key] = processor_.IdToPiece(id);
+    };
+    name("bos_token", processor_.bos_id());
+    name("eos_token", processor_.eos_id());
+    name("unk_token", processor_.unk_id());
   }
 
   int64_t encode(std::string_view text, std::vector<int32_t>& out) const override {
@@ -46,6 +55,29 @@ class SentencePieceTokenizer final : public Tokenizer {
     if (const auto status = processor_.Encode(text, &ids); !status.ok())
       fail(Exit::data, "sentencepiece cannot encode the text: {}", status.message());
     out.insert(out.end(), ids.begin(), ids.end());
+    return 0;
+  }
+
+  int64_t encode_spans(std::string_view text, std::vector<int32_t>& ids,
+                       std::vector<int64_t>& ends) const override {
+    require_utf8(text);
+    if (bpe_ || unigram_) {
+      bpe_ ? bpe_->encode(text, ids, &ends) : unigram_->encode(text, ids, &ends);
+      return 0;
+    }
+    const auto pieces = sentencepiece_spans(processor_.EncodeAsSerializedProto(text));
+    if (!pieces) fail(Exit::internal, "the spans of sentencepiece cannot be read");
+    // The library gives all bytes of a character to the last one of its byte pieces; here each has one.
+    int64_t end = 0, library_end = 0;
+    for (const SentencePieceSpan& piece : *pieces) {
+      ids.push_back(piece.id);
+      end = processor_.IsByte(piece.id) && piece.end == library_end ? end + 1 : piece.end;
+      library_end = piece.end;
+      ends.push_back(end);
+    }
+    // Normalization may have made a character longer than it is in the text.
+    for (size_t i = ends.size(), first = i - pieces->size(); i-- > first + 1;)
+      ends[i - 1] = std::min(ends[i - 1], ends[i]);
     return 0;
   }
 
@@ -72,11 +104,33 @@ class SentencePieceTokenizer final : public Tokenizer {
   int64_t vocab_size() const override { return processor_.GetPieceSize(); }
   std::optional<int32_t> bos() const override { return valid(processor_.bos_id()); }
   std::optional<int32_t> eos() const override { return valid(processor_.eos_id()); }
+  std::optional<int32_t> id_of(std::string_view token) const override {
+    const int id = processor_.PieceToId(token);  // of the unknown piece if there is no such piece
+    return processor_.IdToPiece(id) == token ? std::optional<int32_t>(id) : std::nullopt;
+  }
+  std::vector<SpecialToken> special_token_list() const override {
+    using Type = SentencePieceModel::PieceType;
+    const std::vector<int32_t> ends = eos_ids();
+    std::vector<SpecialToken> list;
+    for (size_t i = 0; i < fields_.pieces.size(); ++i) {
+      const auto& [text, score, type] = fields_.pieces[i];
+      const auto id = static_cast<int32_t>(i);
+      if (type == Type::control || type == Type::unknown || std::binary_search(ends.begin(), ends.end(), id))
+        list.push_back({text, id});
+    }
+    return list;
+  }
   std::string_view kind() const override { return "sentencepiece"; }
   std::string slow_reason() const override { return slow_reason_; }
   std::vector<File> files() const override {
-    std::vector<File> all = sentencepiece_companions(fields_, model_, bos().value_or(-1), eos().value_or(-1));
+    std::vector<File> all;
+    // Derived files could contradict a tokenizer_config.json of another program.
+    const bool foreign = std::any_of(traits_.files.begin(), traits_.files.end(),
+                                     [](const File& file) { return file.name == "tokenizer_config.json"; }) &&
+                         traits_.derived_from.empty();
+    if (!foreign) all = sentencepiece_companions(fields_, model_, bos().value_or(-1), eos().value_or(-1));
     all.insert(all.begin(), {"tokenizer.model", model_});
+    carry(traits_.files, all);
     return all;
   }
 
@@ -108,11 +162,18 @@ class Lines final : public sentencepiece::SentenceIterator {
 }  // namespace
 
 std::unique_ptr<Tokenizer> load_sentencepiece(const std::string& path) {
-  return make_sentencepiece(read_file(path, max_model_bytes), path);
+  // Beside DIRECTORY/tokenizer.model are DIRECTORY/tokenizer_config.json and so on, beside PREFIX.model the
+  // files PREFIX.tokenizer_config.json and so on.
+  const bool directory = path == "tokenizer.model" || path.ends_with("/tokenizer.model");
+  const std::string_view suffix = directory ? "tokenizer.model" : "model";
+  TokenizerTraits traits;
+  if (directory || path.ends_with(".model"))
+    traits = read_tokenizer_traits(path.substr(0, path.size() - suffix.size()));
+  return std::make_unique<SentencePieceTokenizer>(read_file(path, max_model_bytes), path, std::move(traits));
 }
 
 std::unique_ptr<Tokenizer> make_sentencepiece(std::string model, const std::string& name) {
-  return std::make_unique<SentencePieceTokenizer>(std::move(model), name);
+  return std::make_unique<SentencePieceTokenizer>(std::move(model), name, TokenizerTraits());
 }
 
 std::string train_sentencepiece(const std::vector<std::string>& lines, int64_t size, int threads) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <unordered_set>
 
 #include "apps/data/unicode.h"
@@ -123,8 +124,10 @@ SentencePieceUnigram::SentencePieceUnigram(const Model& model)
   }
 }
 
-void SentencePieceUnigram::encode(std::string_view text, std::vector<int32_t>& out) const {
-  const std::string normal = normalizer_.normalize(text);
+void SentencePieceUnigram::encode(std::string_view text, std::vector<int32_t>& out,
+                                  std::vector<int64_t>* ends) const {
+  OffsetMap map;
+  const std::string normal = normalizer_.normalize(text, ends ? &map : nullptr);
   if (normal.size() > INT32_MAX / 2)
     fail(Exit::data, "a document is too long: {} bytes; expected at most {}", normal.size(), INT32_MAX / 2);
   // The best path to every position: its score and its last piece.
@@ -156,17 +159,26 @@ void SentencePieceUnigram::encode(std::string_view text, std::vector<int32_t>& o
   }
   // Backwards; consecutive unknown characters become one unknown piece.
   const auto first = static_cast<std::ptrdiff_t>(out.size());
+  const size_t first_end = ends ? ends->size() : 0;
+  const auto push = [&](int32_t id, int32_t end) {
+    out.push_back(id);
+    if (ends) ends->push_back(end);
+  };
   bool unknown = false;
   for (auto end = static_cast<int32_t>(normal.size()); end > 0; end = best[end].begin) {
     const Best& last = best[end];
     if (last.id == unknown_ && !byte_ids_.empty()) {
-      for (int32_t i = end; i-- > last.begin;) out.push_back(byte_ids_[static_cast<uint8_t>(normal[i])]);
+      for (int32_t i = end; i-- > last.begin;) push(byte_ids_[static_cast<uint8_t>(normal[i])], i + 1);
     } else if (last.id != unknown_ || !unknown) {
-      out.push_back(last.id);
+      push(last.id, end);
     }
     unknown = last.id == unknown_;
   }
   std::reverse(out.begin() + first, out.end());
+  if (!ends) return;
+  const auto own_ends = std::span(*ends).subspan(first_end);
+  std::reverse(own_ends.begin(), own_ends.end());
+  map.convert(own_ends);
 }
 
 }  // namespace nrl::data

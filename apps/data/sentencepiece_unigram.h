@@ -59,8 +59,8 @@ class SentencePieceUnigram {
   /// `model` must be supported.
   explicit SentencePieceUnigram(const SentencePieceModel& model);
 
-  /// Appends the ids of valid UTF-8.
-  void encode(std::string_view text, std::vector<int32_t>& out) const;
+  /// Appends the ids of valid UTF-8, and the ends of the tokens in `text` if `ends` is not null.
+  void encode(std::string_view text, std::vector<int32_t>& out, std::vector<int64_t>* ends = nullptr) const;
 
  private:
   SentencePieceNormalizer normalizer_;

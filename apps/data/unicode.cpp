@@ -4,6 +4,7 @@
 
 #include <unicode/bytestream.h>
 #include <unicode/casemap.h>
+#include <unicode/edits.h>
 #include <unicode/normalizer2.h>
 #include <unicode/stringoptions.h>
 #include <unicode/uchar.h>
@@ -93,7 +94,7 @@ void append_utf8(std::string& out, char32_t c) {
   out.append(bytes, count);
 }
 
-std::string to_nfc(std::string_view text) {
+std::string to_nfc(std::string_view text, OffsetMap* map) {
   if (text.size() > INT32_MAX)
     fail(Exit::data, "a text is too long to be normalized: {} bytes; expected at most {}", text.size(),
          INT32_MAX);
@@ -103,7 +104,12 @@ std::string to_nfc(std::string_view text) {
   std::string out;
   if (!unchanged) {
     icu::StringByteSink<std::string> sink(&out, static_cast<int32_t>(text.size()));
-    nfc().normalizeUTF8(0, text, sink, nullptr, error);
+    icu::Edits edits;
+    nfc().normalizeUTF8(0, text, sink, map ? &edits : nullptr, error);
+    if (map)
+      for (auto edit = edits.getFineChangesIterator(); edit.next(error);)
+        map->add(static_cast<size_t>(edit.destinationIndex()), static_cast<size_t>(edit.oldLength()),
+                 static_cast<size_t>(edit.newLength()));
   }
   require_icu(error);
   return unchanged ? std::string(text) : out;

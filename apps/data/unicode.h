@@ -5,6 +5,8 @@
 #include <string>
 #include <string_view>
 
+#include "apps/data/offset_map.h"
+
 namespace nrl::data {
 
 /// U+2581, which stands for a space in the pieces of sentencepiece.
@@ -25,7 +27,8 @@ void append_utf8(std::string& out, char32_t c);
 
 /// The text in normalization form C (UAX #15), like Hugging Face's tokenizers: characters newer than
 /// Unicode 9.0 are unchanged. `text` must be valid UTF-8.
-std::string to_nfc(std::string_view text);
+/// With `map`, adds the parts that change.
+std::string to_nfc(std::string_view text, OffsetMap* map = nullptr);
 
 /// The text in upper or lower case, with the full mappings of every language (UAX #44): U+00DF gives SS.
 /// `text` must be valid UTF-8.

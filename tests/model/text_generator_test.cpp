@@ -29,6 +29,12 @@ class ListTokenizer final : public data::Tokenizer {
     for (char c : text) out.push_back(c - 'A');
     return 0;
   }
+  int64_t encode_spans(std::string_view text, Ids& ids, std::vector<int64_t>& ends) const override {
+    for (size_t i = 0; i < text.size(); ++i) ends.push_back(static_cast<int64_t>(i + 1));
+    return encode(text, ids);
+  }
+  std::optional<int32_t> id_of(std::string_view) const override { return std::nullopt; }
+  std::vector<SpecialToken> special_token_list() const override { return {}; }
   std::string decode(std::span<const int32_t> ids) const override {
     std::string text;
     for (int32_t id : ids) text += pieces.at(static_cast<size_t>(id));
