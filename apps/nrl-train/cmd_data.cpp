@@ -1,14 +1,17 @@
-// nrl-train data show: prints the samples of training steps or of an evaluation.
+// nrl-train data show: prints the samples of training steps or of an evaluation, or the examples of records.
 
 #include <algorithm>
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include <CLI/CLI.hpp>
 
 #include "apps/data/loader.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/nrl-train/show_examples.h"
 #include "apps/train/start/run_check.h"
 #include "apps/train/start/run_data.h"
 #include "apps/train/state/model_source.h"
@@ -18,13 +21,22 @@ namespace nrl::app {
 namespace {
 
 struct DataShowArgs {
-  ConfigArgs config;
-  std::string steps = "1:2";    ///< first:end, counted from 1, end exclusive
+  ConfigArgs config;  ///< or records
+  ShowExamplesArgs examples;
+  std::string steps;            ///< first:end, counted from 1, end exclusive
   std::string split = "train";  ///< train or validation
   bool json = false;
 };
 
 int run_data_show(const DataShowArgs& args) {
+  if (!args.examples.tokenizer.empty() || names_records(args.config.path)) {
+    if (!args.steps.empty())
+      fail(Exit::usage, "--steps has no effect with records; expected a configuration. Fix: --n");
+    std::vector<std::string> inputs = args.config.overrides;
+    inputs.insert(inputs.begin(), args.config.path);
+    return show_examples(args.examples, std::move(inputs), args.json);
+  }
+  if (args.steps.empty()) fail(Exit::usage, "--steps is missing: FIRST:END, counted from 1, END exclusive");
   const auto steps = parse_step_range(args.steps);
   if (!steps)
     fail(Exit::usage,
@@ -81,17 +93,23 @@ void add_data(CommandLine& line) {
   CLI::App* data =
       line.add("data", "Inspect training data", "  nrl-train data show configs/quickstart.yaml --steps 1:3");
   data->require_subcommand(1);
-  CLI::App* c = line.add("show", "Print the samples of training steps",
+  CLI::App* c = line.add("show", "Print the samples of training steps, or the examples of records",
                          "  nrl-train data show configs/quickstart.yaml --steps 1:3\n"
                          "  nrl-train data show configs/quickstart.yaml --steps 500:501 --json\n"
-                         "  nrl-train data show configs/quickstart.yaml --split validation --steps 1:2",
+                         "  nrl-train data show configs/quickstart.yaml --split validation --steps 1:2\n"
+                         "  nrl-train data show chats.jsonl --tokenizer models/my-model --n 5\n"
+                         "  nrl-train data show pairs.jsonl --tokenizer bytes --chat-template chatml --json",
                          data);
-  add_config(c, args->config);
-  c->add_option("--steps", args->steps, "FIRST:END, counted from 1, END exclusive")->required();
+  add_config(c, args->config.path, args->config.overrides,
+             "YAML file; or, with --tokenizer, files of records");
+  c->add_option("--steps", args->steps, "FIRST:END, counted from 1, END exclusive");
   c->add_option("--split", args->split,
                 "train, or validation: the samples of an evaluation, one step per global batch")
       ->check(CLI::IsMember({"train", "validation"}));
-  c->add_flag("--json", args->json, "One JSON object per sample: step, sample, tokens");
+  c->add_flag(
+      "--json", args->json,
+      "One JSON object per sample: step, sample, tokens; for records one of the set, then one per example");
+  add_show_examples(c, args->examples);
   line.on(c, [args] { return run_data_show(*args); });
 }
 

@@ -103,6 +103,45 @@ case $case_name in
     ((many - few >= 4 * 8 * 100000)) || fail "$few bytes for 8 samples, $many for 800,008"
     grep -q 'data  *sample order .* (included in data)' out.txt || fail "no line about the order: $(cat out.txt)"
     ;;
+  show_examples)
+    cat >chat.jsonl <<'END'
+{"messages": [{"role": "user", "content": "2+2?"}, {"role": "assistant", "content": "4\u001b[2J"}]}
+{"messages": [{"role": "user", "content": "and 3+3?"}, {"role": "assistant", "content": "6"}]}
+END
+    template="{% for m in messages %}{{ m.role ~ ': ' ~ m.content ~ eos_token ~ '\n' }}{% endfor %}{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+    show() { run 1 data show chat.jsonl --tokenizer bytes --chat-template "$template" "$@"; }
+    expect 0 show --n 1
+    grep -qF 'assistant: [4\x1b[2J<|endoftext|>]' out.txt || fail "no loss tokens in brackets: $(cat out.txt)"
+    grep -qF 'format: messages (chat.jsonl:1 has "messages")' out.txt || fail "the format is not named: $(cat out.txt)"
+    grep -q '^2 records -> 2 examples, ' out.txt || fail "no counts: $(cat out.txt)"
+    [[ $(grep -c '^example ' out.txt) -eq 1 ]] || fail "one example was asked for: $(cat out.txt)"
+    [[ ! -s err.txt ]] || fail "a warning: $(cat err.txt)"
+    [[ $(ls) == "$(printf '%s\n' chat.jsonl err.txt out.txt)" ]] || fail "files are left: $(ls)"
+    expect 0 show --json --cache-dir cache
+    [[ $(wc -l <out.txt) -eq 3 ]] || fail "not one line of the set and two of examples: $(cat out.txt)"
+    grep -q '"loss_tokens":8,' out.txt || fail "not 8 loss tokens: $(cat out.txt)"
+    [[ $(ls cache) == chat.jsonl.examples-*.cache ]] || fail "no cache: $(ls cache)"
+    # A text at the end of a turn that is no token.
+    template=${template/eos_token/"'</turn>'"}
+    expect 0 show
+    grep -q 'no end token is trained in 2 of 2 examples' err.txt || fail "no warning: $(cat err.txt)"
+    expect 78 show --train-on completion
+    expect 64 run 1 data show chat.jsonl
+    grep -q 'records need a tokenizer' err.txt || fail "no reason: $(cat err.txt)"
+    expect 64 show --steps 1:2
+    expect 64 show --format tokens
+    expect 78 run 1 data show chat.jsonl --tokenizer bytes
+    grep -q 'needs a chat template' err.txt || fail "no reason: $(cat err.txt)"
+    echo '{"messages": [{"role": "user", "content": "x"}]}' >>chat.jsonl
+    expect 65 show
+    grep -q 'chat.jsonl:3:14: no message of the role assistant' err.txt || fail "no place: $(cat err.txt)"
+    expect 0 show --on-bad-record skip
+    grep -q '^1 left out: bad records' out.txt || fail "not counted: $(cat out.txt)"
+    expect 66 run 1 data show missing.jsonl --tokenizer bytes
+    config c
+    expect 64 run 1 data show c.yaml
+    grep -q -- '--steps is missing' err.txt || fail "no reason: $(cat err.txt)"
+    ;;
   *) fail "unknown case $case_name" ;;
 esac
 echo "$case_name: ok"

@@ -5,12 +5,9 @@
 #include <span>
 #include <string>
 
-namespace nrl::data {
+#include "apps/data/examples/example_counts.h"
 
-struct SequenceLength {
-  int32_t tokens = 0;
-  int32_t loss_tokens = 0;  ///< targets: tokens from the second on that are predicted with loss
-};
+namespace nrl::data {
 
 /// Immutable; any number of threads may use one concurrently.
 class Examples {

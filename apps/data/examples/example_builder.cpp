@@ -1,0 +1,294 @@
+#include "apps/data/examples/example_builder.h"
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+#include "apps/data/chat/assistant_spans.h"
+#include "apps/data/json_line.h"
+#include "apps/data/unicode.h"
+#include "core/base/error.h"
+#include "core/base/text.h"
+
+namespace nrl::data {
+namespace {
+
+constexpr size_t most_record_text = size_t{16} << 20;   // of one sequence
+constexpr size_t most_batch_bytes = size_t{1} << 30;    // of the examples of a chunk
+constexpr size_t most_record_values = size_t{1} << 20;  // JSON values of a record
+
+// Sets the mask of tokens that overlap one of the regions, which are in order. Tokens of no width belong to
+// the next one.
+void mark_regions(std::span<const int64_t> ends, std::span<const Region> regions, std::span<uint8_t> mask) {
+  size_t region = 0;
+  int64_t begin = 0;
+  for (size_t i = 0; i < ends.size(); begin = ends[i++]) {
+    while (region < regions.size() && static_cast<int64_t>(regions[region].end) <= begin) ++region;
+    mask[i] = region < regions.size() && static_cast<int64_t>(regions[region].begin) < ends[i];
+  }
+  for (size_t i = ends.size(); i-- > 1;)
+    if (ends[i - 1] == (i > 1 ? ends[i - 2] : 0)) mask[i - 1] = mask[i];
+}
+
+bool any_text(const JsonValue& value, const std::function<bool(std::string_view)>& found) {
+  if (value.is_string()) return found(value.as_string());
+  if (value.is_array())
+    return std::any_of(value.items().begin(), value.items().end(),
+                       [&](const JsonValue& item) { return any_text(item, found); });
+  if (value.is_object())
+    return std::any_of(value.members().begin(), value.members().end(),
+                       [&](const JsonMember& member) { return any_text(member.value, found); });
+  return false;
+}
+
+void require_size(size_t bytes) {
+  if (bytes > most_record_text)
+    fail(Exit::data, "the record has {} of text; expected at most {}", human_bytes(bytes),
+         human_bytes(most_record_text));
+}
+
+}  // namespace
+
+/// The tokens of a sequence.
+struct ExampleBuilder::Made {
+  std::vector<int32_t> ids;
+  std::vector<uint8_t> mask;
+  bool ended = true;  // every trained turn ends with an end token
+  int64_t text_bytes = 0, bytes_without_token = 0;
+
+  int32_t loss_tokens() const { return static_cast<int32_t>(std::count(mask.begin(), mask.end(), 1)); }
+};
+
+ExampleBuilder::ExampleBuilder(ExampleOptions options, const Tokenizer& tokenizer,
+                               std::optional<ChatTemplate> chat, RenderOptions render)
+    : options_(std::move(options)),
+      tokenizer_(tokenizer),
+      chat_(std::move(chat)),
+      render_(std::move(render)),
+      reader_(options_, options_.format, chat_.has_value()),
+      special_(tokenizer),
+      end_ids_(tokenizer.eos_ids()) {
+  NRL_CHECK(options_.train_on != TrainOn::automatic);
+  for (const Tokenizer::SpecialToken& token : tokenizer.special_token_list()) end_ids_.push_back(token.id);
+  std::sort(end_ids_.begin(), end_ids_.end());
+}
+
+// The texts of special tokens become these tokens. Tokenizers of Hugging Face's files find them; for others
+// the text is divided.
+int64_t ExampleBuilder::encode(std::string_view text, std::vector<int32_t>& ids,
+                               std::vector<int64_t>& ends) const {
+  if (tokenizer_.kind() == "hf") return tokenizer_.encode_spans(text, ids, ends);
+  int64_t skipped = 0;
+  for (size_t at = 0; at < text.size();) {
+    const auto match = special_.find(text, at);
+    const size_t end = match ? match->begin : text.size(), first = ends.size();
+    if (end > at) skipped += tokenizer_.encode_spans(text.substr(at, end - at), ids, ends);
+    for (size_t i = first; i < ends.size(); ++i) ends[i] += static_cast<int64_t>(at);
+    if (!match) break;
+    ids.push_back(match->id);
+    ends.push_back(static_cast<int64_t>(match->end));
+    at = match->end;
+  }
+  return skipped;
+}
+
+bool ExampleBuilder::is_end(int32_t id) const {
+  return std::binary_search(end_ids_.begin(), end_ids_.end(), id);
+}
+
+void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& batch) const {
+  const auto add_line = [&](std::string_view line, int64_t number) {
+    RecordIncidents::Place place{.file = file, .line = number, .text = {}};
+    const std::string source = fmt::format("{}:{}", chunk.file->path, number);
+    ++batch.counts.records;
+    try {
+      if (options_.format == ExampleFormat::text && find_invalid_utf8(line) == std::string_view::npos &&
+          line.find('\0') == std::string_view::npos)
+        if (auto text = text_of_plain_line(line, options_.text_key); text && !text->empty()) {
+          Record record;
+          record.sequences.emplace_back().completion = *std::move(text);
+          return add_record(std::move(record), place, batch);
+        }
+      add_record(reader_.read(parse_json_line(line, source, most_record_values)), place, batch);
+    } catch (const Error& e) {
+      if (e.code() != Exit::data) throw;
+      std::string text = place_in_line(e.what(), source);
+      text = text.starts_with(source) ? text.substr(source.size()) : ": " + text;
+      if (options_.on_bad_record == OnBadRecord::error)
+        fail(Exit::data, "{}{}. (data.on_bad_record: skip leaves such records out.)", source, text);
+      place.text = std::move(text);
+      batch.counts.skipped.add(std::move(place));
+    }
+    if (batch.bytes() > most_batch_bytes)
+      fail(Exit::data, "{}: the examples of {} of records have more than {}. Fix: reduce max_length", source,
+           human_bytes(chunk.text.size()), human_bytes(most_batch_bytes));
+  };
+  if (chunk.file->jsonl) {
+    for_each_line(chunk, add_line);
+    return;
+  }
+  if (options_.format != ExampleFormat::text)
+    fail(Exit::data,
+         "{}: not JSON lines; expected a file with the format {} named *.jsonl, one record on each line. Fix "
+         "for "
+         "a JSON list: jq -c '.[]' LIST.json > DATA.jsonl",
+         chunk.file->path, name_of(options_.format));
+  ChunkCounts counts;
+  for_each_document(chunk, {}, counts, [&](std::string_view text) {
+    ++batch.counts.records;
+    Record record;
+    record.sequences.emplace_back().completion = text;
+    add_record(std::move(record), {.file = file, .line = 1, .text = {}}, batch);
+  });
+}
+
+bool ExampleBuilder::has_special_text(const Record& record) const {
+  const auto found = [&](std::string_view text) { return special_.find(text).has_value(); };
+  if (any_text(record.tools, found)) return true;
+  return std::any_of(record.sequences.begin(), record.sequences.end(), [&](const RecordSequence& sequence) {
+    return found(sequence.prompt) || found(sequence.completion) || any_text(sequence.messages, found);
+  });
+}
+
+void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) const {
+  const size_t begin = options_.train_on == TrainOn::all ? 0 : sequence.prompt.size();
+  const std::string text = sequence.prompt + sequence.completion;
+  require_size(text.size());
+  made.text_bytes = static_cast<int64_t>(text.size());
+  std::vector<int64_t> ends;
+  made.bytes_without_token = encode(text, made.ids, ends);
+  made.mask.resize(made.ids.size());
+  const Region trained{.begin = begin, .end = text.size()};
+  mark_regions(ends, {&trained, 1}, made.mask);
+  if (options_.add_bos && tokenizer_.bos() && (made.ids.empty() || made.ids[0] != *tokenizer_.bos())) {
+    made.ids.insert(made.ids.begin(), *tokenizer_.bos());
+    made.mask.insert(made.mask.begin(), 0);
+  }
+  const auto ends_already = [&] {
+    return !made.ids.empty() &&
+           std::find(end_ids_.begin(), end_ids_.end(), made.ids.back()) != end_ids_.end();
+  };
+  if (options_.add_eos && tokenizer_.eos() && !ends_already()) {
+    made.ids.push_back(*tokenizer_.eos());
+    made.mask.push_back(1);
+  }
+  made.ended = ends_already();
+}
+
+void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& record, Made& made) const {
+  Conversation conversation{.messages = std::move(sequence.messages), .tools = record.tools, .kwargs = {}};
+  if (options_.chat_template_kwargs.is_object()) conversation.kwargs = options_.chat_template_kwargs;
+  if (record.kwargs.is_object())
+    for (const JsonMember& member : record.kwargs.members())
+      conversation.kwargs.set(member.key, member.value);
+  Rendered rendered;
+  std::vector<AssistantSpan> spans;
+  try {
+    rendered = chat_->render(conversation, render_);
+    spans = assistant_spans(*chat_, conversation, render_, rendered, special_.texts());
+  } catch (const Error& e) {
+    if (e.code() != Exit::data) throw;
+    fail(Exit::data, "chat template: {}", e.what());
+  }
+  require_size(rendered.text.size());
+  made.text_bytes = static_cast<int64_t>(rendered.text.size());
+  if (options_.train_on == TrainOn::last_assistant && spans.size() > 1)
+    spans.erase(spans.begin(), spans.end() - 1);
+  std::vector<Region> regions;
+  for (const AssistantSpan& span : spans) {
+    if (options_.train_on == TrainOn::completion && span.message < sequence.prompt_messages) continue;
+    regions.push_back(span.region);
+    made.ended = made.ended && span.ended;
+  }
+  if (options_.train_on == TrainOn::all) regions = {{.begin = 0, .end = rendered.text.size()}};
+  std::vector<int64_t> ends;
+  made.bytes_without_token = encode(rendered.text, made.ids, ends);
+  made.mask.resize(made.ids.size());
+  mark_regions(ends, regions, made.mask);
+  // A template may end turns with a text that is no token.
+  if (made.ended && !made.mask.empty())
+    for (size_t i = 0; i < made.ids.size(); ++i)
+      if (made.mask[i] && (i + 1 == made.ids.size() || !made.mask[i + 1]) &&
+          options_.train_on != TrainOn::all && !is_end(made.ids[i]))
+        made.ended = false;
+}
+
+void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, ExampleBatch& batch) const {
+  ExampleCounts& counts = batch.counts;
+  bool special = false;
+  if (has_special_text(record)) {
+    if (options_.special_tokens_in_text == SpecialTokensInText::error)
+      fail(Exit::data, "its text contains a special token, which is tokenized as that token");
+    if (options_.special_tokens_in_text == SpecialTokensInText::drop) {
+      counts.special_dropped.add(std::move(place));
+      return;
+    }
+    special = true;
+  }
+  std::vector<Made> made(record.sequences.size());
+  size_t longest = 0;
+  bool ended = true;
+  for (size_t i = 0; i < made.size(); ++i) {
+    RecordSequence& sequence = record.sequences[i];
+    if (sequence.messages.is_null()) {
+      make_plain(sequence, made[i]);
+    } else {
+      make_rendered(sequence, record, made[i]);
+    }
+    if (!made[i].mask.empty()) made[i].mask[0] = 0;  // nothing predicts the first token
+    longest = std::max(longest, made[i].ids.size());
+    ended = ended && made[i].ended;
+    counts.text_bytes += made[i].text_bytes;
+    counts.bytes_without_token += made[i].bytes_without_token;
+    const int64_t vocab = options_.vocab_size > 0 ? options_.vocab_size : tokenizer_.vocab_size();
+    for (const int32_t id : made[i].ids)
+      if (id >= vocab)
+        fail(Exit::data,
+             "token {} is outside of the model's vocabulary of {}: the tokenizer is not the model's", id,
+             vocab);
+  }
+  if (std::any_of(made.begin(), made.end(), [](const Made& m) { return m.loss_tokens() == 0; })) {
+    counts.without_loss.add(std::move(place));
+    return;
+  }
+  // The sequences of a pair have the same limit, so that truncation prefers neither.
+  const auto most = static_cast<size_t>(options_.max_length);
+  bool end_lost = false;
+  if (longest > most) {
+    if (options_.on_overlong == OnOverlong::error)
+      fail(Exit::data,
+           "{} tokens, more than the {} of the context. Fix: raise policy.max_total_sequence_length, or set "
+           "policy.on_overlong to truncate or drop",
+           longest, most);
+    if (options_.on_overlong == OnOverlong::drop) {
+      counts.dropped.add(std::move(place));
+      return;
+    }
+    for (Made& m : made) {
+      if (m.ids.size() <= most) continue;
+      const auto first = std::find(m.mask.begin(), m.mask.end(), 1) - m.mask.begin();
+      if (first >= options_.max_length)
+        fail(Exit::data,
+             "its prompt has {} tokens, so that truncation to the {} of the context leaves nothing to train. "
+             "Fix: raise policy.max_total_sequence_length, or set policy.on_overlong: drop",
+             first, most);
+      end_lost = end_lost || (m.ended && std::find(m.mask.begin() + options_.max_length, m.mask.end(), 1) !=
+                                             m.mask.end());
+      m.ids.resize(most);
+      m.mask.resize(most);
+    }
+    counts.truncated.add(place);
+  }
+  if (end_lost) counts.end_lost.add(place);
+  if (!ended) counts.no_end_token.add(place);
+  if (special) counts.special_text.add(place);
+  batch.sources.push_back({.row = counts.records - 1, .line = place.line, .file = place.file});
+  batch.margins.push_back(record.margin);
+  for (const Made& m : made) {
+    batch.ids.insert(batch.ids.end(), m.ids.begin(), m.ids.end());
+    batch.mask.insert(batch.mask.end(), m.mask.begin(), m.mask.end());
+    batch.lengths.push_back({.tokens = static_cast<int32_t>(m.ids.size()), .loss_tokens = m.loss_tokens()});
+  }
+}
+
+}  // namespace nrl::data
