@@ -33,7 +33,7 @@ class RandomTokens : public data::TokenDataset {
   uint64_t seed_;
 };
 
-/// Examples of 2 to `most` random tokens, most of them short, of which a random half has a loss.
+/// Examples of 2 to `most` random tokens, most of them short, of which the second and some more have a loss.
 class RandomExamples : public data::Examples {
  public:
   RandomExamples(int64_t size, int64_t most, int64_t vocab_size, uint64_t seed);
