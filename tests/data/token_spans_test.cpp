@@ -1,6 +1,13 @@
 // Spans of tokens in text: the same ids as encode(), and the offsets of Hugging Face's tokenizers and of the
 // sentencepiece library.
 
+#include <algorithm>
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <string_view>
+#include <vector>
+
 #include <sentencepiece_processor.h>
 
 #include "apps/data/sentencepiece_model.h"

@@ -3,6 +3,11 @@
 #include "apps/data/tokenizer_traits.h"
 
 #include <filesystem>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "apps/data/special_tokens.h"
 #include "core/io/json.h"
