@@ -31,6 +31,11 @@ Value missing_item(Machine& machine, std::string_view text) {
   return Value::undefined(machine.arena.make(Missing{Missing::What::text, {}, Value::of(text)}));
 }
 
+/// The items for filters that take any false value for an empty list.
+Items items_or_none(Machine& machine, const Value& subject) {
+  return truth(subject) ? machine.iterate(subject) : Items();
+}
+
 /// The value at a path such as "function.name" or "0".
 Value value_at(Machine& machine, Value value, const Value& path) {
   if (!path.is(Kind::string)) return machine.item(value, path);
@@ -126,7 +131,7 @@ Value unique_items(Machine& machine, const Value& subject, const Arguments& argu
 
 Value mapped_items(Machine& machine, const Value& subject, const Arguments& arguments) {
   std::vector<Value> values;
-  const Items items = machine.iterate(subject);
+  const Items items = items_or_none(machine, subject);
   if (arguments.size == 0) {
     const auto [attribute, fallback] = bind<2>("map", arguments, 1, {"attribute", "default"});
     for (size_t i = 0; i < items.size; ++i) {
@@ -165,7 +170,7 @@ Value selected(Machine& machine, const Value& subject, Arguments arguments, bool
     arguments = arguments.without(1);
   }
   std::vector<Value> values;
-  const Items items = machine.iterate(subject);
+  const Items items = items_or_none(machine, subject);
   for (size_t i = 0; i < items.size; ++i) {
     machine.budget.spend(1);
     const Value value = by_attribute ? value_at(machine, items.data[i], path) : items.data[i];

@@ -97,7 +97,7 @@ Items Machine::iterate(const Value& value) {
       for (size_t at = 0; at < text.size();) {
         const size_t begin = at;
         next_character(text, at);
-        characters.push(arena, Value::of(text.substr(begin, at - begin), value.safe));
+        characters.push(arena, Value::of(text.substr(begin, at - begin)));
       }
       return {characters.data, characters.size};
     }

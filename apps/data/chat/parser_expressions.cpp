@@ -344,9 +344,7 @@ const Expression* ExpressionParser::dict() {
 
 const Expression* ExpressionParser::postfix(const Expression* subject) {
   for (;;) {
-    if (now().is("."))
-      subject = subscript(subject);
-    else if (now().is("["))
+    if (now().is(".") || now().is("["))
       subject = subscript(subject);
     else if (now().is("("))
       subject = call(subject);
