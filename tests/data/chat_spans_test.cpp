@@ -14,7 +14,7 @@
 namespace nrl::data {
 namespace {
 
-const std::vector<std::string> ends = {"<|close|>", "</s>", "<|end|>", "<|im_end|>"};
+const std::vector<std::string> ends = {"<|close|>", "</s>", "<|end|>", "<|im_end|>", "<|eot|>\n"};
 
 struct Found {
   std::vector<AssistantSpan> spans;
@@ -66,6 +66,17 @@ TEST_CASE("Spans of generation blocks are the blocks") {
   const Found bare = find(open, {parse_json(three_turns, "messages"), {}, {}});
   CHECK(bare.texts == Texts{"one", "two", "three"});
   CHECK_FALSE(bare.spans[0].ended);
+  // White space may follow the token, or be a part of it.
+  const ChatTemplate spaced = ChatTemplate::parse(
+      "{% for m in messages %}{% generation %}{{ m.content + '</s>\n'"
+      " if m.role == 'assistant' }}{% endgeneration %}{% endfor %}",
+      "spaced");
+  CHECK(find(spaced, {parse_json(three_turns, "messages"), {}, {}}).spans[0].ended);
+  const ChatTemplate newline = ChatTemplate::parse(
+      "{% for m in messages %}{% generation %}{{ m.content + '<|eot|>\n' if m.role == 'assistant' }}"
+      "{% endgeneration %}{% endfor %}",
+      "newline");
+  CHECK(find(newline, {parse_json(three_turns, "messages"), {}, {}}).spans[0].ended);
 }
 
 TEST_CASE("Spans of tool calls end after the call") {
@@ -87,6 +98,17 @@ TEST_CASE("Spans begin after the end of tool outputs that only the prompt shows"
   CHECK(found.texts[0].ends_with("<|/calls|><|end|>"));
   CHECK(found.texts[1] == "done<|end|>");
   CHECK(found.text.substr(0, found.spans[1].region.begin).ends_with("<|/output|><|/outputs|>"));
+}
+
+TEST_CASE("The span of a continued message begins after the outputs of its tools") {
+  RenderOptions options;
+  options.continue_final_message = true;
+  const Found found = find("outputs", R"([{"role":"user","content":"w?"},{"role":"assistant","content":"",
+    "tool_calls":[{"type":"function","function":{"name":"f","arguments":{}}}]},{"role":"tool","content":"21"},
+    {"role":"assistant","content":"It is"}])",
+                           options);
+  REQUIRE(found.texts.size() == 2);
+  CHECK(found.texts[1] == "It is");
 }
 
 constexpr std::string_view reasoned = R"([{"role":"user","content":"1?"},

@@ -117,6 +117,8 @@ TEST_CASE("Regions are the output of loops over messages") {
         Texts{"12", "12", "12"});
   CHECK(regions("{% macro all(l) %}{% for m in l %}{{ m.content }}{% endfor %}{% endmacro %}-{{ "
                 "all(messages) }}") == Texts{"a", "b", "c"});
+  CHECK(regions("{% for i, m in [(0, messages[2]), (1, messages[0])] %}{{ i }}{% endfor %}") ==
+        Texts{"1", "", "0"});
   // The innermost loop owns the output.
   CHECK(regions("{% for m in messages[:1] %}({% for n in messages[1:] %}{{ n.content }}{% endfor %}){% "
                 "endfor %}") == Texts{"(bc)", "b", "c"});
