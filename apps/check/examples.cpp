@@ -6,7 +6,7 @@
 namespace nrl::check {
 namespace {
 
-/// Masks are those of rows in order, which packing changes.
+/// A mask depends on the place of its row, which packing changes.
 Verdict judge_dropout(const Facts& f) {
   const model::ModelSpec& m = f.spec();
   if (!trains_on_examples(f.config())) return {};

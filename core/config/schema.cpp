@@ -230,7 +230,7 @@ Schema::Schema(const std::function<void(Table&)>& fill) {
     }
   }
   for (const auto& [path, foreign] : foreign_) note_sections(path, false);
-  // Those of a loop are there in every algorithm's.
+  // Every loop has the same keys.
   const auto find_key = [&](const std::string& path) { return find(full_name(Config{}, path)); };
   for (const Key& key : keys_)
     for (const Need& need : key.needs)

@@ -18,8 +18,8 @@ const Need samples{is_not("logger.sample_period", "0", "above 0")};
 
 void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
   const std::string section(name_of(algorithm));
-  // Names of other programs, which have one loop, and those of `loop` are those of pretrain, and so of the
-  // configured algorithm's loop (Loader::move_loop_keys()).
+  // Other programs have one loop: their names and `loop` mean the loop of the configured algorithm
+  // (Loader::move_loop_keys()).
   const bool aliases = algorithm == Algorithm::pretrain;
   t.section(section, fmt::format("The loop of algorithm {}.", section), {algorithm});
   NRL_LOOP_KEY(max_num_steps)

@@ -185,7 +185,7 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
 
 namespace {
 
-/// True if `more` microbatches than those of a schedule are its period more often, in the same stashes.
+/// True if a schedule with `more` microbatches repeats its period more often, in the same stashes.
 bool extends(const Schedule& shorter, int more) {
   return shorter.period.microbatches > 0 && more % shorter.period.microbatches == 0 &&
          std::all_of(shorter.stashes.begin(), shorter.stashes.end(), [more](int s) { return more % s == 0; });

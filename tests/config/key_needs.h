@@ -31,7 +31,7 @@ inline std::vector<std::string> values_of(const Key& key) {
   return out;
 }
 
-/// The key that a condition names; of a loop, that of pretrain.
+/// The key that a condition names; a key of the loop is one of pretrain here.
 inline const Key& key_of(const Condition& condition) {
   return *config_detail::Schema::get().find(config_detail::full_name(Config{}, condition.key));
 }

@@ -29,6 +29,11 @@ struct Effect {
   const char* context = "llama";
 };
 
+// The context of a run on the conversations of EffectBench.
+#define SFT_EXAMPLES                                                                     \
+  "llama algorithm=sft policy.tokenizer.name=bytes policy.max_total_sequence_length=96 " \
+  "policy.tokenizer.chat_template=DIR/chat.jinja data.train.data_path=DIR/chat.jsonl"
+
 /// The keys of a rotary scaling, without their section, which has two names.
 inline const Effect rope_effects[] = {
     {"rope_type", Observed::rows, "linear", "yarn", "qwen3 @.factor=2"},
@@ -274,6 +279,51 @@ inline const Effect effects[] = {
     {"memory.max_memory", Observed::elsewhere, "memory.max_memory=", "plan/recompute_test.cpp"},
     {"memory.offload_dir", Observed::elsewhere, "scratch_directory(scratch.path)", "memory/arenas_test.cpp"},
     {"data.prefetch_batches", Observed::nothing, "speed and memory of the host only", ""},
+    {"algorithm", Observed::exit, "pretrain", "sft"},
+    {"policy.tokenizer.chat_template", Observed::rows, "chatml", "zephyr", SFT_EXAMPLES},
+    {"policy.on_overlong", Observed::exit, "truncate", "error",
+     SFT_EXAMPLES " policy.max_total_sequence_length=10"},
+    {"policy.sequence_packing.enabled", Observed::lines, "false", "true", SFT_EXAMPLES},
+    {"policy.sequence_packing.train_mb_tokens", Observed::plan, "96", "192",
+     SFT_EXAMPLES " policy.sequence_packing.enabled=true policy.train_micro_batch_size=auto"},
+    {"policy.sequence_packing.algorithm", Observed::elsewhere, "first_fit_shuffle", "data/packing_test.cpp"},
+    {"policy.dynamic_batching.enabled", Observed::lines, "false", "true", SFT_EXAMPLES},
+    {"policy.dynamic_batching.train_mb_tokens", Observed::plan, "96", "192",
+     SFT_EXAMPLES " policy.dynamic_batching.enabled=true policy.train_micro_batch_size=auto"},
+    {"data.train.format", Observed::exit, "messages", "instruction", SFT_EXAMPLES},
+    {"data.validation.format", Observed::exit, "messages", "instruction",
+     SFT_EXAMPLES " sft.val_period=2 data.validation.data_path=DIR/chat.jsonl"},
+    {"data.train_on", Observed::rows, "assistant", "last_assistant", SFT_EXAMPLES},
+    {"data.chat_key", Observed::rows, "messages", "other", SFT_EXAMPLES},
+    {"data.input_key", Observed::rows, "prompt", "question",
+     SFT_EXAMPLES " data.train.data_path=DIR/instructions.jsonl"},
+    {"data.output_key", Observed::rows, "completion", "answer",
+     SFT_EXAMPLES " data.train.data_path=DIR/instructions.jsonl"},
+    {"data.system_prompt_file", Observed::rows, "DIR/one.txt", "DIR/two.txt",
+     SFT_EXAMPLES " data.train.data_path=DIR/instructions.jsonl"},
+    {"data.prompt_file", Observed::rows, "DIR/one.txt", "DIR/two.txt",
+     SFT_EXAMPLES " data.train.data_path=DIR/instructions.jsonl"},
+    {"data.special_tokens_in_text", Observed::elsewhere, "SpecialTokensInText::error",
+     "data/example_cache_test.cpp"},
+    {"data.on_bad_record", Observed::exit, "error", "skip",
+     SFT_EXAMPLES " data.train.data_path=DIR/bad.jsonl"},
+    {"data.template_date", Observed::rows, "2026-01-01", "2026-02-02",
+     SFT_EXAMPLES " policy.tokenizer.chat_template=DIR/date.jinja"},
+    {"data.cache_dir", Observed::files, "DIR/run/c", "DIR/run/d", SFT_EXAMPLES},
+    {"sft.max_num_steps", Observed::rows, "3", "4", SFT_EXAMPLES},
+    {"sft.max_num_epochs", Observed::rows, "1", "2",
+     SFT_EXAMPLES " sft.max_num_steps=null policy.train_global_batch_size=4"},
+    {"sft.val_period", Observed::rows, "2", "3", SFT_EXAMPLES " data.validation.data_path=DIR/chat.jsonl"},
+    {"sft.val_batches", Observed::rows, "1", "2",
+     SFT_EXAMPLES " data.validation.data_path=DIR/chat.jsonl sft.val_at_end=true"},
+    {"sft.val_at_start", Observed::rows, "false", "true",
+     SFT_EXAMPLES " data.validation.data_path=DIR/chat.jsonl"},
+    {"sft.val_at_end", Observed::rows, "false", "true",
+     SFT_EXAMPLES " data.validation.data_path=DIR/chat.jsonl"},
+    {"sft.seed", Observed::rows, "1", "2", SFT_EXAMPLES " data.seed=1"},
+    {"sft.on_nonfinite", Observed::elsewhere, "sft.on_nonfinite=stop", "train/examples_run_test.cpp"},
+    {"sft.max_nonfinite_steps", Observed::elsewhere, "sft.max_nonfinite_steps=2",
+     "train/examples_run_test.cpp"},
     {"pretrain.max_num_steps", Observed::rows, "3", "4"},
     {"pretrain.max_num_epochs", Observed::rows, "1", "2",
      "llama pretrain.max_num_steps=null policy.train_global_batch_size=64"},

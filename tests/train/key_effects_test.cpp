@@ -52,6 +52,7 @@ class EffectBench : public Workbench {
     std::vector<int32_t> documents = random_tokens(2000, 8);
     for (size_t i = 0; i < documents.size(); i += 5) documents[i] = 256;  // the end token of `bytes`
     write_tokens("documents", documents);
+    write_examples();
   }
 
   std::string observe(Observed what, const std::vector<std::string>& overrides) {
@@ -79,6 +80,32 @@ class EffectBench : public Workbench {
   }
 
  private:
+  void write_examples() const {
+    const auto write = [&](const char* name, const std::string& text) {
+      std::ofstream(*this / name) << text;
+    };
+    std::string chat, instructions;
+    for (int i = 0; i < 12; ++i) {
+      const auto turns = [&](int n) {
+        std::string out;
+        for (int t = 0; t < n; ++t)
+          out += fmt::format(R"({}{{"role":"{}","content":"{}"}})", t ? "," : "",
+                             t % 2 ? "assistant" : "user", i * 7 + t);
+        return out;
+      };
+      chat += fmt::format(R"({{"messages":[{}],"other":[{}]}})", turns(4), turns(2)) + "\n";
+      instructions +=
+          fmt::format(R"({{"prompt":"a{0}","completion":"b{0}","question":"c{0}","answer":"d{0}"}})", i) +
+          "\n";
+    }
+    write("chat.jsonl", chat);
+    write("instructions.jsonl", instructions);
+    write("bad.jsonl", chat + R"({"messages":[{"role":"user","content":"a"}]})" + "\n");
+    write("chat.jinja", "{% for m in messages %}{{ m.content }};{% endfor %}");
+    write("one.txt", "one {}");
+    write("two.txt", "two {}");
+    write("date.jinja", "{{ strftime_now('%d %m') }}{% for m in messages %}{{ m.content }}{% endfor %}");
+  }
   std::string rows_text() const {
     std::string text;
     for (const JsonValue& row : rows("run")) {

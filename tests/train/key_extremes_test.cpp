@@ -19,7 +19,8 @@ namespace {
 
 const std::pair<const char*, const char*> models[] = {
     {"gpt2",
-     "{model_type: gpt2, vocab_size: 272, n_embd: 16, n_layer: 2, n_head: 4, n_positions: 64, attn_pdrop: "
+     "{model_type: gpt2, resid_pdrop: 0, embd_pdrop: 0, vocab_size: 272, n_embd: 16, n_layer: "
+     "2, n_head: 4, n_positions: 64, attn_pdrop: "
      "0}"},
     {"qwen3",
      "{model_type: qwen3, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
@@ -58,21 +59,28 @@ bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
                                         plan::grid_position(c, 1, 0), DeviceType::cpu, 1);
   check_sizes(*plan);
   try {
-    const train::TrainData data = train::plan_train_data(c, 272, batch.global);
-    CHECK(data.samples >= batch.global);
-    CHECK(data.max_steps >= 0);
-    train::plan_validation_data(c, data, batch.global);
+    if (trains_on_examples(c)) {
+      const train::TrainData data = train::open_train_data(c, 272, batch.global);
+      CHECK(data.examples->size() > 0);
+    } else {
+      const train::TrainData data = train::plan_train_data(c, 272, batch.global);
+      CHECK(data.samples >= batch.global);
+      CHECK(data.max_steps >= 0);
+      train::plan_validation_data(c, data, batch.global);
+    }
   } catch (const Error& e) {
-    CHECK(e.code() == Exit::config);
+    CHECK((e.code() == Exit::config || (trains_on_examples(c) && e.code() == Exit::data)));
   }
   return plan->memory.total_bytes() < (int64_t{64} << 20);
 }
 
-/// One step and one evaluation, as far as `assignment` does not say otherwise.
-std::vector<std::string> completed(const Workbench& bench, std::vector<std::string> keys) {
-  for (const std::string& other :
-       {"pretrain.max_num_steps=1"s, "pretrain.val_at_end=true"s, "pretrain.val_batches=1"s,
-        "data.validation.data_path=" + bench / "corpus", "checkpointing.enabled=false"s})
+bool on_examples(const std::vector<std::string>& keys) {
+  return std::find(keys.begin(), keys.end(), "algorithm=sft") != keys.end();
+}
+
+/// Adds those whose keys are not there.
+std::vector<std::string> with_others(std::vector<std::string> keys, const std::vector<std::string>& others) {
+  for (const std::string& other : others)
     if (std::none_of(keys.begin(), keys.end(), [&](const std::string& key) {
           return key.starts_with(other.substr(0, other.find('=') + 1));
         }))
@@ -80,10 +88,31 @@ std::vector<std::string> completed(const Workbench& bench, std::vector<std::stri
   return keys;
 }
 
+/// The data of the algorithm.
+std::vector<std::string> with_data(const Workbench& bench, const std::vector<std::string>& keys) {
+  if (!on_examples(keys)) return keys;
+  return with_others(keys, {"data.train.data_path=" + bench / "chat.jsonl", "policy.tokenizer.name=bytes",
+                            "policy.tokenizer.chat_template=" + bench / "chat.jinja"});
+}
+
+/// One step and one evaluation, as far as `assignment` does not say otherwise.
+std::vector<std::string> completed(const Workbench& bench, const std::vector<std::string>& keys) {
+  const std::string loop = on_examples(keys) ? "sft." : "pretrain.";
+  return with_others(keys,
+                     {loop + "max_num_steps=1", loop + "val_at_end=true", loop + "val_batches=1",
+                      "data.validation.data_path=" + bench / (on_examples(keys) ? "chat.jsonl" : "corpus"),
+                      "checkpointing.enabled=false"});
+}
+
 }  // namespace
 
 TEST_CASE("every key at the ends of its range is accepted and runs, or is refused with a reason") {
   Workbench bench;
+  for (int i = 0; i < 8; ++i)
+    std::ofstream(bench / "chat.jsonl", std::ios::app)
+        << R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})"
+        << "\n";
+  std::ofstream(bench / "chat.jinja") << "{% for m in messages %}{{ m.content }}{% endfor %}";
   for (const auto& [family, model] : models) {
     bench.model = model;
     CAPTURE(family);
@@ -96,9 +125,12 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
         ++tried;
         // With what the key needs, or it would be refused for that.
         std::vector<std::string> assignments = needed_by(key);
-        if (key.path == "pretrain.val_batches")
-          assignments.push_back("data.validation.data_path=" + bench / "corpus");
+        if (key.algorithms == std::vector{Algorithm::sft}) assignments.emplace_back("algorithm=sft");
+        if (key.path.ends_with(".val_batches"))
+          assignments.push_back("data.validation.data_path=" +
+                                bench / (on_examples(assignments) ? "chat.jsonl" : "corpus"));
         assignments.push_back(key.path + "=" + value);
+        assignments = with_data(bench, assignments);
         if (!starts(bench, assignments)) continue;
         ++started;
         // Only numbers have ends that a kernel can stumble over; what does not belong to the model is tried

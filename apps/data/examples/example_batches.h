@@ -16,10 +16,10 @@ namespace nrl::data {
 struct ExampleBatchOptions {
   int64_t global_batch = 1;      ///< examples per step
   int64_t consumed_samples = 0;  ///< position of the first one in the order
-  bool shuffle = true;           ///< a new order in every epoch, else that of the set
+  bool shuffle = true;           ///< a new order in every epoch, else the set's order
   uint64_t seed = 0;             ///< of the order, and of packing
   bool repeat = true;            ///< epochs follow each other; else the last step may have fewer examples
-  /// Ranks are data-parallel ranks, the capacity is that of a microbatch; its seed is ignored.
+  /// Ranks are data-parallel ranks, the capacity belongs to a microbatch; the seed is ignored.
   PackOptions packing = {};
   int rank = 0;                                   ///< data-parallel rank
   int64_t most_microbatches = 1;                  ///< per step and rank

@@ -23,7 +23,7 @@ class StepSource {
   };
   /// The next microbatch of the global batch.
   virtual Item next() = 0;
-  /// Of a global batch over all ranks.
+  /// Counts of a global batch over all ranks.
   struct Totals {
     int64_t tokens = 0;       ///< inputs, without padding
     int64_t loss_tokens = 0;  ///< targets with a loss
