@@ -9,12 +9,15 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/data/examples/example_set.h"
 #include "apps/data/loader.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/nrl-train/show_examples.h"
 #include "apps/train/start/run_check.h"
 #include "apps/train/start/run_data.h"
+#include "apps/train/state/hf_files.h"
 #include "apps/train/state/model_source.h"
+#include "core/base/error.h"
 #include "core/base/text.h"
 
 namespace nrl::app {
@@ -28,6 +31,22 @@ struct DataShowArgs {
   bool json = false;
 };
 
+// The examples that a run trains or evaluates on, in the order of the files.
+int show_examples_of_run(const DataShowArgs& args, const Config& config, int64_t vocab_size) {
+  if (!args.steps.empty())
+    fail(Exit::usage, "--steps has no effect: algorithm {} trains on examples. Fix: --n",
+         name_of(config.algorithm));
+  const bool validation = args.split == "validation";
+  if (validation && config.data.validation.data_path.empty())
+    fail(Exit::usage,
+         "--split validation: the run has no validation data. Fix: set data.validation.data_path");
+  const auto tokenizer = train::tokenizer_of_run(config);
+  if (!tokenizer) fail(Exit::config, "policy.tokenizer.name: the run has no tokenizer. Fix: set it");
+  const auto set = data::open_examples(train::example_options(config, validation, vocab_size), *tokenizer,
+                                       args.examples.workers);
+  return print_examples(*set, *tokenizer, args.examples, args.json);
+}
+
 int run_data_show(const DataShowArgs& args) {
   if (!args.examples.tokenizer.empty() || names_records(args.config.path)) {
     if (!args.steps.empty())
@@ -36,6 +55,15 @@ int run_data_show(const DataShowArgs& args) {
     inputs.insert(inputs.begin(), args.config.path);
     return show_examples(args.examples, std::move(inputs), args.json);
   }
+  for (const CLI::Option* option : args.examples.of_records)
+    if (option->count() > 0)
+      fail(Exit::usage, "{} has no effect with a configuration, which has a key for it", option->get_name());
+  ConfigResult result = load_config(args.config.path, args.config.overrides);
+  train::check_but_memory(result, {.world = 0});
+  std::cerr << render(result.diagnostics);
+  if (!result.ok()) return static_cast<int>(result.exit_code());
+  const model::ModelSpec spec = train::load_model_spec(result);
+  if (trains_on_examples(result.config)) return show_examples_of_run(args, result.config, spec.vocab_size);
   if (args.steps.empty()) fail(Exit::usage, "--steps is missing: FIRST:END, counted from 1, END exclusive");
   const auto steps = parse_step_range(args.steps);
   if (!steps)
@@ -43,11 +71,6 @@ int run_data_show(const DataShowArgs& args) {
          "--steps takes FIRST:END, counted from 1, END exclusive and greater than FIRST; found '{}'",
          args.steps);
   const auto [first, last] = *steps;
-  ConfigResult result = load_config(args.config.path, args.config.overrides);
-  train::check_but_memory(result, {.world = 0});
-  std::cerr << render(result.diagnostics);
-  if (!result.ok()) return static_cast<int>(result.exit_code());
-  const model::ModelSpec spec = train::load_model_spec(result);
   const int64_t global = result.config.policy.train_global_batch_size;
   train::TrainData training = train::plan_train_data(result.config, spec.vocab_size, global);
   data::DatasetOptions options = training.options;
@@ -102,7 +125,7 @@ void add_data(CommandLine& line) {
                          data);
   add_config(c, args->config.path, args->config.overrides,
              "YAML file; or, with --tokenizer, files of records");
-  c->add_option("--steps", args->steps, "FIRST:END, counted from 1, END exclusive");
+  c->add_option("--steps", args->steps, "FIRST:END, counted from 1, END exclusive; of runs on token files");
   c->add_option("--split", args->split,
                 "train, or validation: the samples of an evaluation, one step per global batch")
       ->check(CLI::IsMember({"train", "validation"}));

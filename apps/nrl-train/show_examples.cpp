@@ -56,7 +56,10 @@ bool color_wanted() {
 void add_show_examples(CLI::App* c, ShowExamplesArgs& args) {
   data::ExampleOptions& o = args.options;
   constexpr const char* group = "Options for records";
-  const auto in_group = [&](CLI::Option* option) { option->group(group); };
+  const auto in_group = [&](CLI::Option* option) {
+    option->group(group);
+    args.of_records.push_back(option);
+  };
   in_group(c->add_option("--tokenizer", args.tokenizer,
                          "bytes | sentencepiece:MODEL | hf:tokenizer.json | a directory with a tokenizer"));
   in_group(add_choice<ExampleFormat>(c, "--format", args.format, "Content of the records", 1));
@@ -86,11 +89,11 @@ void add_show_examples(CLI::App* c, ShowExamplesArgs& args) {
   in_group(c->add_flag("!--no-add-eos", o.add_eos, "Without a template: no end token"));
   in_group(
       c->add_option("--cache-dir", o.cache_dir, "Directory in which the tokens are kept (default: nowhere)"));
-  in_group(c->add_option("--n", args.n, "Number of examples to print (default 3)")
-               ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max())));
-  in_group(c->add_flag("--ids", args.ids, "Print token ids too, those with a loss marked *"));
-  in_group(
-      c->add_option("--workers", args.workers, "Threads (default: all cores)")->check(CLI::Range(0, 1024)));
+  c->add_option("--n", args.n, "Number of examples to print (default 3)")
+      ->check(CLI::Range(int64_t{0}, std::numeric_limits<int64_t>::max()));
+  c->add_flag("--ids", args.ids, "Print the token ids of examples too, those with a loss marked *");
+  c->add_option("--workers", args.workers, "Threads that make examples (default: all cores)")
+      ->check(CLI::Range(0, 1024));
 }
 
 bool names_records(const std::string& path) {
@@ -119,16 +122,21 @@ int show_examples(const ShowExamplesArgs& args, std::vector<std::string> inputs,
   }
   const auto tokenizer = data::make_tokenizer(args.tokenizer);
   const auto set = data::open_examples(options, *tokenizer, args.workers);
-  const int64_t count = std::min(args.n, set->size());
+  return print_examples(*set, *tokenizer, args, json);
+}
+
+int print_examples(const data::ExampleSet& set, const data::Tokenizer& tokenizer,
+                   const ShowExamplesArgs& args, bool json) {
+  const int64_t count = std::min(args.n, set.size());
   if (json) {
-    std::cout << data::set_json(*set).dump() << '\n';
-    for (int64_t i = 0; i < count; ++i) std::cout << data::example_json(*set, *tokenizer, i).dump() << '\n';
+    std::cout << data::set_json(set).dump() << '\n';
+    for (int64_t i = 0; i < count; ++i) std::cout << data::example_json(set, tokenizer, i).dump() << '\n';
   } else {
     const data::ShowStyle style{.color = color_wanted(), .ids = args.ids};
-    for (int64_t i = 0; i < count; ++i) std::cout << data::example_text(*set, *tokenizer, i, style) << '\n';
-    std::cout << data::set_text(*set);
+    for (int64_t i = 0; i < count; ++i) std::cout << data::example_text(set, tokenizer, i, style) << '\n';
+    std::cout << data::set_text(set);
     std::cout.flush();
-    for (const std::string& warning : data::set_warnings(*set)) log::warn_text(warning);
+    for (const std::string& warning : data::set_warnings(set)) log::warn_text(warning);
   }
   return std::cout.flush() ? 0 : static_cast<int>(Exit::io);
 }

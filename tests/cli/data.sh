@@ -139,8 +139,22 @@ END
     grep -q '^1 left out: bad records' out.txt || fail "not counted: $(cat out.txt)"
     expect 66 run 1 data show missing.jsonl --tokenizer bytes
     config c
+    printf '%02000d' 7 >digits.txt
+    expect 0 run 1 prepare --input digits.txt --output corpus
     expect 64 run 1 data show c.yaml
     grep -q -- '--steps is missing' err.txt || fail "no reason: $(cat err.txt)"
+    expect 64 run 1 data show c.yaml --steps 1:2 --train-on all
+    grep -q -- '--train-on has no effect with a configuration' err.txt || fail "no reason: $(cat err.txt)"
+    # The data of a run.
+    sed -e 's/^algorithm: pretrain/algorithm: sft/; s/^pretrain:/sft:/; s/data_path: corpus/data_path: ask.jsonl/' \
+      -e '/^  train_global/i\  tokenizer: {name: bytes}' c.yaml >sft.yaml
+    printf '{"prompt": "%s=", "completion": "%s"}\n' 12 twelve 13 thirteen >ask.jsonl
+    expect 0 run 1 data show sft.yaml --n 1
+    grep -qF '12=[twelve<|endoftext|>]' out.txt || fail "not the example: $(cat out.txt)"
+    expect 0 run 1 data show sft.yaml data.train_on=all --n 1
+    grep -qF '1[2=twelve<|endoftext|>]' out.txt || fail "not the example: $(cat out.txt)"
+    expect 64 run 1 data show sft.yaml --steps 1:2
+    expect 64 run 1 data show sft.yaml --split validation
     ;;
   *) fail "unknown case $case_name" ;;
 esac
