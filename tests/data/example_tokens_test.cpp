@@ -80,6 +80,9 @@ TEST_CASE("a token that begins before the completion and ends in it has a loss",
   const TokenRecords ended("{\"prompt\": \"a\", \"completion\": \" b<|im_end|>\"}\n");
   CHECK(marked_ids(*ended.open(), 0) == "97 258* 261*");
   CHECK(ended.open()->counts().special_text.count == 1);
+  // Another special token is no end.
+  const TokenRecords started("{\"prompt\": \"a\", \"completion\": \" b<|im_start|>\"}\n");
+  CHECK(marked_ids(*started.open(), 0) == "97 258* 260* 261*");
 }
 
 TEST_CASE("the tokenizer's chat template with generation blocks, in ids", "[examples]") {

@@ -75,6 +75,11 @@ TEST_CASE("text: files without lines are one text each", "[examples]") {
   CHECK(marked(*set, *records.tokenizer, 0) == "f[irst$]");
   CHECK(marked(*set, *records.tokenizer, 1) == "o[ne\ntwo\n$]");
   CHECK(set->where(1) == records.dir / "b.txt:1");
+  write_file_atomic(records.dir / "a.txt", "one\ntw\xff");
+  CHECK(contains(records.error().text, "a.txt:2: not UTF-8 text: byte 0xff. Fix: convert the file"));
+  records.options.on_bad_record = OnBadRecord::skip;
+  CHECK(records.open()->size() == 1);
+  CHECK(records.open()->counts().skipped.count == 1);
   records.options.format = ExampleFormat::messages;
   records.options.chat_template = plain_turns;
   CHECK(contains(records.error().text, "a.txt: not JSON lines"));
@@ -388,7 +393,7 @@ TEST_CASE("texts of special tokens are counted, refused or dropped", "[examples]
   CHECK(records.open()->size() == 1);
   CHECK(records.open()->counts().special_dropped.count == 1);
   records.options.special_tokens_in_text = SpecialTokensInText::error;
-  CHECK(contains(records.error().text, "data.jsonl:2: its text contains a special token"));
+  CHECK(contains(records.error().text, "data.jsonl:2: its text contains the special token <|endoftext|>"));
 }
 
 TEST_CASE("options without an effect are refused", "[examples]") {

@@ -41,6 +41,12 @@ bool any_text(const JsonValue& value, const std::function<bool(std::string_view)
   return false;
 }
 
+Record text_record(std::string text) {
+  Record record;
+  record.sequences.emplace_back().completion = std::move(text);
+  return record;
+}
+
 void require_size(size_t bytes) {
   if (bytes > most_record_text)
     fail(Exit::data, "the record has {} of text; expected at most {}", human_bytes(bytes),
@@ -67,7 +73,8 @@ ExampleBuilder::ExampleBuilder(ExampleOptions options, const Tokenizer& tokenize
       render_(std::move(render)),
       reader_(options_, options_.format, chat_.has_value()),
       special_(tokenizer),
-      end_ids_(tokenizer.eos_ids()) {
+      eos_ids_(tokenizer.eos_ids()),
+      end_ids_(eos_ids_) {
   NRL_CHECK(options_.train_on != TrainOn::automatic);
   for (const Tokenizer::SpecialToken& token : tokenizer.special_token_list()) end_ids_.push_back(token.id);
   std::sort(end_ids_.begin(), end_ids_.end());
@@ -97,19 +104,13 @@ bool ExampleBuilder::is_end(int32_t id) const {
 }
 
 void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& batch) const {
-  const auto add_line = [&](std::string_view line, int64_t number) {
+  // Calls `work`, whose errors are those of the record at `number`.
+  const auto add_at = [&](int64_t number, const std::function<void(const RecordIncidents::Place&)>& work) {
     RecordIncidents::Place place{.file = file, .line = number, .text = {}};
     const std::string source = fmt::format("{}:{}", chunk.file->path, number);
     ++batch.counts.records;
     try {
-      if (options_.format == ExampleFormat::text && find_invalid_utf8(line) == std::string_view::npos &&
-          line.find('\0') == std::string_view::npos)
-        if (auto text = text_of_plain_line(line, options_.text_key); text && !text->empty()) {
-          Record record;
-          record.sequences.emplace_back().completion = *std::move(text);
-          return add_record(std::move(record), place, batch);
-        }
-      add_record(reader_.read(parse_json_line(line, source, most_record_values)), place, batch);
+      work(place);
     } catch (const Error& e) {
       if (e.code() != Exit::data) throw;
       std::string text = place_in_line(e.what(), source);
@@ -124,7 +125,13 @@ void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& bat
            human_bytes(chunk.text.size()), human_bytes(most_batch_bytes));
   };
   if (chunk.file->jsonl) {
-    for_each_line(chunk, add_line);
+    for_each_line(chunk, [&](std::string_view line, int64_t number) {
+      add_at(number, [&](const RecordIncidents::Place& place) {
+        if (auto text = plain_text(line)) return add_record(text_record(*std::move(text)), place, batch);
+        const std::string source = fmt::format("{}:{}", chunk.file->path, number);
+        add_record(reader_.read(parse_json_line(line, source, most_record_values)), place, batch);
+      });
+    });
     return;
   }
   if (options_.format != ExampleFormat::text)
@@ -133,21 +140,42 @@ void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& bat
          "for "
          "a JSON list: jq -c '.[]' LIST.json > DATA.jsonl",
          chunk.file->path, name_of(options_.format));
-  ChunkCounts counts;
-  for_each_document(chunk, {}, counts, [&](std::string_view text) {
-    ++batch.counts.records;
-    Record record;
-    record.sequences.emplace_back().completion = text;
-    add_record(std::move(record), {.file = file, .line = 1, .text = {}}, batch);
+  const std::string& text = chunk.text;
+  const size_t bad = std::min(text.find('\0'), find_invalid_utf8(text));
+  const auto before = text.begin() + static_cast<ptrdiff_t>(std::min(bad, text.size()));
+  const auto number = bad == std::string::npos ? 1 : 1 + std::count(text.begin(), before, '\n');
+  add_at(number, [&](const RecordIncidents::Place& place) {
+    if (bad != std::string::npos)
+      fail(Exit::data, "not UTF-8 text: byte 0x{:02x}. Fix: convert the file (iconv -f LATIN1 -t UTF-8)",
+           static_cast<uint8_t>(text[bad]));
+    ChunkCounts counts;
+    for_each_document(chunk, {}, counts, [&](std::string_view document) {
+      add_record(text_record(std::string(document)), place, batch);
+    });
   });
 }
 
-bool ExampleBuilder::has_special_text(const Record& record) const {
-  const auto found = [&](std::string_view text) { return special_.find(text).has_value(); };
-  if (any_text(record.tools, found)) return true;
-  return std::any_of(record.sequences.begin(), record.sequences.end(), [&](const RecordSequence& sequence) {
-    return found(sequence.prompt) || found(sequence.completion) || any_text(sequence.messages, found);
-  });
+// The text of a line of format text, if that needs no closer look.
+std::optional<std::string> ExampleBuilder::plain_text(std::string_view line) const {
+  if (options_.format != ExampleFormat::text || find_invalid_utf8(line) != std::string_view::npos ||
+      line.find('\0') != std::string_view::npos)
+    return std::nullopt;
+  auto text = text_of_plain_line(line, options_.text_key);
+  return text && !text->empty() ? std::move(text) : std::nullopt;
+}
+
+std::string ExampleBuilder::special_text(const Record& record) const {
+  std::string name;
+  const auto found = [&](std::string_view text) {
+    const auto match = special_.find(text);
+    if (match) name = text.substr(match->begin, match->end - match->begin);
+    return match.has_value();
+  };
+  if (any_text(record.tools, found)) return name;
+  for (const RecordSequence& sequence : record.sequences)
+    if (found(sequence.prompt) || found(sequence.completion) || any_text(sequence.messages, found))
+      return name;
+  return {};
 }
 
 void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) const {
@@ -165,8 +193,7 @@ void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) cons
     made.mask.insert(made.mask.begin(), 0);
   }
   const auto ends_already = [&] {
-    return !made.ids.empty() &&
-           std::find(end_ids_.begin(), end_ids_.end(), made.ids.back()) != end_ids_.end();
+    return !made.ids.empty() && std::binary_search(eos_ids_.begin(), eos_ids_.end(), made.ids.back());
   };
   if (options_.add_eos && tokenizer_.eos() && !ends_already()) {
     made.ids.push_back(*tokenizer_.eos());
@@ -185,7 +212,8 @@ void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& recor
   std::vector<AssistantSpan> spans;
   try {
     rendered = chat_->render(conversation, render_);
-    spans = assistant_spans(*chat_, conversation, render_, rendered, special_.texts());
+    if (options_.train_on != TrainOn::all)
+      spans = assistant_spans(*chat_, conversation, render_, rendered, special_.texts());
   } catch (const Error& e) {
     if (e.code() != Exit::data) throw;
     fail(Exit::data, "chat template: {}", e.what());
@@ -206,24 +234,26 @@ void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& recor
   made.mask.resize(made.ids.size());
   mark_regions(ends, regions, made.mask);
   // A template may end turns with a text that is no token.
-  if (made.ended && !made.mask.empty())
-    for (size_t i = 0; i < made.ids.size(); ++i)
-      if (made.mask[i] && (i + 1 == made.ids.size() || !made.mask[i + 1]) &&
-          options_.train_on != TrainOn::all && !is_end(made.ids[i]))
-        made.ended = false;
+  if (options_.train_on == TrainOn::all) {
+    made.ended = std::any_of(made.ids.begin(), made.ids.end(), [&](int32_t id) { return is_end(id); });
+    return;
+  }
+  for (size_t i = 0; i < made.ids.size(); ++i) {
+    const bool last = made.mask[i] && (i + 1 == made.ids.size() || !made.mask[i + 1]);
+    if (last && !is_end(made.ids[i])) made.ended = false;
+  }
 }
 
 void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, ExampleBatch& batch) const {
   ExampleCounts& counts = batch.counts;
-  bool special = false;
-  if (has_special_text(record)) {
+  const std::string special = special_text(record);
+  if (!special.empty()) {
     if (options_.special_tokens_in_text == SpecialTokensInText::error)
-      fail(Exit::data, "its text contains a special token, which is tokenized as that token");
+      fail(Exit::data, "its text contains the special token {}, and is tokenized as that token", special);
     if (options_.special_tokens_in_text == SpecialTokensInText::drop) {
       counts.special_dropped.add(std::move(place));
       return;
     }
-    special = true;
   }
   std::vector<Made> made(record.sequences.size());
   size_t longest = 0;
@@ -281,7 +311,7 @@ void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, Exa
   }
   if (end_lost) counts.end_lost.add(place);
   if (!ended) counts.no_end_token.add(place);
-  if (special) counts.special_text.add(place);
+  if (!special.empty()) counts.special_text.add(place);
   batch.sources.push_back({.row = counts.records - 1, .line = place.line, .file = place.file});
   batch.margins.push_back(record.margin);
   for (const Made& m : made) {

@@ -38,7 +38,8 @@ class ExampleBuilder {
   void make_rendered(RecordSequence& sequence, const Record& record, Made& made) const;
   int64_t encode(std::string_view text, std::vector<int32_t>& ids, std::vector<int64_t>& ends) const;
   bool is_end(int32_t id) const;
-  bool has_special_text(const Record& record) const;
+  std::optional<std::string> plain_text(std::string_view line) const;
+  std::string special_text(const Record& record) const;  // of the first special token in it
 
   const ExampleOptions options_;
   const Tokenizer& tokenizer_;
@@ -46,6 +47,7 @@ class ExampleBuilder {
   const RenderOptions render_;
   const RecordReader reader_;
   const SpecialTokenFinder special_;
+  const std::vector<int32_t> eos_ids_;
   std::vector<int32_t> end_ids_;  // special tokens, of which each may end a turn
 };
 
