@@ -104,7 +104,7 @@ bool ExampleBuilder::is_end(int32_t id) const {
 }
 
 void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& batch) const {
-  // Calls `work`, whose errors are those of the record at `number`.
+  // Calls `work`, and adds the record at `number` to its errors.
   const auto add_at = [&](int64_t number, const std::function<void(const RecordIncidents::Place&)>& work) {
     RecordIncidents::Place place{.file = file, .line = number, .text = {}};
     const std::string source = fmt::format("{}:{}", chunk.file->path, number);
