@@ -29,10 +29,9 @@ Verdict judge_experts(const Facts& f) {
                     {std::move(fix)}}};
   };
   if (f.gpu) return refuse("on a GPU, where microbatches are padded to one length,", "use device: cpu");
-  if (f.spec().moe.aux_loss > 0 && f.spec().moe.aux_tokens != model::AuxLoss::global)
-    return refuse("with an auxiliary loss of the tokens of a sequence or microbatch",
-                  "set policy.model.moe_router_load_balancing_type to global_aux_loss, or "
-                  "policy.model.moe_aux_loss_coeff to 0");
+  if (f.spec().moe.aux_loss > 0)
+    return refuse("with an auxiliary loss, which compares the tokens of a sequence or of microbatches,",
+                  "set policy.model.moe_aux_loss_coeff to 0");
   if (f.spec().moe.capacity_factor > 0)
     return refuse("with policy.model.moe_expert_capacity_factor, which drops tokens of a microbatch,",
                   "set it to null");
