@@ -180,7 +180,10 @@ void GivenKeys::give(int where, const std::string& path, const std::string& writ
   if (!fresh_.insert(path).second && given != values.end() &&
       !(on_command_line_ && given->second.written == written)) {
     const Given& before = given->second;
-    if (same(before.node, value)) return;
+    const auto refers = [&](const Node& node) {
+      return node.kind == Node::Kind::scalar && node.text == "${" + path + "}";
+    };
+    if (same(before.node, value) || refers(value)) return;
     report_.problem(
         where, entry.key_pos, parent_line, path, fmt::format("{} is given twice with different values", path),
         "",

@@ -25,6 +25,8 @@ class Loader {
     resolve_references(given_, schema_, report_);
     if (const auto algorithm = given_.values.find("algorithm"); algorithm != given_.values.end())
       set(algorithm->first, algorithm->second);
+    else
+      infer_algorithm();
     if (result_.sound("algorithm")) {
       move_loop_keys();
       refuse_other_algorithms();
@@ -52,6 +54,21 @@ class Loader {
     result_.origins[path] = report_.origin(given.source, given.node.pos, given.parent_line);
     if (key.set) key.set(result_.config, *converted.value);
     if (key.model) model_values_[path] = std::move(*converted.value);
+  }
+
+  /// The algorithm whose loop has a section of its own, as in files for NeMo RL, which name none.
+  void infer_algorithm() {
+    if (result_.sections.contains(std::string(name_of(Algorithm::pretrain)))) return;
+    for (const std::string_view name : schema_.find("algorithm")->choices.built)
+      if (const auto section = result_.sections.find(std::string(name)); section != result_.sections.end()) {
+        const Key& key = *schema_.find("algorithm");
+        Node node{Node::Kind::scalar, std::string(name), false, {}, {}, {}};
+        key.set(result_.config, *convert(key, node).value);
+        result_.translated.push_back({fmt::format("the section '{}'", name),
+                                      fmt::format("algorithm: {}", name), section->second.text});
+        result_.origins["algorithm"] = section->second;
+        return;
+      }
   }
 
   /// Names of other programs for keys of the loop mean the loop of the configured algorithm.

@@ -52,6 +52,12 @@ constexpr Planned planned[] = {
     {"policy.lora.alpha", "number above 0", "32", "Scale is alpha / dim.", "policy.dtensor_cfg.lora_cfg.alpha"},
     {"policy.lora.dropout", "number from 0 and below 1", "0",
      "Dropout of the adapter's input.", "policy.dtensor_cfg.lora_cfg.dropout"},
+    {"policy.tokenizer.chat_template_kwargs", "text, or null", "null", "Variables of the chat template."},
+    {"policy.offload_optimizer_for_logprob", "true or false", "false",
+     "Optimizer state on the host while log-probabilities are computed."},
+    {"data.add_bos", "true or false", "true", "A beginning token before an example; chat templates write their own."},
+    {"data.add_eos", "true or false", "true", "The end token after a text or completion without a chat template."},
+    {"data.add_generation_prompt", "true or false", "false", "End examples with the header of an answer."},
     {"checkpointing.is_async", "true or false", "false", "Write checkpoints during training."},
     {"checkpointing.metric_name", "text, or null", "null",
      "Keep the best checkpoints by this metric (\"val:loss\") instead of the newest."},
@@ -135,6 +141,13 @@ struct Other {
   const char *path, *advice;
 };
 constexpr Other others[] = {
+    {"sft.val_global_batch_size", "evaluations take batches of policy.train_global_batch_size; remove it"},
+    {"sft.val_micro_batch_size", "evaluations take microbatches of policy.train_micro_batch_size; remove it"},
+    {"data.default.processor", "records are read by data.train.format; remove it"},
+    {"data.train.dataset_name", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
+    {"data.validation.dataset_name", "datasets are not downloaded: write data.validation.data_path: FILE.jsonl"},
+    {"data.train.split", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
+    {"data.validation.split", "datasets are not downloaded: write data.validation.data_path: FILE.jsonl"},
     {"rm", "the section of another algorithm (rm); this version trains with algorithm: pretrain or sft"},
     {"grpo", "the section of another algorithm (grpo); this version trains with algorithm: pretrain or sft"},
     {"distill", "the section of another algorithm (distill); this version trains with algorithm: pretrain or sft"},

@@ -82,38 +82,90 @@ void apply_products(GivenKeys& keys, Report& report) {
   }
 }
 
+namespace {
+
+class Resolver {
+ public:
+  Resolver(const GivenKeys& keys, const Schema& schema) : keys_(keys), schema_(schema) {}
+
+  /// Why a reference has no value; empty if it has.
+  const std::string& complaint() const { return complaint_; }
+
+  /// The value behind the references of a value; as it is if it has none.
+  Node resolve(Node value, int depth = 0) {
+    while (complaint_.empty() && value.kind == Node::Kind::scalar && refers(value)) {
+      if (++depth > 16)
+        complaint_ = "the reference is circular";
+      else
+        value = target(value.text, depth);
+    }
+    return value;
+  }
+
+ private:
+  Node target(const std::string& text, int depth) {
+    constexpr std::string_view product = "${mul:";
+    if (text.starts_with(product) && text.ends_with("}"))
+      return multiplied(std::string_view(text).substr(product.size(), text.size() - product.size() - 1),
+                        depth);
+    const std::string name =
+        text.starts_with("${") && text.ends_with("}") ? text.substr(2, text.size() - 3) : "";
+    if (name.empty() || name.find_first_of("${}:") != std::string::npos || name.starts_with('.'))
+      return refuse("a reference must be the whole value, written ${section.key} or ${mul:a,b}");
+    if (const auto at = keys_.values.find(name); at != keys_.values.end()) return at->second.node;
+    const Key* key = schema_.find(name);
+    if (!key) return refuse(fmt::format("'{}' is not a key", clipped(name, 80)));
+    const std::string text_default = key->default_yaml();
+    if (text_default.empty() || text_default[0] == '[') return refuse(fmt::format("'{}' is not given", name));
+    return {text_default == "null" ? Node::Kind::null : Node::Kind::scalar, text_default, false, {}, {}, {}};
+  }
+
+  /// "a,b": the product of two whole numbers or references to them.
+  Node multiplied(std::string_view factors, int depth) {
+    const size_t comma = factors.find(',');
+    int64_t product = 1;
+    for (const std::string_view part :
+         {factors.substr(0, comma), comma == std::string_view::npos ? "" : factors.substr(comma + 1)}) {
+      const size_t begin = part.find_first_not_of(' '), end = part.find_last_not_of(' ');
+      Node factor{Node::Kind::scalar,
+                  begin == std::string_view::npos ? "" : std::string(part.substr(begin, end + 1 - begin)),
+                  false,
+                  {},
+                  {},
+                  {}};
+      factor = resolve(std::move(factor), depth);
+      if (!complaint_.empty()) return {};
+      const auto number = whole_number(factor);
+      if (!number || __builtin_mul_overflow(product, *number, &product))
+        return refuse(
+            fmt::format("${{mul:a,b}} multiplies two whole numbers, not '{}'", clipped(factor.text, 40)));
+    }
+    return {Node::Kind::scalar, std::to_string(product), false, {}, {}, {}};
+  }
+
+  Node refuse(std::string why) {
+    complaint_ = std::move(why);
+    return {};
+  }
+
+  const GivenKeys& keys_;
+  const Schema& schema_;
+  std::string complaint_;
+};
+
+}  // namespace
+
 void resolve_references(GivenKeys& keys, const Schema& schema, Report& report) {
   std::vector<std::string> unresolved;
   for (auto& [path, given] : keys.values) {
-    if (given.node.kind != Node::Kind::scalar || given.node.text.find("${") == std::string::npos) continue;
-    Node value = given.node;
-    std::string complaint;
-    for (int depth = 0;
-         complaint.empty() && value.kind == Node::Kind::scalar && value.text.find("${") != std::string::npos;
-         ++depth) {
-      const std::string& text = value.text;
-      const std::string name =
-          text.starts_with("${") && text.ends_with("}") ? text.substr(2, text.size() - 3) : "";
-      const auto target = keys.values.find(name);
-      if (depth > 16)
-        complaint = "the reference is circular";
-      else if (name.empty() || name.find_first_of("${}:") != std::string::npos || name.starts_with('.'))
-        complaint = "a reference must be the whole value, written ${section.key}";
-      else if (target != keys.values.end())
-        value = target->second.node;
-      else if (const Key* key = schema.find(name); !key)
-        complaint = fmt::format("'{}' is not a key", clipped(name, 80));
-      else if (const std::string text_default = key->default_yaml();
-               text_default.empty() || text_default[0] == '[')
-        complaint = fmt::format("'{}' is not given", name);
-      else
-        value = {
-            text_default == "null" ? Node::Kind::null : Node::Kind::scalar, text_default, false, {}, {}, {}};
-    }
-    if (!complaint.empty()) {
+    if (given.node.kind != Node::Kind::scalar || !refers(given.node)) continue;
+    // A chat template may hold "${".
+    if (path.ends_with(".chat_template") && !given.node.text.starts_with("${")) continue;
+    Resolver resolver(keys, schema);
+    Node value = resolver.resolve(given.node);
+    if (!resolver.complaint().empty()) {
       report.problem(given.source, given.node.pos, given.parent_line, path,
-                     fmt::format("{}: {}", path, complaint));
-      value = {};
+                     fmt::format("{}: {}", path, resolver.complaint()));
       unresolved.push_back(path);
       continue;
     }

@@ -13,6 +13,7 @@ void add_data_keys(Table& t) {
   t.section("data", "Training and validation data.");
   t.section("data.train", "The token files to train on.");
   NRL_KEY(t, data.train.data_path)
+      .alias("data.train_data_path")
       .resume(OnResume::unrelated)
       .alias("data.data_path")
       .alias("data.train_files")
@@ -35,6 +36,7 @@ void add_data_keys(Table& t) {
   t.section("data.validation", "The token files of evaluations.");
   t.resume("data.validation", OnResume::unrelated);
   NRL_KEY(t, data.validation.data_path)
+      .alias("data.val_data_path")
       .alias("data.val_files")
       .alias("data.eval_dataset")
       .help("Token files for evaluation, instead of a share of data.split.")
@@ -97,6 +99,9 @@ void add_data_keys(Table& t) {
       .help("No loss where the input is an end token, which would predict how the next document begins.")
       .only_with(on_tokens());
   NRL_KEY(t, data.train_on)
+      .on_off("sft.only_unmask_final", "last_assistant", "")
+      .on_off("training.assistant_only_loss", "assistant", "")
+      .on_off("training.completion_only_loss", "completion", "")
       .resume(ResumeChange::data, rendered)
       .help(
           "Tokens with a loss: of the assistant's turns, of the last of them, of the completion, or all. "
@@ -108,18 +113,24 @@ void add_data_keys(Table& t) {
       .help("Key of the messages in a record of format messages; null: messages or conversations.")
       .only_with(on_examples());
   NRL_KEY(t, data.input_key)
+      .alias("data.train.input_key")
+      .alias("data.default.input_key")
       .resume(ResumeChange::data, rendered)
       .help("Key of the prompt in a record of format instruction.")
       .only_with(on_examples());
   NRL_KEY(t, data.output_key)
+      .alias("data.train.output_key")
+      .alias("data.default.output_key")
       .resume(ResumeChange::data, rendered)
       .help("Key of the completion in a record of format instruction.")
       .only_with(on_examples());
   NRL_KEY(t, data.system_prompt_file)
+      .alias("data.default.system_prompt_file")
       .resume(ResumeChange::data, rendered)
       .help("File whose text becomes the system message of every record of format instruction.")
       .only_with(on_examples());
   NRL_KEY(t, data.prompt_file)
+      .alias("data.default.prompt_file")
       .resume(ResumeChange::data, rendered)
       .help("File whose text, with {} replaced by the prompt, becomes the prompt of format instruction.")
       .only_with(on_examples());

@@ -74,7 +74,7 @@ TEST_CASE("each algorithm has its keys and those of all", "[config][algorithm]")
                                  "algorithm is dpo (t.yaml:2:12); remove it)"});
   CHECK(alias.config.pretrain.seed == Config{}.pretrain.seed);
   CHECK(!alias.sound("pretrain.seed"));
-  CHECK(texts(load("dpo: {more: {val_batches: 4}}")).size() == 1);
+  CHECK(texts(load("algorithm: pretrain\ndpo: {more: {val_batches: 4}}")).size() == 1);
 }
 
 TEST_CASE("explain says which algorithm has a key", "[config][algorithm]") {

@@ -308,6 +308,36 @@ TEST_CASE("a whole value may refer to another key", "[config]") {
                                    "checkpointing.checkpoint_dir=${logger.log_dir}"})
                             .diagnostics),
                  "circular"));
+  const auto multiplied = [](const std::string& text) {
+    return render(
+        load_base({"policy.train_global_batch_size=" + text, "policy.train_micro_batch_size=3"}).diagnostics);
+  };
+  CHECK(load_good(load_base({"policy.train_global_batch_size=${mul:4, ${policy.train_micro_batch_size}}",
+                             "policy.train_micro_batch_size=${mul:${data.num_workers},3}"}))
+            .policy.train_global_batch_size == 12);
+  CHECK(contains(multiplied("${mul:4}"), "multiplies two whole numbers, not ''"));
+  CHECK(contains(multiplied("${mul:4,x}"), "multiplies two whole numbers, not 'x'"));
+  CHECK(contains(multiplied("${mul:4,${no.such}}"), "'no.such' is not a key"));
+  CHECK(contains(multiplied("${mul:9000000000000,9000000000000}"), "multiplies two whole numbers"));
+}
+
+TEST_CASE("the section of a loop names the algorithm", "[config][algorithm]") {
+  const std::string model =
+      "policy: {model: {model_type: llama}, tokenizer: {name: bytes}}\ndata: {train: {data_path: c}}\n";
+  const ConfigResult tuned = load_text(model + "sft: {max_num_steps: 3}\n");
+  CHECK(load_good(tuned).algorithm == Algorithm::sft);
+  CHECK(contains(tuned.where("algorithm"), ":3:1"));
+  CHECK(load_good(load_text(model + "pretrain: {max_num_steps: 3}\n")).algorithm == Algorithm::pretrain);
+  CHECK(contains(render(load_text(model + "sft: {max_num_steps: 3}\nalgorithm: pretrain\n").diagnostics),
+                 "belongs to algorithm sft"));
+  CHECK(contains(
+      render(load_text(model + "sft: {max_num_steps: 3}\npretrain: {max_num_steps: 3}\n").diagnostics),
+      "belongs to algorithm sft"));
+  // Names of other programs mean the loop of the algorithm.
+  const Config named =
+      load_good(load_text(model + "algorithm: sft\ntraining: {max_steps: 7}\nloop: {seed: 9}\n"));
+  CHECK(named.sft.max_num_steps == 7);
+  CHECK(named.sft.seed == 9);
 }
 
 TEST_CASE("model keys keep their order and their mappings together", "[config]") {
