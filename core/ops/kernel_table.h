@@ -14,7 +14,7 @@ struct KernelTable {
 #define NRL_ENTRY(entry, Args) void (*entry)(Exec&, const Args&) = nullptr;
   NRL_KERNELS(NRL_ENTRY)
 #undef NRL_ENTRY
-  Bf16Products bf16_products = Bf16Products::upcast;  ///< CPU: of the linear layers
+  Bf16Products bf16_products = Bf16Products::upcast;  ///< CPU: of linear layers and attention
 };
 
 /// Names an entry of the table.

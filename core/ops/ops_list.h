@@ -83,12 +83,13 @@ struct KernelTable;
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
   X(fp8) X(quantize)
-// clang-format on
 /// Ops with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
-  X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(linear) X(qk_norm_rope) X(quantize)
+  X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) \
+  X(linear) X(attention) X(qk_norm_rope) X(quantize)
+// clang-format on
 /// Ops with kernels that AMX makes faster than AVX512_BF16.
-#define NRL_AMX_OPS(X) X(linear)
+#define NRL_AMX_OPS(X) X(linear) X(attention)
 
 /// NRL_OPS(NRL_DECLARE_FILL) declares the functions of a namespace.
 #define NRL_DECLARE_FILL(op) void fill_##op(KernelTable& table);

@@ -128,15 +128,10 @@ void with_workspace(const Exec& e, const Problem& p, const Body& body) {
   body(exact);
 }
 
-/// Tensor cores multiply probabilities and gradients of scores that have been rounded to the inputs' type.
-bool rounds_factors(const Exec& e) {
-  return e.multiprocessors > 0;
-}
-
 Outputs forward(Exec& e, const Shape& s, DType t) {
   Problem p(t, s);
   with_workspace(e, p, [&](Exec& exact) { attention_forward(exact, p.forward()); });
-  return {{"out", p.out, s.d + s.longest(), rounds_factors(e)}, {"lse", p.lse, s.d + s.longest()}};
+  return {{"out", p.out, s.d + s.longest(), rounds_attention(e, t)}, {"lse", p.lse, s.d + s.longest()}};
 }
 
 Buffer columns(const Buffer& from, int64_t begin, int64_t count) {
@@ -154,7 +149,7 @@ Outputs backward(Exec& e, const Shape& s, DType t) {
   with_workspace(e, p, [&](Exec& exact) { attention_backward(exact, p.backward()); });
   // Errors of the scores, exponentiated, add to those of the sums.
   const int64_t length = 4 * (s.d + s.longest()) * (s.heads / s.kv_heads);
-  const bool rounded = rounds_factors(e);
+  const bool rounded = rounds_attention(e, t);
   if (s.fused) {
     // Apart, because each is judged by its own size.
     expect(p.dqkv.gap_intact(), "dqkv: wrote outside its rows");

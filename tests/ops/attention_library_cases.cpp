@@ -149,7 +149,7 @@ void expect_library(const Exec& e, const Problem& p) {
 /// The backward pass reads out and lse of the reference.
 Outputs attention(Exec& e, const Shape& s, DType t) {
   Problem p(t, s);
-  const bool rounded = e.multiprocessors > 0;
+  const bool rounded = rounds_attention(e, t);
   const int64_t length = s.d + s.longest(), gradient = 4 * length * (s.heads / s.kv_heads);
   in_poisoned_workspace(e, p, [&](Exec& exact) {
     expect_library(exact, p);

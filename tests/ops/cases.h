@@ -81,6 +81,10 @@ class Buffer {
 /// factors were rounded to `dtype` where `rounded_factors`. The only place where tolerances are decided.
 double tolerance(DType dtype, int64_t reduction_length, bool rounded_factors = false);
 
+/// True where attention rounds probabilities and gradients of scores to the inputs' type: tensor cores
+/// multiply them, or the CPU's products of bf16.
+bool rounds_attention(const ops::Exec& exec, DType dtype);
+
 /// Added to f32 tolerances of ops with exponentials on a GPU, 0 elsewhere. __expf(x) is off by up to
 /// 2 + 1.2 |x| units of 2^-24 (CUDA C++ Programming Guide), and ex2.approx and lg2.approx of libraries by as
 /// much; terms with |x| > 20 do not count beside e^0, so that 26 units remain, or 2e-6, in numerator,

@@ -6,7 +6,8 @@
 
 namespace nrl::ops::amx_emulated {
 void fill_linear(KernelTable& table);
-}
+void fill_attention(KernelTable& table);
+}  // namespace nrl::ops::amx_emulated
 
 namespace nrl::ops_test {
 
@@ -30,8 +31,10 @@ Program program() {
     b.name = "amx_emulated";
     b.kernels = complete(ops::cpu_kernels(cpu::Isa::avx512));
     ops::amx_emulated::fill_linear(b.kernels);
-    // GEMMs of other types are those of avx512.
-    b.only = {"linear.bf16", "linear in ", "linear of ", "linear sums", "linear passes", "grouped_linear."};
+    ops::amx_emulated::fill_attention(b.kernels);
+    // GEMMs and attention of other types are those of avx512.
+    b.only = {"attention.bf16", "linear.bf16",   "linear in ",     "linear of ",
+              "linear sums",    "linear passes", "grouped_linear."};
     program.backends.push_back(std::move(b));
   }
   program.backends.push_back(sim_backend());

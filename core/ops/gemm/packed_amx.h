@@ -8,11 +8,10 @@
 
 #include "core/ops/gemm/packed.h"
 #include "core/ops/gemm/pairs_avx512.h"
+#include "core/ops/gemm/tile_block.h"
 
 namespace nrl::ops::NRL_ISA::packed {
 
-/// Words in a row of a tile, and its rows.
-inline constexpr int64_t tile_words = 16, tile_height = 16;
 inline constexpr int64_t tile_columns = amx_tile.columns;
 static_assert(amx_tile.rows == 2 * tile_height && tile_columns == 2 * tile_words &&
               amx_tile.row_unit == tile_height && amx_tile.word_unit == tile_words);
@@ -95,13 +94,16 @@ struct TileKernel {
             t.in_place ? reinterpret_cast<const float*>(t.a + row * t.ld) + w
                        : reinterpret_cast<const float*>(t.a) + row * t.words + w * size.padded_rows(height);
         const int64_t ld = t.in_place ? t.ld / 4 : tile_words;
-        const int64_t step = t.in_place ? tile_words : size.padded_rows(height) * tile_words;
-        const auto& add_words = height > tile_height ? add<true> : add<false>;
+        const TileSteps a_step{ld, tile_height * ld,
+                               t.in_place ? tile_words : size.padded_rows(height) * tile_words};
+        constexpr TileSteps b_step{tile_columns, tile_words, tile_words * tile_columns};
+        const auto& add = height > tile_height ? multiply_tiles<Tiles, 2, 2> : multiply_tiles<Tiles, 1, 2>;
         for (int64_t column = 0; column < t.columns; column += tile_columns) {
           const Result c = t.c.at(row, column);
           float* const sums = begins && ends ? only : t.sums + column * size.rows;
           if (ends) prefetch(c, height);
-          add_words(begins, words, a, ld, step, t.b + column * t.words + w * tile_columns, sums);
+          add(begins, words, a, a_step, t.b + column * t.words + w * tile_columns, b_step, sums,
+              tile_columns);
           if (ends) finish_tile(sums, c, height, t.columns - column);
         }
         w += size.words;
@@ -110,44 +112,6 @@ struct TileKernel {
   }
 
  private:
-  /// sums (= if `begins`, else +=) products of two tiles of rows or of one. Tiles of a are `step` apart, the
-  /// rows of one `ld`.
-  template <bool two>
-  static void add(bool begins, int64_t words, const float* a, int64_t ld, int64_t step, const float* b,
-                  float* sums) {
-    if (begins) {
-      Tiles::template zero<0>();
-      Tiles::template zero<1>();
-      Tiles::template zero<2>();
-      Tiles::template zero<3>();
-    } else {
-      Tiles::template load<0>(sums, tile_columns);
-      Tiles::template load<1>(sums + tile_words, tile_columns);
-      if constexpr (two) {
-        Tiles::template load<2>(sums + tile_height * tile_columns, tile_columns);
-        Tiles::template load<3>(sums + tile_height * tile_columns + tile_words, tile_columns);
-      }
-    }
-    for (int64_t w = 0; w < words; w += tile_words, a += step, b += tile_words * tile_columns) {
-      Tiles::template load<4>(a, ld);
-      Tiles::template load<6>(b, tile_columns);
-      if constexpr (two) Tiles::template load<5>(a + tile_height * ld, ld);
-      Tiles::template load<7>(b + tile_words, tile_columns);
-      Tiles::template multiply_add<0, 4, 6>();
-      Tiles::template multiply_add<1, 4, 7>();
-      if constexpr (two) {
-        Tiles::template multiply_add<2, 5, 6>();
-        Tiles::template multiply_add<3, 5, 7>();
-      }
-    }
-    Tiles::template store<0>(sums, tile_columns);
-    Tiles::template store<1>(sums + tile_words, tile_columns);
-    if constexpr (two) {
-      Tiles::template store<2>(sums + tile_height * tile_columns, tile_columns);
-      Tiles::template store<3>(sums + tile_height * tile_columns + tile_words, tile_columns);
-    }
-  }
-
   /// Memory that finish_tile() will need.
   static void prefetch(const Result& c, int64_t height) {
     for (int64_t i = 0; i < height; ++i)

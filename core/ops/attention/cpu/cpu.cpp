@@ -1,5 +1,4 @@
-#include "core/ops/attention/cpu/backward.h"
-#include "core/ops/attention/cpu/forward.h"
+#include "core/ops/attention/cpu/bf16.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/check.h"
@@ -12,7 +11,9 @@ void forward_kernel(Exec& exec, const AttentionForward& a) {
   if (is_fp8(a.q))
     return for_f32_or_bf16(a.out.dtype,
                            [&]<class Out>() { Forward<fp8::Number<DType::e4m3>, Out>(exec, a).run(); });
-  for_float_type(a.q.dtype, [&]<class T>() { Forward<T, T>(exec, a).run(); });
+  if (a.q.dtype == DType::bf16) return ForwardOfBf16(exec, a).run();
+  if (a.q.dtype == DType::f16) return Forward<f16, f16>(exec, a).run();
+  Forward<float, float>(exec, a).run();
 }
 
 void backward_kernel(Exec& exec, const AttentionBackward& a) {
@@ -20,7 +21,9 @@ void backward_kernel(Exec& exec, const AttentionBackward& a) {
     return for_f32_or_bf16(a.out.dtype, [&]<class Out>() {
       Backward<fp8::Number<DType::e4m3>, fp8::Number<DType::e5m2>, Out>(exec, a).run();
     });
-  for_float_type(a.q.dtype, [&]<class T>() { Backward<T, T, T>(exec, a).run(); });
+  if (a.q.dtype == DType::bf16) return BackwardOfBf16(exec, a).run();
+  if (a.q.dtype == DType::f16) return Backward<f16, f16, f16>(exec, a).run();
+  Backward<float, float, float>(exec, a).run();
 }
 
 }  // namespace

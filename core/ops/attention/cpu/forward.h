@@ -15,39 +15,24 @@
 #include <limits>
 #include <type_traits>
 
-#include "core/device/cpu/parallel.h"
-#include "core/ops/attention/cpu/keep.h"
-#include "core/ops/attention/cpu/tasks.h"
+#include "core/ops/attention/cpu/forward_tasks.h"
 
 namespace nrl::ops::NRL_ISA {
 
 /// T: of q, k and v, in FP8 or as Out.
 template <class T, class Out>
-class Forward {
+class Forward : public ForwardTasks<Forward<T, Out>, ForwardBuffers, T, Out> {
+  static constexpr bool fp8 = !std::is_same_v<T, Out>;
+  using Base = ForwardTasks<Forward, ForwardBuffers, T, Out>;
+  using Base::a_, Base::k_, Base::keep_, Base::out_, Base::q_, Base::tasks_, Base::v_;
+
  public:
   Forward(Exec& exec, const AttentionForward& a)
-      : a_(a),
-        tasks_("attention_forward", exec.threads, a),
-        q_(a.q),
-        k_(a.k),
-        v_(a.v),
-        out_(a.out),
-        threads_(exec.threads),
-        keep_(a),
+      : Base(exec, a, 2 * tiles_per_gemm),
         score_scale_(fp8 ? a.scale * tensor_scale(a.q) * tensor_scale(a.k) : a.scale),
-        out_scale_(fp8 ? tensor_scale(a.v) / probability_code_scale : keep_.scale),
-        sizes_(tasks_.padded, tasks_.sequences.longest),
-        memory_(Scratch("attention_forward", exec.workspace)
-                    .bytes(static_cast<size_t>(exec.threads) * sizes_.bytes())) {}
+        out_scale_(fp8 ? tensor_scale(a.v) / probability_code_scale : keep_.scale) {}
 
-  void run() const {
-    cpu::parallel_tasks(static_cast<int>(threads_), tasks_.count(),
-                        [this](int64_t task, int64_t thread) { run_task(task, thread); });
-  }
-
- private:
-  static constexpr bool fp8 = !std::is_same_v<T, Out>;
-
+  struct Thread {};
   /// Scratch memory of a task.
   struct Buffers {
     float *k_rows, *v_rows;       ///< of the keys [packed.begin, packed.end)
@@ -66,35 +51,6 @@ class Forward {
           row_sum(scratch.floats(sizes.lanes)) {}
   };
 
-  void run_task(int64_t task, int64_t thread) const {
-    const Span span = tasks_.span_of(task);
-    const Range rows = rows_of(task, span);
-    if (rows.begin == rows.end) return;
-    const int64_t kv_head = tasks_.kv_head_of(task);
-    Buffers b(Scratch("attention_forward",
-                      {memory_ + static_cast<size_t>(thread) * sizes_.bytes(), sizes_.bytes()}),
-              sizes_);
-    for (int64_t row = rows.begin; row < rows.end; row += query_block) {
-      const QueryBlock q = query_block_at(a_, span, row, rows.end, {0, span.keys});
-      if (row == rows.begin) b.packed = {q.seen.begin, q.seen.begin};
-      pack_keys(span, kv_head, q.seen.end, b);
-      for (int64_t head = kv_head * tasks_.group; head < (kv_head + 1) * tasks_.group; ++head) {
-        Prefetcher prefetcher = prefetch_behind(task, span, rows, q, head, b.packed.end);
-        attend(span, q, head, b, prefetcher);
-        finish(span.q0 + q.row, q.count, head, b);
-      }
-    }
-  }
-
-  /// The query rows of a task. The last rows of causal attention cost most: they go first, so that no thread
-  /// is left alone with them.
-  Range rows_of(int64_t task, const Span& span) const {
-    const int64_t part = tasks_.part_count - 1 - tasks_.part_of(task);
-    const int64_t rows = round_up(ceil_div(span.queries, tasks_.part_count), query_block);
-    const int64_t begin = std::min(part * rows, span.queries);
-    return {begin, std::min(begin + rows, span.queries)};
-  }
-
   /// Packs keys and values up to `end`, when a block first needs them.
   void pack_keys(const Span& span, int64_t kv_head, int64_t end, Buffers& b) const {
     if (b.packed.end >= end) return;
@@ -102,36 +58,6 @@ class Forward {
     pack_rows(count, tasks_.d, tasks_.padded, k_.at(span.k0 + key, kv_head), k_.row_step, b.k_rows + at);
     pack_rows(count, tasks_.d, tasks_.padded, v_.at(span.k0 + key, kv_head), v_.row_step, b.v_rows + at);
     b.packed.end = end;
-  }
-
-  /// Prefetches the output of the block `q` of `head` and the rows used after it: the next head, the next
-  /// block of queries, or the first rows of the thread's likely next task.
-  Prefetcher prefetch_behind(int64_t task, const Span& span, const Range& rows, const QueryBlock& q,
-                             int64_t head, int64_t packed_end) const {
-    Prefetcher prefetcher(tasks_.d * static_cast<int64_t>(sizeof(T)));
-    const int64_t kv_head = tasks_.kv_head_of(task), next = q.row + query_block;
-    if (head + 1 < (kv_head + 1) * tasks_.group) {
-      prefetcher.add(q_.at(span.q0 + q.row, head + 1), q_.row_step, q.count);
-    } else if (next < rows.end) {
-      const QueryBlock after = query_block_at(a_, span, next, rows.end, {0, span.keys});
-      prefetcher.add(q_.at(span.q0 + next, kv_head * tasks_.group), q_.row_step, after.count);
-      prefetcher.add(k_.at(span.k0 + packed_end, kv_head), k_.row_step, after.seen.end - packed_end);
-      prefetcher.add(v_.at(span.k0 + packed_end, kv_head), v_.row_step, after.seen.end - packed_end);
-    } else {
-      prefetch_task(task + threads_, prefetcher);
-    }
-    prefetcher.add(out_.at(span.q0 + q.row, head), out_.row_step, q.count);
-    prefetcher.spread(2 * tiles_per_gemm * ceil_div(q.seen.end - q.seen.begin, key_block));
-    return prefetcher;
-  }
-
-  void prefetch_task(int64_t task, Prefetcher& prefetcher) const {
-    if (task >= tasks_.count()) return;
-    const int64_t kv_head = tasks_.kv_head_of(task);
-    const Span span = tasks_.span_of(task);
-    prefetcher.add(q_.at(span.q0, kv_head * tasks_.group), q_.row_step, std::min(query_block, span.queries));
-    prefetcher.add(k_.at(span.k0, kv_head), k_.row_step, std::min(key_block, span.keys));
-    prefetcher.add(v_.at(span.k0, kv_head), v_.row_step, std::min(key_block, span.keys));
   }
 
   /// out_rows, row_max and row_sum of a block of queries over all keys that it sees.
@@ -153,6 +79,25 @@ class Forward {
     if (!accumulate) std::memset(b.out_rows, 0, static_cast<size_t>(q.count * padded) * sizeof(float));
   }
 
+  /// Writes out and lse of queries [row, row + count). A query without keys gets 0 and minus infinity.
+  void finish(int64_t row, int64_t count, int64_t head, const Buffers& b) const {
+    if (a_.lse) {
+      float* lse = static_cast<float*>(a_.lse.data) + head * a_.lse.step(0) + row;
+      alignas(64) float logs[query_block];
+      for (int64_t i = 0; i < count; i += lanes) {
+        const Vec l = micro::load(b.row_sum + i);
+        const Vec value = (micro::load(b.row_max + i) + micro::log2(l)) * ln_2;
+        micro::store(logs + i,
+                     micro::select(l == 0.0f, micro::splat(-std::numeric_limits<float>::infinity()), value));
+      }
+      std::memcpy(lse, logs, static_cast<size_t>(count) * sizeof(float));
+    }
+    for (int64_t r = 0; r < count; ++r)
+      unpack_rows(1, tasks_.d, tasks_.padded, b.out_rows + r * tasks_.padded,
+                  b.row_sum[r] == 0.0f ? 0.0f : out_scale_ / b.row_sum[r], out_.at(row + r, head), 0);
+  }
+
+ private:
   /// Scores of a block become probabilities; with `accumulate` the output so far is rescaled to
   /// the new maximum.
   void softmax(const Block& block, int64_t row, int64_t head, int64_t key, int64_t key_row, bool accumulate,
@@ -179,33 +124,7 @@ class Forward {
     }
   }
 
-  /// Writes out and lse of queries [row, row + count). A query without keys gets 0 and minus infinity.
-  void finish(int64_t row, int64_t count, int64_t head, const Buffers& b) const {
-    if (a_.lse) {
-      float* lse = static_cast<float*>(a_.lse.data) + head * a_.lse.step(0) + row;
-      alignas(64) float logs[query_block];
-      for (int64_t i = 0; i < count; i += lanes) {
-        const Vec l = micro::load(b.row_sum + i);
-        const Vec value = (micro::load(b.row_max + i) + micro::log2(l)) * ln_2;
-        micro::store(logs + i,
-                     micro::select(l == 0.0f, micro::splat(-std::numeric_limits<float>::infinity()), value));
-      }
-      std::memcpy(lse, logs, static_cast<size_t>(count) * sizeof(float));
-    }
-    for (int64_t r = 0; r < count; ++r)
-      unpack_rows(1, tasks_.d, tasks_.padded, b.out_rows + r * tasks_.padded,
-                  b.row_sum[r] == 0.0f ? 0.0f : out_scale_ / b.row_sum[r], out_.at(row + r, head), 0);
-  }
-
-  const AttentionForward& a_;
-  Tasks tasks_;
-  HeadRows<const T> q_, k_, v_;
-  HeadRows<Out> out_;
-  int64_t threads_;
-  KeepMask keep_;
   float score_scale_, out_scale_;  ///< of the scores, and of the sums of probabilities times values
-  ForwardBuffers sizes_;
-  std::byte* memory_;  ///< Buffers of each thread
 };
 
 }  // namespace nrl::ops::NRL_ISA

@@ -19,6 +19,9 @@ namespace nrl::ops::attention {
 inline constexpr int64_t query_block = 64;
 inline constexpr int64_t key_block = 64;
 inline constexpr int64_t lane_multiple = 16;  ///< D is padded to the widest vector, whichever is used
+inline constexpr int64_t bf16_multiple = 32;  ///< the same for products of bf16: whole AMX tiles
+/// Queries whose scores are computed at a time: f32 scores that the first-level cache keeps.
+inline constexpr int64_t strip_queries = 32;
 inline constexpr int64_t tasks_per_thread = 4;
 inline constexpr int64_t largest_gpu_d = 256;  ///< head dimension of our own kernels on a GPU
 
@@ -39,9 +42,10 @@ constexpr int64_t parts(int threads, int64_t sequences_times_heads, int64_t long
 
 /// Floats of one thread's buffers.
 struct ForwardBuffers {
-  int64_t packed, rows, columns, scores, lanes = query_block;
-  ForwardBuffers(int64_t padded, int64_t longest)
-      : packed(longest * padded),
+  int64_t padded, packed, rows, columns, scores, lanes = query_block;
+  ForwardBuffers(int64_t d, int64_t longest)
+      : padded(round_up(d, lane_multiple)),
+        packed(longest * padded),
         rows(query_block * padded),
         columns(padded * query_block),
         scores(key_block * query_block) {}
@@ -61,6 +65,41 @@ struct BackwardBuffers : ForwardBuffers {
   }
 };
 
+/// The same where bf16 is multiplied as bf16 (bf16_forward.h, bf16_backward.h): keys in whole blocks, D in
+/// whole tiles.
+struct Bf16Buffers {
+  int64_t padded, key_words, rows, strip_rows;
+  Bf16Buffers(int64_t d, int64_t longest)
+      : padded(round_up(d, bf16_multiple)),
+        key_words(round_up(longest, key_block) * padded / 2),
+        rows(query_block * padded),
+        strip_rows(strip_queries * padded) {}
+  static constexpr int64_t scores = query_block * key_block, strip = strip_queries * key_block;
+  static constexpr size_t keep_bytes = scores / 8;  ///< of a bit for each score
+  /// Two statistics of the rows; kept probabilities.
+  static constexpr size_t row_bytes = 2 * scratch_bytes(query_block) + scratch_bytes(keep_bytes, 1);
+};
+
+struct Bf16ForwardBuffers : Bf16Buffers {
+  using Bf16Buffers::Bf16Buffers;
+  /// K, V; Q; O; S; P; l in 16 parts.
+  size_t bytes() const {
+    return 2 * scratch_bytes(key_words) + scratch_bytes(strip_rows / 2) + scratch_bytes(rows) +
+           scratch_bytes(strip) + scratch_bytes(strip / 2) + scratch_bytes(query_block * lane_multiple) +
+           row_bytes;
+  }
+};
+
+struct Bf16BackwardBuffers : Bf16Buffers {
+  using Bf16Buffers::Bf16Buffers;
+  /// K twice and V, dK, dV; Q and dO twice, dQ; S, dP, dS; P, dS.
+  size_t bytes() const {
+    return 3 * scratch_bytes(key_words) + 2 * scratch_bytes(2 * key_words) + 4 * scratch_bytes(rows / 2) +
+           scratch_bytes(rows) + 2 * scratch_bytes(strip) + scratch_bytes(strip / 2) +
+           2 * scratch_bytes(scores / 2) + row_bytes;
+  }
+};
+
 /// Floats of the partial dq of one part.
 constexpr int64_t partial_dq(int64_t tokens, int64_t heads, int64_t padded) {
   return tokens * heads * padded;
@@ -74,8 +113,9 @@ inline size_t workspace_bytes(int64_t tokens, int64_t heads, int64_t kv_heads, i
   const int64_t most = parts(threads, fewest * kv_heads, longest);
   const size_t partial =
       most > 1 ? static_cast<size_t>(most) * scratch_bytes(partial_dq(tokens, heads, padded)) : 0;
-  return static_cast<size_t>(threads) * BackwardBuffers(padded, longest).bytes() + partial +
-         scratch_alignment;
+  const size_t buffers =
+      std::max(BackwardBuffers(d, longest).bytes(), Bf16BackwardBuffers(d, longest).bytes());
+  return static_cast<size_t>(threads) * buffers + partial + scratch_alignment;
 }
 
 /// Which keys a block of queries sees. Local indices: query i of the block, key j of the block.

@@ -40,11 +40,12 @@ struct QueryBlock {
   Range seen;
 };
 
-/// The block of at most query_block queries that begins at `row` and ends before `end`. The keys are a part
-/// of `keys`, with whole key blocks at the front.
+/// The block of at most `most` queries that begins at `row` and ends before `end`. The keys are a part of
+/// `keys`, with whole key blocks at the front.
 template <class Arguments>
-QueryBlock query_block_at(const Arguments& a, const Span& span, int64_t row, int64_t end, const Range& keys) {
-  const int64_t count = std::min(query_block, end - row);
+QueryBlock query_block_at(const Arguments& a, const Span& span, int64_t row, int64_t end, const Range& keys,
+                          int64_t most = query_block) {
+  const int64_t count = std::min(most, end - row);
   const Mask mask{a.causal, a.window, row + span.offset};
   return {
       row,
@@ -78,6 +79,20 @@ struct Tasks {
   int64_t kv_head_of(int64_t task) const { return task % kv_heads; }
   Span span_of(int64_t task) const { return {sequences, task / kv_heads % sequences.count}; }
   int64_t part_of(int64_t task) const { return task / kv_heads / sequences.count; }
+
+  /// The query rows of a task of the forward pass. The last rows of causal attention cost most: they go
+  /// first, so that no thread is left alone with them.
+  Range part_queries(const Span& span, int64_t task) const {
+    return slice(span.queries, part_count - 1 - part_of(task), query_block);
+  }
+  /// The keys of a part of the backward pass.
+  Range part_keys(const Span& span, int64_t part) const { return slice(span.keys, part, key_block); }
+
+ private:
+  Range slice(int64_t n, int64_t part, int64_t block) const {
+    const int64_t rows = round_up(ceil_div(n, part_count), block), begin = std::min(part * rows, n);
+    return {begin, std::min(begin + rows, n)};
+  }
 };
 
 }  // namespace nrl::ops::NRL_ISA
