@@ -30,7 +30,7 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
   for (size_t i = 0; i < groups.size(); ++i) {
     const GroupTensors& t = groups[i];
     const plan::ParamGroup& g = *t.group;
-    if (!g.trainable) continue;
+    if (!g.trainable && !g.weights_gathered) continue;
     for (size_t p = 0; p < g.parameters.size(); ++p) {
       const auto parameter = static_cast<size_t>(g.parameters[p]);
       if (locations_.size() <= parameter) locations_.resize(parameter + 1);
@@ -38,11 +38,14 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
     }
     Group& group = groups_[i];
     group.tensors = t;
-    group.reducer = std::make_unique<parallel::GradReducer>(
-        g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging, t.errors, t.sum_errors},
-        parallel::ReduceGroup{&ranks[g.shard_group()], g.replicas > 1 ? &ranks[g.replica_group()] : nullptr},
-        // The copies of a tied embedding are complete at different times: their sums are issued in finish().
-        g.reduce_options(overlap && !g.reduce.ends), exec);
+    if (g.trainable)
+      group.reducer = std::make_unique<parallel::GradReducer>(
+          g.layout, parallel::GradMemory{t.gradients, t.bucket_gradients, t.staging, t.errors, t.sum_errors},
+          parallel::ReduceGroup{&ranks[g.shard_group()],
+                                g.replicas > 1 ? &ranks[g.replica_group()] : nullptr},
+          // The copies of a tied embedding are complete at different times: their sums are issued in
+          // finish().
+          g.reduce_options(overlap && !g.reduce.ends), exec);
     if (!g.weights_gathered) continue;
     std::vector<comm::View> buckets;
     for (const Tensor& b : t.gathered) buckets.push_back(bytes_or_numbers(b));
@@ -59,7 +62,8 @@ void GroupReducer::start() {
 
 void GroupReducer::ready(int parameter) {
   const auto p = static_cast<size_t>(parameter);
-  NRL_CHECK(p < locations_.size() && locations_[p].group >= 0, "parameter {} is not trained", parameter);
+  NRL_CHECK(p < locations_.size() && locations_[p].group >= 0 && groups_[locations_[p].group].reducer,
+            "parameter {} is not trained", parameter);
   const PurposeScope purpose(Purpose::gradients);
   groups_[locations_[p].group].reducer->ready(locations_[p].index);
 }
@@ -91,7 +95,7 @@ void GroupReducer::gather_fp8() {
 
 void GroupReducer::wait_gather(int parameter) {
   const auto p = static_cast<size_t>(parameter);
-  if (p >= locations_.size() || locations_[p].group < 0) return;  // frozen
+  if (p >= locations_.size() || locations_[p].group < 0) return;  // frozen, and not in shards
   Group& g = groups_[locations_[p].group];
   const PurposeScope purpose(Purpose::weights);
   if (g.gather)

@@ -60,7 +60,7 @@ class GroupReducer : public model::ShardedSteps {
   void open(Group& g, int bucket, const program::Step& step);
 
   std::vector<Group> groups_;
-  std::vector<Location> locations_;  // by parameter; only of trainable groups
+  std::vector<Location> locations_;  // by parameter; only of groups with a reducer or a gather
   ops::Exec& exec_;
 };
 

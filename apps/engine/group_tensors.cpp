@@ -38,8 +38,6 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
     t.group = &g;
     t.weights = view(g.weights, g.weight, g.weight_elements());
     if (g.fp8) t.codes = view(g.codes, g.read_type(), g.code_elements());
-    if (!g.trainable) continue;
-    t.gradients = view(g.gradients, g.main_gradient, g.gradient_elements());
     const auto by_bucket = [&](const std::vector<memory::BufferId>& ids, DType dtype) {
       std::vector<Tensor> buffers;
       for (size_t b = 0; b < ids.size(); ++b)
@@ -47,6 +45,8 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
       return buffers;
     };
     t.gathered = by_bucket(g.gathered, g.read_type());
+    if (!g.trainable) continue;
+    t.gradients = view(g.gradients, g.main_gradient, g.gradient_elements());
     t.bucket_gradients = by_bucket(g.bucket_gradients, g.gradient);
     const parallel::ReduceOptions reduction = g.reduce_options(true);
     if (g.staging >= 0)

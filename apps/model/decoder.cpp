@@ -53,6 +53,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   context_.layout = options_.layout;
   context_.seed = options_.seed;
   context_.sequences = options_.sequences;
+  for (const Parameter& p : parameters.all) context_.trainable.push_back(p.trainable);
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
   const int64_t residual = options_.layout.own_tokens(n);
   NRL_CHECK(!options_.layout.sequence_parallel || n % tensor == 0, "{} tokens on {} ranks", n, tensor);
@@ -103,7 +104,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   buffers_.expert_counts =
       loads ? plan.add("expert counts", Category::data, counted_rows() * spec.moe.experts * 4) : -1;
   for (size_t l = 0; counts && l < parameters.layers.size(); ++l)
-    if (const int bias = parameters.layers[l].router_bias; bias >= 0)
+    if (const int bias = parameters.layers[l].router_bias; bias >= 0 && !parameters.all[bias].frozen)
       router_biases_.emplace_back(static_cast<int>(l), bias);
   fp8_ = std::make_unique<Fp8State>(part_, options_.layout, options_.recipe, parameters, plan);
   context_.fp8 = fp8_.get();

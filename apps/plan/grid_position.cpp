@@ -75,12 +75,14 @@ model::ModelLayout model_layout(const Config& config, const model::ModelSpec& sp
 parallel::GroupId reduction_group(std::string_view group) {
   if (group == model::group_name::tensor_partial) return parallel::group::tp_dp_cp;
   if (group == model::group_name::tied) return parallel::group::tied;
-  if (group == model::group_name::expert) return parallel::group::edp;
+  if (group == model::group_name::expert || group == model::group_name::frozen_expert)
+    return parallel::group::edp;
   return parallel::group::dp_cp;
 }
 
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy,
                                           std::string_view group) {
+  if (group == model::group_name::router_bias) return parallel::sharding::ddp;
   const bool whole = group == model::group_name::tied || group == model::group_name::tensor_partial;
   return whole && (strategy.gradients || strategy.parameters) ? parallel::sharding::optim : strategy;
 }

@@ -43,7 +43,7 @@ parallel::GroupId reduction_group(std::string_view group);
 /// embeddings are needed, and their gradients complete, at different times on the first and the last pipeline
 /// stage, which must not wait for each other there. Norms and routers, of whose gradients each
 /// tensor-parallel rank has a part, are small: a collective over all ranks per layer and microbatch would
-/// mostly be latency, so that they are reduced once per step.
+/// mostly be latency, so that they are reduced once per step. Biases of routers are whole with any strategy.
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy, std::string_view group);
 /// All groups of ranks that a run of this configuration communicates in. `tied`: the model's embedding and
 /// output projection share a weight.

@@ -272,7 +272,7 @@ std::vector<ParamGroup> make_param_groups(
   for (ParamGroup& g : groups) {
     const GroupOptions o = options(g.name);
     g.fp8 = at(parameters, g.parameters.front()).fp8;
-    g.weights_gathered = g.trainable && o.strategy.parameters && o.shards > 1;
+    g.weights_gathered = o.strategy.parameters && o.shards > 1;
     g.weights_sharded = g.weights_gathered || (g.fp8 && o.strategy.optimizer_state && o.shards > 1);
     g.gradients_sharded = g.trainable && o.strategy.gradients && o.shards > 1;
     std::vector<parallel::ParamSpec> specs;
@@ -281,7 +281,7 @@ std::vector<ParamGroup> make_param_groups(
       total += at(parameters, p).numel();
       specs.push_back({.name = at(parameters, p).name,
                        .numel = at(parameters, p).numel(),
-                       .unit = g.gradients_sharded ? units[p] : 0});
+                       .unit = g.gradients_sharded || g.weights_gathered ? units[p] : 0});
     }
     g.bucket_elements =
         o.bucket_elements.value_or(parallel::auto_bucket_elements(total, o.shards * o.replicas));

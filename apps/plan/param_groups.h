@@ -57,8 +57,8 @@ struct ParamGroup {
   int64_t bucket_elements = 0;  ///< at which a bucket of `layout` is closed
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
-  /// True if weights or gradients are kept in shards: the strategy shards them, the group is trainable and
-  /// there is more than one shard.
+  /// True if weights or gradients are kept in shards: the strategy shards them and there is more than one
+  /// shard. Frozen groups have no gradients.
   bool weights_sharded = false, gradients_sharded = false;
   /// Layers read the weights from buffers per bucket, like sharded gradients (declare_buckets()).
   bool weights_gathered = false;
@@ -98,8 +98,9 @@ struct ParamGroup {
   /// By bucket, if sharded: the buffers that layers read and write.
   std::vector<memory::BufferId> gathered, bucket_gradients;
 
-  /// Whether the optimizer state is sharded over the ranks.
-  bool sharded() const { return trainable && strategy.optimizer_state; }
+  /// Whether the optimizer state is sharded over the ranks, and with it what a rank owns; of frozen groups
+  /// whether the weights are.
+  bool sharded() const { return trainable ? strategy.optimizer_state : weights_sharded; }
   /// Elements of the optimizer state on this rank, offloaded ones included.
   int64_t state_elements() const { return sharded() ? layout.shard_total() : layout.total(); }
   int64_t resident_state_elements() const { return state_elements() - offloaded_elements; }

@@ -267,7 +267,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                            .exchanges = model::distinct_exchanges(p.layout),
                            .window = p.spec.window,
                            .dropout = p.spec.residual_dropout > 0 || p.spec.embedding_dropout > 0 ||
-                                      p.spec.attention_dropout > 0,
+                                      p.spec.attention_dropout > 0 || p.spec.trained.adapters.dropout > 0,
                            .share = static_cast<float>(batch.micro) /
                                     static_cast<float>(config.policy.train_global_batch_size)});
   const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);

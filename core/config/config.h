@@ -160,6 +160,19 @@ struct DynamicBatchingConfig {
   bool operator==(const DynamicBatchingConfig&) const = default;
 };
 
+/// Low-rank adapters, which are trained in place of the model's weights.
+struct LoraConfig {
+  bool enabled = false;
+  int64_t dim = 8;
+  double alpha = 32;
+  double dropout = 0;
+  bool use_rslora = false;
+  std::vector<std::string> target_modules = {"all-linear"}, exclude_modules;  ///< patterns of modules
+  LoraInit lora_A_init = LoraInit::kaiming;
+  std::optional<std::string> adapter;  ///< directory to start from
+  bool operator==(const LoraConfig&) const = default;
+};
+
 struct PolicyConfig {
   std::optional<std::string> model_name;  ///< Hugging Face model directory
   /// The keys given under policy.model as the text of one JSON object, in order of appearance
@@ -191,6 +204,8 @@ struct PolicyConfig {
   std::optional<std::vector<int64_t>> offload_layers;
   std::vector<BlockModule> offload_modules;  ///< empty: all that is kept
   Share offload_optimizer;
+  LoraConfig lora;
+  std::vector<std::string> freeze;  ///< patterns of tensors and modules
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   bool operator==(const PolicyConfig&) const = default;

@@ -63,6 +63,8 @@ NRL_ENUM(RecomputeMethod, (uniform, block), ("uniform", "block"), ())
 NRL_ENUM(BlockModule, (norm, activation, gather, core_attn, mlp, moe, qkv, input),
          ("norm", "activation", "gather", "core_attn", "mlp", "moe", "qkv", "input"),
          (, {"layernorm", "norm"}, {"moe_act", "activation"}))
+/// Initial numbers of the first factor of adapters.
+NRL_ENUM(LoraInit, (kaiming, xavier), ("kaiming", "xavier"), ())
 NRL_ENUM(OptimizerName, (adamw, adam_l2, sgd, muon), ("adamw", "adam_l2", "sgd", "muon"),
          (, {"torch.optim.AdamW", "adamw"}, {"AdamW", "adamw"}, {"adam", "adamw"},
           {"torch.optim.Adam", "adam_l2"}))

@@ -486,6 +486,7 @@ void add_distributed_keys(Table& table);
 /// The keys of the policy-like section `section`, stored in `member`.
 void add_policy_keys(Table& table, const std::string& section, PolicyConfig Config::*member);
 void add_model_keys(PolicyTable& table);
+void add_adapter_keys(PolicyTable& table);
 void add_data_keys(Table& table);
 /// Keys that are not built yet, and keys of other trainers.
 void add_other_keys(Table& table);

@@ -486,6 +486,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "data.reset_attention_mask, distributed.overlap_param_gather or pipeline stages.");
   add_fp8(t);
   add_recompute(t);
+  add_adapter_keys(t);
   NRL_POLICY_KEY(t, pin_memory)
       .resume(OnResume::unrelated)
       .help(

@@ -13,9 +13,9 @@ NRL_HOST_DEVICE inline uint64_t dropout_stream(uint64_t stream, const int64_t* s
 }
 
 /// out[n, h] = keep ? x[n, h] / (1 - p) : 0, keep = uniform(PhiloxStream(seed, stream), (first_row + n) * H +
-/// h) >= p; then out += residual[n, h], rounded once. With `step` the stream is (step[0] << 24) | stream,
-/// read on the device, so that a captured graph makes new masks. The backward pass is the same op on the
-/// gradient. out may alias x or residual.
+/// h) >= p (with `width` in place of H and first_column + h in place of h); then out += residual[n, h],
+/// rounded once. With `step` the stream is (step[0] << 24) | stream, read on the device, so that a captured
+/// graph makes new masks. The backward pass is the same op on the gradient. out may alias x or residual.
 struct Dropout {
   Tensor x;              ///< (N, H) f32, bf16 or f16
   Tensor residual = {};  ///< optional (N, H), added after dropping
@@ -28,6 +28,8 @@ struct Dropout {
   /// optional (N) i32: row n counts as row rows[n] in the mask instead of n; context-parallel ranks do not
   /// hold consecutive rows.
   Tensor rows = {};
+  /// The mask's rows have this many elements, of which x has those from first_column on; 0: x has whole rows.
+  int64_t width = 0, first_column = 0;
 };
 void dropout(Exec& exec, const Dropout& a);
 Cost cost(const Exec& exec, const Dropout& a);

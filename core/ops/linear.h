@@ -25,7 +25,8 @@ constexpr bool multiplies_bf16(Bf16Products products) {
   return products >= Bf16Products::native;
 }
 
-/// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation).
+/// out = act(x W^T + bias), or out += x W^T (accumulate; then neither bias nor activation), or out = scale x
+/// W^T (then nothing else).
 struct LinearForward {
   Tensor x;                                  ///< (N, K)
   Tensor weight;                             ///< (M, K)
@@ -34,10 +35,11 @@ struct LinearForward {
   Activation activation = Activation::none;  ///< fused into the epilogue; none, silu, gelu_tanh or gelu_erf
   bool accumulate = false;
   Tensor pre_activation = {};  ///< optional (N, M): x W^T + bias, the input of the activation
+  float scale = 1;
 };
 
-/// dx = dout W, or dx += dout W. With an activation (then not accumulate) dx is the gradient of the
-/// activation's input: (dout W) * act'(pre_activation).
+/// dx = dout W, or dx += dout W, or dx = scale dout W. With an activation (then not accumulate) dx is the
+/// gradient of the activation's input: (dout W) * act'(pre_activation).
 struct LinearBackwardData {
   Tensor dout;    ///< (N, M)
   Tensor weight;  ///< (M, K); in FP8 (K, M)
@@ -45,6 +47,7 @@ struct LinearBackwardData {
   bool accumulate = false;
   Activation activation = Activation::none;
   Tensor pre_activation = {};  ///< (N, K), with an activation
+  float scale = 1;
 };
 
 /// dweight = dout^T x (accumulate: +=), dbias = column sums of dout (accumulate: +=).

@@ -70,7 +70,15 @@ struct TinyOptions {
   int64_t head_chunk_tokens = 0;  ///< see DecoderOptions
   bool overwrite = true;          ///< false: all gradients are zeroed and accumulated
   model::OffloadPolicy offload = {};
+  model::TrainedPart trained = {};
 };
+
+inline model::ModelSpec tiny_spec(const std::string& config, const model::TrainedPart& trained) {
+  model::ModelSpec spec = model::parse_model_config(config, "test");
+  spec.trained = trained;
+  model::count_trained(spec);
+  return spec;
+}
 
 /// Microbatches of two sequences of unequal length, 19 tokens together.
 class TinyModel {
@@ -85,7 +93,7 @@ class TinyModel {
                               .schedule = pipeline::make_schedule({.microbatches = microbatches}, 0)}) {}
 
   TinyModel(const std::string& config, const ops::KernelTable& kernels, int threads, TinyOptions options)
-      : spec_(model::parse_model_config(config, "test")),
+      : spec_(tiny_spec(config, options.trained)),
         parameters_(model::make_parameters(spec_)),
         decoder_(spec_, parameters_,
                  {.tokens = tokens,
@@ -119,7 +127,10 @@ class TinyModel {
         for (size_t i = 0; i < weights_.back().size(); ++i)
           weights_.back()[i] += 0.1f * std::sin(static_cast<float>(i * 7 + views.size()));
       else
-        for (float& w : weights_.back()) w *= 6;  // larger than usual so that every path carries signal
+        for (float& w : weights_.back()) w *= 6;      // larger than usual so that every path carries signal
+      if (p.adapter && p.init == model::Init::zeros)  // nothing would reach A
+        for (size_t i = 0; i < weights_.back().size(); ++i)
+          weights_.back()[i] = 0.1f * std::cos(static_cast<float>(i * 5 + views.size()));
       low_.emplace_back(weights_.back().begin(), weights_.back().end());
       views.push_back(
           {view(options.recipe.weights(), p.shape), view(DType::f32, p.shape), overwritten_.back()});
@@ -127,6 +138,7 @@ class TinyModel {
                                      ? static_cast<void*>(weights_.back().data())
                                      : low_.back().data();
       views.back().grad.data = gradients_.back().data();
+      if (!p.trainable) views.back().grad = {};
     }
     begin_gradients();
     for (int i = 0; i < tokens; ++i) {
@@ -161,8 +173,8 @@ class TinyModel {
   }
   /// Whether the loss has parts that only training passes compute.
   bool needs_training() const {
-    return spec_.residual_dropout > 0 || spec_.attention_dropout > 0 || spec_.moe.aux_loss > 0 ||
-           spec_.moe.z_loss > 0;
+    return spec_.residual_dropout > 0 || spec_.attention_dropout > 0 || spec_.trained.adapters.dropout > 0 ||
+           spec_.moe.aux_loss > 0 || spec_.moe.z_loss > 0;
   }
   double loss_of_last() { return weighted(decoder_.log_prob(batch())); }
   double weighted(const Tensor& log_prob) const {

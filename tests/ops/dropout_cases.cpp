@@ -65,6 +65,25 @@ void rows_can_be_listed(Exec& e) {
   }
 }
 
+/// Columns of wider rows have the masks that they have in those.
+void columns_can_be_split(Exec& e) {
+  const int64_t n = 7, h = 64;
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    const Buffer x = Buffer(dtype, {n, h}).normal("x");
+    Buffer whole(dtype, {n, h}), parts(dtype, {n, h});
+    Dropout a{.x = x, .out = whole, .p = 0.3f, .seed = seed, .stream = stream, .first_row = 3};
+    dropout(e, a);
+    a.width = h;
+    for (const auto& [begin, count] : {std::pair<int64_t, int64_t>{0, 16}, {16, 32}, {48, 3}, {51, 13}}) {
+      a.x = x.tensor().columns(begin, count);
+      a.out = parts.tensor().columns(begin, count);
+      a.first_column = begin;
+      dropout(e, a);
+    }
+    expect(same_bits(whole, parts), "the mask depends on how columns are split");
+  }
+}
+
 /// The step names another stream, read from memory.
 void steps_have_their_masks(Exec& e) {
   const Buffer x = Buffer(DType::bf16, {8, 64}).fill(1.0);

@@ -52,6 +52,18 @@ Outputs backward_data(Exec& e, const Shape& s, DType t, bool accumulate) {
   return {{"dx", dx, s.m}};
 }
 
+/// A product that is scaled, as the factors of adapters are: few columns forward, few inner ones backward.
+Outputs scaled(Exec& e, const Shape& s, DType t) {
+  const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"), w = Buffer(t, {s.m, s.k}, s.gap).normal("w"),
+               dout = Buffer(t, {s.n, s.m}, s.gap).normal("dout");
+  Buffer out = Buffer(t, {s.n, s.m}, s.gap).normal("out"), dx = Buffer(t, {s.n, s.k}, s.gap).normal("dx");
+  ExactWorkspace exact(e, s, t);
+  linear_forward(exact.exec, {.x = x, .weight = w, .out = out, .scale = 0.5f});
+  ExactWorkspace backward(e, {s.n, std::max(s.m, s.k), std::max(s.m, s.k)}, t);
+  linear_backward_data(backward.exec, {.dout = dout, .weight = w, .dx = dx, .scale = 3.0f});
+  return {{"out", out, s.k}, {"dx", dx, s.m}};
+}
+
 /// The activation fused into the products on its both sides, as an MLP has it.
 Outputs fused_activation(Exec& e, const Shape& s, DType t, Activation activation, bool bias) {
   const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"),

@@ -89,7 +89,7 @@ void multiply(const GemmPlan& p, const GemmOperands& o, int algorithm) {
       for (size_t c = 0; c < sums.size(); ++c) sums[c] += x * y[c];
     }
     for (int64_t c = 0; c < p.cols; ++c) {
-      float sum = sums[c];
+      float sum = sums[c] * o.alpha;
       if (!in_blocks) sum *= a_scales.at(r, 0) * b_scales.at(c, 0);
       if (p.accumulate) sum += load(o.d, p.d.dtype, r * p.d.ld + c);
       if (p.has_bias()) sum += load(o.bias, p.bias, c);

@@ -74,6 +74,7 @@ void Embedding::forward(Run& r) {
 }
 
 void Embedding::backward(Run& r) {
+  if (!r.context().trains(token_table_) && !r.context().trains(position_table_)) return;
   const Slot d_out = output_->d_full;
   if (d_dropped_)
     r.dgrad("embedding_dropout", reads(ports_.d_out), writes(over(d_dropped_, ports_.d_out)), [&] {
@@ -222,10 +223,11 @@ void Head::chunks(Run& r, bool train) const {
                                   .statistics = statistics});
     if (!train) continue;
     // d_logits overwrites the logits. The weight gradient reads x first, because d_norm may overwrite x.
-    ops::linear_backward_weight(r.exec(), {.dout = d_logits,
-                                           .x = x,
-                                           .dweight = r.grad(weight_),
-                                           .accumulate = begin > 0 || r.accumulates(weight_)});
+    if (r.context().trains(weight_))
+      ops::linear_backward_weight(r.exec(), {.dout = d_logits,
+                                             .x = x,
+                                             .dweight = r.grad(weight_),
+                                             .accumulate = begin > 0 || r.accumulates(weight_)});
     ops::linear_backward_data(
         r.exec(), {.dout = d_logits, .weight = r.weight(weight_), .dx = r[input_->d_x].rows(begin, count)});
   }

@@ -128,6 +128,7 @@ void Router::backward(Run& r, const ExpertDispatch& dispatch, Slot addend) const
                 r.exec(),
                 {.dout = r[d_logits_], .weight = r.weight(weight_), .dx = r[d_x_], .accumulate = true});
           });
+  if (!r.context().trains(weight_)) return;
   r.wgrad("router", reads(d_logits_, x_), [&] {
     ops::linear_backward_weight(
         r.exec(),

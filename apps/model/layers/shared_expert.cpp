@@ -122,6 +122,7 @@ void SharedExpert::backward_in(Run& r) const {
              {.dout = r[g.d_logit], .weight = r.weight(g.parameter), .dx = r[up_.d_x()], .accumulate = true});
        }});
   up_.wgrad(r);
+  if (!r.context().trains(g.parameter)) return;
   r.wgrad("shared_gate", reads(g.d_logit, x), [&] {
     ops::linear_backward_weight(r.exec(), {.dout = r[g.d_logit],
                                            .x = r[x],

@@ -15,7 +15,9 @@ namespace {
 /// numbers are the same.
 bool gathers_codes(const LayerBuilder& b, const LinearSpec& spec) {
   // With overlap a GEMM reads rows as they arrive.
-  if (spec.groups || !b.layout.sequence_parallel || b.layout.overlap.method != TpCommOverlap::none)
+  // An adapter reads the rows themselves.
+  if (spec.groups || spec.adapter || !b.layout.sequence_parallel ||
+      b.layout.overlap.method != TpCommOverlap::none)
     return false;
   // With scales of blocks the transposed copy has other blocks, so that both copies would be gathered: no
   // fewer bytes than bf16.
@@ -25,6 +27,18 @@ bool gathers_codes(const LayerBuilder& b, const LinearSpec& spec) {
   // Other ops that read x, and the gradient of a bias, read the rows themselves.
   return spec.split == Split::outputs ? whole(Role::input) && !spec.shares_x
                                       : whole(Role::gradient) && spec.bias < 0;
+}
+
+Adapter adapter_of(const LayerBuilder& b, const LinearSpec& spec) {
+  const bool outputs = spec.split == Split::outputs;
+  return {b,
+          spec.name,
+          spec.adapter,
+          {.in = spec.in,
+           .first_in = outputs ? 0 : spec.in * b.layout.tensor_rank,
+           .all_in = outputs ? spec.in : spec.in * b.layout.tensor,
+           .stream = static_cast<int>(spec.gemm),
+           .rules = spec.rules}};
 }
 
 /// The ranks that have parts of a weight and agree on its scale.
@@ -38,6 +52,8 @@ std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout
 
 Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
     : spec_(spec),
+      trains_weight_(b.trains(spec.weight)),
+      trains_bias_(b.trains(spec.bias)),
       layer_(b.layer),
       gathers_codes_(gathers_codes(b, spec)),
       fused_name_(trace::intern(fmt::format("{}_gelu", spec.name))),
@@ -54,10 +70,10 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
                         .divided = !outputs,
                         .gathers = outputs && gathers_codes_,
                         .rules = spec_.rules,
-                        .column = !spec.weighted,
+                        .column = trains_weight_ && !spec.weighted,
                         .groups = spec.groups};
   input_ = QuantizedValue(b, x);
-  if (spec.weighted) {
+  if (spec.weighted && trains_weight_) {
     QuantizedSpec weighted = x;
     weighted.rules = "";
     weighted.row = false;
@@ -69,7 +85,9 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
                                  .width = spec.out,
                                  .divided = outputs,
                                  .gathers = !outputs && gathers_codes_,
+                                 .column = trains_weight_,
                                  .groups = spec.groups});
+  adapter_ = adapter_of(b, spec_);
   if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) return;
   transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(spec.gemm)));
   transposed_ = b.add({.name = transpose_,
@@ -89,7 +107,8 @@ void Linear::connect(const LayerBuilder& b, const LinearEnds& ends) {
 }
 
 bool Linear::computes_d_y(bool gated) const {
-  return gradient_ && spec_.bias < 0 && (!gated || ops::halves_scales(gradient_.scaling(), spec_.out / 2));
+  return gradient_ && !adapter_ && spec_.bias < 0 &&
+         (!gated || ops::halves_scales(gradient_.scaling(), spec_.out / 2));
 }
 
 Tensor Linear::input(const Run& r) const {
@@ -107,11 +126,13 @@ void Linear::forward(Run& r, const Value& x) const {
     if (all.slot.id == ends_.x.id) all.slot = this->x();
     input_.forward_steps(r, all);
   }
+  if (adapter_) adapter_.drop(r, this->x());
   const LinearEnds::Fused& fused = ends_.y_of;
   const Slot y = row_ ? row_->partial : ends_.y;
+  const Reads adapted = adapter_ ? adapter_.forward_reads(this->x()) : Reads{};
   r.step(fused.pre_activation ? fused_name_ : spec_.name,
-         input_ ? input_.row_reads() : reads(this->x()) | groups(), writes(y, ends_.y, fused.pre_activation),
-         [&] {
+         (input_ ? input_.row_reads() : reads(this->x()) | groups()) | adapted,
+         writes(y, ends_.y, fused.pre_activation, adapter_.u()), [&] {
            const Tensor in = input(r), w = weight(r), out = rows_of(r, y, spec_.groups);
            if (spec_.groups)
              return ops::grouped_linear_forward(
@@ -125,6 +146,7 @@ void Linear::forward(Run& r, const Value& x) const {
                                             .out = rows.output(out),
                                             .activation = fused.activation,
                                             .pre_activation = rows.output(pre_activation)});
+             if (adapter_) adapter_.add(r, this->x(), out, rows);
            };
            if (row_)
              row_->multiply(r, gemm);
@@ -135,7 +157,7 @@ void Linear::forward(Run& r, const Value& x) const {
 
 void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
   if (row_) row_->gather(r);
-  if (column_) column_->gather_again(r);
+  if (column_ && (trains_weight_ || adapter_.keeps_x())) column_->gather_again(r);
   if (gradient_) {
     Value all = d_y;
     if (all.slot.id == ends_.d_y.id) all.slot = this->d_y();
@@ -145,9 +167,11 @@ void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
     r.dgrad(transpose_, reads(), writes(transposed_),
             [&] { ops::transpose(r.exec(), {.x = weight(r), .out = weight_for_gradient(r)}); });
   const LinearEnds::Fused& fused = ends_.d_x_of;
-  const Reads from = gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(this->d_y()) | groups();
+  const Reads from =
+      (gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(this->d_y()) | groups()) |
+      (adapter_ ? reads(this->d_y()) : Reads{});
   r.dgrad(fused.pre_activation ? fused_name_ : spec_.name, from | more.reads | reads(fused.pre_activation),
-          writes(d_x(), ends_.d_x), [&] {
+          writes(d_x(), ends_.d_x).with(adapter_.gradients()), [&] {
             const Tensor dout = gradient(r), w = weight_for_gradient(r), dx = rows_of(r, d_x(), spec_.groups);
             if (spec_.groups)
               return ops::grouped_linear_backward_data(
@@ -159,6 +183,7 @@ void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
                                                    .dx = rows.output(dx),
                                                    .activation = fused.activation,
                                                    .pre_activation = rows.output(pre_activation)});
+              if (adapter_) adapter_.add_gradient(r, r[this->d_y()], dx, rows);
             };
             if (row_) return row_->multiply_gradient(r, dout, gemm);
             gemm({.in = 0, .count = dout.dim(0), .out = 0});
@@ -168,10 +193,24 @@ void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
 }
 
 void Linear::wgrad(Run& r) const {
+  if (trains_weight_ || trains_bias_) base_wgrad(r);
+  if (adapter_)
+    adapter_.wgrad(r, x(), d_y(), [&] {
+      if (column_) column_->wait(r);
+    });
+  if (column_) column_->finish_reduce(r);
+}
+
+void Linear::base_wgrad(Run& r) const {
   const Slot x = spec_.weighted ? ends_.weighted : this->x(), dy = d_y();
   if (weighted_) weighted_.backward_step(r, {x});
   const QuantizedValue& input = spec_.weighted ? weighted_ : input_;
-  const int bias = spec_.bias;
+  const int bias = trains_bias_ ? spec_.bias : -1;
+  if (!trains_weight_)
+    return r.wgrad(spec_.name, reads(dy), [&] {
+      ops::column_sums(r.exec(), {.x = r[dy], .out = r.grad(bias), .accumulate = r.accumulates(bias)});
+      r.gradient_ready({bias});
+    });
   const Reads read = !input     ? reads(dy, x) | groups()
                      : bias < 0 ? input.column_reads() | gradient_.column_reads()
                                 : input.column_reads() | gradient_.column_reads() | reads(dy);
@@ -197,7 +236,6 @@ void Linear::wgrad(Run& r) const {
     }
     r.gradient_ready({spec_.weight, bias});
   });
-  if (column_) column_->finish_reduce(r);
 }
 
 Tensor Linear::weight(Run& r) const {

@@ -4,7 +4,9 @@
 //
 //   forward   gather x over the ranks, round it to FP8, GEMM, sum y over the ranks
 //   dgrad     gather dy, round it, transpose a weight that is kept in FP8, GEMM, sum dx over the ranks
-//   wgrad     GEMM, gradient of the bias
+//   wgrad     GEMM, gradient of the bias; not of a frozen weight
+//
+// A weight may have an adapter (adapter.h), which adds to y and dx and has a wgrad step of its own.
 //
 // Each of them only where the layout and the recipe need it: the layer that has the weight does not ask.
 // With FP8 operands GEMMs read the copies of quantized_value.h:
@@ -22,6 +24,7 @@
 
 #include <optional>
 
+#include "apps/model/linear/adapter.h"
 #include "apps/model/linear/quantized_value.h"
 #include "apps/model/linear/tensor_parallel.h"
 
@@ -33,8 +36,9 @@ enum class Split : uint8_t { outputs, inputs };
 struct LinearSpec {
   const char* name = "";  ///< of its steps
   precision::Gemm gemm{};
-  int weight = -1, bias = -1;  ///< parameters
-  int64_t in = 0, out = 0;     ///< columns of x and y on this rank
+  int weight = -1, bias = -1;      ///< parameters
+  AdapterParameters adapter = {};  ///< not with `groups`
+  int64_t in = 0, out = 0;         ///< columns of x and y on this rank
   Split split = Split::outputs;
   std::string_view rules = "";  ///< recompute rules of x
   /// The weight of experts, whose rows these are; must outlive the layer. No rank splits the experts' rows.
@@ -76,12 +80,12 @@ class Linear {
 
   // Neighbors ask these: they need not store some slots, and may compute an amax.
   /// False if x need not be a slot: only the steps that round it read it.
-  bool reads_x() const { return !input_ || gathers_rows_of_x_; }
+  bool reads_x() const { return !input_ || gathers_rows_of_x_ || adapter_; }
   /// True if d_y need not be a slot where it is the gradient of an activation: only the steps that round it
   /// read it, and they compute it.
   bool computes_d_y(bool gated) const;
   /// True if GEMMs can compute an activation in their epilogues.
-  bool fuses_activation() const { return !input_; }
+  bool fuses_activation() const { return !input_ && !adapter_; }
   /// QuantizedValue::amax() of x and of d_y; unset if no producer is needed for them.
   Slot x_amax() const { return input_.amax(); }
   Slot d_y_amax() const { return gradient_.amax(); }
@@ -106,6 +110,8 @@ class Linear {
 
  private:
   Slot d_y() const { return row_ ? row_->d_full : ends_.d_y; }
+  /// The step of the gradients of weight and bias.
+  void base_wgrad(Run& r) const;
   Reads groups() const { return spec_.groups ? reads(spec_.groups->offsets) : Reads{}; }
   /// The operands as GEMMs read them.
   Tensor input(const Run& r) const;
@@ -117,6 +123,8 @@ class Linear {
 
   LinearSpec spec_;
   LinearEnds ends_;
+  bool trains_weight_ = true, trains_bias_ = true;
+  Adapter adapter_;
   int layer_ = 0;
   bool gathers_codes_ = false;      ///< of x with Split::outputs, else of d_y
   bool gathers_rows_of_x_ = false;  ///< as they are, with sequence parallelism

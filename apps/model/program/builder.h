@@ -20,6 +20,7 @@ struct LayerBuilder {
   const precision::Recipe& recipe;
   int layer = 0;  ///< index of the block
   AddSlot add = {};
+  std::function<bool(int parameter)> trains = {};  ///< LayerContext::trains()
 
   /// Slots in the recipe's type of activations, and of gradients.
   memory::Slot activation(std::string_view name, int64_t width, RowDomain rows,

@@ -35,7 +35,7 @@ bool Run::accumulates(int parameter) const {
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
   if (!context_->gradient_ready || !round_.last) return;
   for (int p : parameters)
-    if (p >= 0 && (last_ || context_->parameters[p].grad_per_microbatch)) context_->gradient_ready(p);
+    if (context_->trains(p) && (last_ || context_->parameters[p].grad_per_microbatch)) context_->gradient_ready(p);
 }
 
 comm::Communicator* Run::tensor_ranks() const {
@@ -79,7 +79,7 @@ comm::Handle Run::exchange_async(std::vector<comm::Message> messages, const comm
 ops::FusedDropout Run::dropout(float p, int layer, DropoutSite site) const {
   const bool drops = (mode_ & (memory::evaluation | memory::generation)) == 0;
   // Masks are the same as on a single rank, so a rank with a part of the tokens starts at its first row.
-  const bool some = layout().sequence_parallel && site != DropoutSite::probabilities;
+  const bool some = layout().sequence_parallel && site < DropoutSite::probabilities;
   const int64_t count = batch_->ids.dim(0) / (some ? layout().tensor : 1),
                 before = some ? count * layout().tensor_rank : 0;
   // The rows of attention's queries come with the bounds of the calls.

@@ -51,6 +51,7 @@ struct LayerContext {
   const parallel::Groups* groups = nullptr;    ///< null for a layout of one rank
   std::optional<parallel::ZigZag> share = {};  ///< context parallelism: this rank's tokens
   std::vector<ParameterView> parameters;       ///< indexed like ParameterList::all
+  std::vector<bool> trainable = {};            ///< the same; empty: all are
   const Fp8State* fp8 = nullptr;               ///< linear/fp8_state.h; null: no GEMM reads FP8
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
@@ -75,12 +76,18 @@ struct LayerContext {
   int64_t sequences = 1;  ///< samples of equal length in a microbatch of training
   /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;
+
+  /// True if the model has the parameter and the run trains it: layers have no steps, and write nothing, for
+  /// other gradients.
+  bool trains(int parameter) const {
+    return parameter >= 0 && (trainable.empty() || trainable[static_cast<size_t>(parameter)]);
+  }
 };
 
 /// Together with the layer, identifies a dropout mask within a step. `attention` and `mlp` apply to the
 /// output of the sublayer before it is added to the residual stream, `probabilities` to the
-/// attention probabilities.
-enum class DropoutSite : uint8_t { attention, mlp, probabilities };
+/// attention probabilities, `adapter` and those that follow to the inputs of adapters.
+enum class DropoutSite : uint8_t { attention, mlp, probabilities, adapter };
 
 class Layer;
 class Executor;
@@ -237,6 +244,10 @@ class Run {
   bool generates() const { return mode_ == memory::generation; }
   /// Dropout is off in evaluation and generation.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
+  /// Of the input of a layer's `index`-th adapter, all rows of the microbatch.
+  ops::FusedDropout adapter_dropout(float p, int layer, int index) const {
+    return dropout(p, layer, static_cast<DropoutSite>(static_cast<int>(DropoutSite::adapter) + index));
+  }
   /// out = dropout(x) (+ residual), with the mask of `site`. out may alias both.
   void drop(const Tensor& x, const Tensor& residual, const Tensor& out, float p, int layer,
             DropoutSite site) const;
@@ -325,7 +336,8 @@ class Layer {
   /// For block `layer`; `recipe` must outlive it.
   LayerBuilder builder(const precision::Recipe& recipe, int layer = 0) {
     return {*context_.spec, context_.layout, recipe, layer,
-            [this](const memory::SlotSpec& s) { return slot(s); }};
+            [this](const memory::SlotSpec& s) { return slot(s); },
+            [&context = context_](int parameter) { return context.trains(parameter); }};
   }
   /// Fills the table. Must be called at the end of the most derived class's constructor.
   void describe();

@@ -41,6 +41,7 @@ class Builder {
         list_.head = list_.embedding >= 0 ? list_.embedding : embedding();
       overwritten(list_.head);  // also when tied: the head runs before the embedding's backward pass
     }
+    for (Parameter& p : list_.all) freeze(p);
     return std::move(list_);
   }
 
@@ -111,6 +112,53 @@ class Builder {
       p.copies = Copies::tp;
   }
 
+  // Frozen copies are equal, wherever their gradients would have been summed.
+  void freeze(Parameter& p) const {
+    const TrainedPart& t = spec_.trained;
+    if (p.adapter || !(t.adapters ? true : t.freezes(p.parts.front().name))) return;
+    p.frozen = true;
+    if (!p.trainable) return;
+    p.trainable = false;
+    if (p.group == group_name::tensor_partial) p.copies = Copies::tp;
+    if (p.group != group_name::tied) p.group = p.of_experts ? group_name::frozen_expert : group_name::frozen;
+  }
+
+  // The adapter of a matrix that was just made of the same `parts`.
+  AdapterParameters adapter(const std::string& name, const std::vector<Rows>& parts, int64_t in,
+                            Split split) {
+    const AdapterSpec& spec = spec_.trained.adapters;
+    AdapterParameters out;
+    std::vector<Rows> a, b;
+    int64_t column = 0;
+    for (const Rows& part : parts) {
+      const int64_t count = by_rows(split) ? slice(split, part.rows).count : part.rows;
+      if (spec.selects(part.name)) {
+        const std::string own = std::string(adapter_prefix) + part.name;
+        if (a.empty() || a.back().name != own + ".lora_A") a.push_back({own + ".lora_A", spec.rank});
+        b.push_back({own + ".lora_B", part.rows});
+        const auto module = static_cast<int64_t>(a.size()) - 1;
+        const bool follows = out.piece_count > 0 && out.pieces[out.piece_count - 1].module == module;
+        if (follows)
+          out.pieces[out.piece_count - 1].count += count;
+        else
+          out.pieces[out.piece_count++] = {column, count, module};
+      }
+      column += count;
+    }
+    if (a.empty()) return out;
+    out.modules = static_cast<int64_t>(a.size());
+    // Of A, ranks that split the outputs have copies, each with a part of its gradient; else of B.
+    out.a = matrix(name + ".lora_a", a, in, by_columns(split) ? split : Split::none,
+                   spec.xavier ? Init::xavier_normal : Init::kaiming_uniform, false);
+    out.b = matrix(name + ".lora_b", b, spec.rank, by_rows(split) ? split : Split::none, Init::zeros, false);
+    for (const int p : {out.a, out.b}) {
+      list_.all[p].adapter = true;
+      overwritten(p);
+    }
+    replicated(by_columns(split) ? out.b : out.a, true);
+    return out;
+  }
+
   int embedding() {
     const int at = matrix("embedding", {{gpt2_ ? "transformer.wte" : "model.embed_tokens", spec_.vocab_size}},
                           spec_.hidden, Split::rows, Init::normal, false);
@@ -153,13 +201,14 @@ class Builder {
       weight = matrix(own + name, parts, in, split, init, gpt2_);
       overwritten(weight);
       if (with_bias) overwritten(b = bias(own + name, parts, split));
+      return adapter(own + name, parts, in, split);
     };
     norm(own + "norm1", hf + (gpt2_ ? "ln_1" : "input_layernorm"), l.norm1, l.norm1_bias);
     const auto hf_name = [&](const char* llama) { return hf + (gpt2_ ? "attn.c_attn" : llama); };
     const std::vector<Rows> qkv{{hf_name("self_attn.q_proj"), s.q_width()},
                                 {hf_name("self_attn.k_proj"), s.kv_width()},
                                 {hf_name("self_attn.v_proj"), s.kv_width()}};
-    linear("qkv", qkv, s.hidden, Split::rows, Init::normal, s.qkv_bias, l.qkv, l.qkv_bias);
+    l.qkv_adapter = linear("qkv", qkv, s.hidden, Split::rows, Init::normal, s.qkv_bias, l.qkv, l.qkv_bias);
     if (s.qk_norm) {
       const auto head_norm = [&](const char* name) {
         const int weight =
@@ -171,8 +220,8 @@ class Builder {
       l.q_norm = head_norm("q_norm");
       l.k_norm = head_norm("k_norm");
     }
-    linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(), Split::columns,
-           residual, s.o_bias, l.o, l.o_bias);
+    l.o_adapter = linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(),
+                         Split::columns, residual, s.o_bias, l.o, l.o_bias);
     norm(own + "norm2", hf + (gpt2_ ? "ln_2" : "post_attention_layernorm"), l.norm2, l.norm2_bias);
     if (s.has_experts(i)) {
       experts(own, hf, l);
@@ -180,9 +229,10 @@ class Builder {
     }
     std::vector<Rows> in{{hf + "mlp.c_fc", s.ffn}};
     if (s.gated) in = {{hf + "mlp.gate_proj", s.ffn}, {hf + "mlp.up_proj", s.ffn}};
-    linear("mlp_in", in, s.hidden, Split::rows, Init::normal, s.mlp_bias, l.mlp_in, l.mlp_in_bias);
-    linear("mlp_out", {{hf + (gpt2_ ? "mlp.c_proj" : "mlp.down_proj"), s.hidden}}, s.ffn, Split::columns,
-           residual, s.mlp_bias, l.mlp_out, l.mlp_out_bias);
+    l.mlp_in_adapter =
+        linear("mlp_in", in, s.hidden, Split::rows, Init::normal, s.mlp_bias, l.mlp_in, l.mlp_in_bias);
+    l.mlp_out_adapter = linear("mlp_out", {{hf + (gpt2_ ? "mlp.c_proj" : "mlp.down_proj"), s.hidden}}, s.ffn,
+                               Split::columns, residual, s.mlp_bias, l.mlp_out, l.mlp_out_bias);
     return l;
   }
 
@@ -198,6 +248,7 @@ class Builder {
     const auto of_experts = [&](const char* name, const std::vector<Rows>& parts, int64_t in, Split split) {
       const int parameter = linear(name, parts, in, split);
       list_.all[parameter].group = group_name::expert;
+      list_.all[parameter].of_experts = true;
       return parameter;
     };
     // Every rank routes its own tokens.
@@ -255,9 +306,35 @@ int64_t ParameterList::total() const {
 
 std::vector<int> LayerParameters::all() const {
   std::vector<int> out;
-  for (const int p : {norm1,  norm1_bias,  qkv,        qkv_bias,    q_norm,      k_norm,     o,
-                      o_bias, norm2,       norm2_bias, mlp_in,      mlp_in_bias, mlp_out,    mlp_out_bias,
-                      router, router_bias, experts_in, experts_out, shared_in,   shared_out, shared_gate})
+  for (const int p : {norm1,
+                      norm1_bias,
+                      qkv,
+                      qkv_bias,
+                      q_norm,
+                      k_norm,
+                      o,
+                      o_bias,
+                      norm2,
+                      norm2_bias,
+                      mlp_in,
+                      mlp_in_bias,
+                      mlp_out,
+                      mlp_out_bias,
+                      router,
+                      router_bias,
+                      experts_in,
+                      experts_out,
+                      shared_in,
+                      shared_out,
+                      shared_gate,
+                      qkv_adapter.a,
+                      qkv_adapter.b,
+                      o_adapter.a,
+                      o_adapter.b,
+                      mlp_in_adapter.a,
+                      mlp_in_adapter.b,
+                      mlp_out_adapter.a,
+                      mlp_out_adapter.b})
     if (p >= 0) out.push_back(p);
   return out;
 }
@@ -308,9 +385,20 @@ void initial_values(const ModelSpec& spec, const Parameter& parameter, const Par
     std::fill(out, out + count, parameter.init == Init::ones ? 1.0f : 0.0f);
     return;
   }
+  const PhiloxStream stream(seed, part.name);
+  const auto in = static_cast<double>(part.width());
+  if (parameter.init == Init::kaiming_uniform) {  // with a = sqrt(5), as torch.nn.Linear
+    const double bound = 1 / std::sqrt(in);
+    for (int64_t i = 0; i < count; ++i) {
+      const auto uniform = static_cast<double>(stream.uniform(static_cast<uint64_t>(part.element(i))));
+      out[i] = static_cast<float>(bound * (2 * uniform - 1));
+    }
+    return;
+  }
   double scale = spec.initializer_range;
   if (parameter.init == Init::scaled_normal) scale /= std::sqrt(2.0 * static_cast<double>(spec.layers));
-  const PhiloxStream stream(seed, part.name);
+  if (parameter.init == Init::xavier_normal)
+    scale = std::sqrt(2 / (in + static_cast<double>(part.global.front())));
   // Elements [first, last) of the logical tensor: whole blocks of four, and parts of one at both ends.
   const auto fill_one_by_one = [&](uint64_t first, uint64_t last, float* to) {
     for (uint64_t e = first; e < last; ++e) to[e - first] = static_cast<float>(scale * stream.normal(e));

@@ -2,7 +2,9 @@
 // The parameters of a decoder: order, names, shapes and initial values.
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -39,7 +41,8 @@ struct Part {
   }
 };
 
-enum class Init : uint8_t { normal, scaled_normal, ones, zeros };
+/// kaiming_uniform and xavier_normal: of adapters (AdapterSpec::xavier).
+enum class Init : uint8_t { normal, scaled_normal, ones, zeros, kaiming_uniform, xavier_normal };
 
 /// Copies of a parameter beyond those that its group sums over: on the tensor-parallel ranks, which compute
 /// equal gradients (norms without sequence parallelism, biases of matrices split by columns). They count once
@@ -60,6 +63,8 @@ inline constexpr const char* expert = "expert";
 inline constexpr const char* fp8 = "fp8";
 /// Biases of routers: no gradient; a step updates them from the load of the experts.
 inline constexpr const char* router_bias = "router_bias";
+/// Frozen parameters, and those of experts. Tied embeddings that are frozen remain in `tied`.
+inline constexpr const char *frozen = "frozen", *frozen_expert = "frozen_expert";
 }  // namespace group_name
 
 /// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.
@@ -71,8 +76,11 @@ struct Parameter {
   std::vector<Part> parts;
   std::string group = group_name::dense;  ///< one flat layout and one optimizer call
   bool trainable = true;                  ///< equal within a group; false: no gradient, no optimizer state
-  bool f32 = false;                       ///< stored in f32 with any recipe; equal within a group
-  bool fp8 = false;                       ///< layers read it in FP8 only; equal within a group
+  bool frozen = false;                    ///< by ModelSpec::trained; then not trainable
+  bool adapter = false;                   ///< not a tensor of the model itself
+  bool of_experts = false;
+  bool f32 = false;  ///< stored in f32 with any recipe; equal within a group
+  bool fp8 = false;  ///< layers read it in FP8 only; equal within a group
   Copies copies = Copies::none;
   /// The weight (or bias) of a GEMM, whose first contribution to the gradient of a step overwrites it. All
   /// other gradients are zeroed after the update, and every contribution is added.
@@ -95,6 +103,21 @@ struct Parameter {
   }
 };
 
+/// The adapter of a matrix: indices of A (P rank, in) and B (out', rank) into the parameter list; -1: none. A
+/// fused matrix has one for each of its P modules that are selected, and B only their rows.
+struct AdapterParameters {
+  int a = -1, b = -1;
+  /// Rows of B, in their order: they add to `count` columns of y from `column` on, from the columns of
+  /// x A^T that belong to the module, the module-th `rank` of them.
+  struct Piece {
+    int64_t column = 0, count = 0, module = 0;
+  };
+  std::array<Piece, 3> pieces = {};
+  int64_t piece_count = 0, modules = 0;  ///< modules: P
+  std::span<const Piece> all_pieces() const { return {pieces.data(), static_cast<size_t>(piece_count)}; }
+  explicit operator bool() const { return a >= 0; }
+};
+
 /// Indices into the parameter list of one layer; -1 where the model has no such parameter.
 struct LayerParameters {
   int norm1 = -1, norm1_bias = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1;
@@ -103,6 +126,7 @@ struct LayerParameters {
   // up projection; experts_out (E H, F).
   int router_bias = -1;  ///< (E)
   int router = -1, experts_in = -1, experts_out = -1, shared_in = -1, shared_out = -1, shared_gate = -1;
+  AdapterParameters qkv_adapter = {}, o_adapter = {}, mlp_in_adapter = {}, mlp_out_adapter = {};
   /// The parameters that the model has.
   std::vector<int> all() const;
 };
@@ -128,7 +152,8 @@ void keep_in_fp8(const precision::Recipe& recipe, ParameterList& parameters);
 
 /// Initial values of a part, in [out, in] order: a pure function of (seed, name, element of the logical
 /// tensor), so that any rank can initialize any slice. Matrices and embeddings are normal(0,
-/// initializer_range); GPT-2's residual projections (scaled_normal) are divided by sqrt(2 * layers).
+/// initializer_range); GPT-2's residual projections (scaled_normal) are divided by sqrt(2 * layers). A of an
+/// adapter is uniform in +-1 / sqrt(in), or normal(0, sqrt(2 / (in + rank))); B is zero.
 void initial_values(const ModelSpec& spec, const Parameter& parameter, const Part& part, uint64_t seed,
                     float* out, int threads);
 

@@ -99,7 +99,8 @@ double training_flops_of_token(const ModelSpec& m, double keys) {
                      (m.moe.shared_gate ? ops::linear_flops(1, 1, m.hidden) : 0);
   return 3 * (static_cast<double>(m.layers) * attention +
               (static_cast<double>(m.layers) - with_experts) * mlp(m.ffn) + with_experts * moe +
-              ops::linear_flops(1, m.vocab_size, m.hidden));
+              ops::linear_flops(1, m.vocab_size, m.hidden)) -
+         2 * m.trained.frozen_products + 3 * 2 * m.trained.adapter_products;
 }
 
 }  // namespace nrl::model

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/model/spec/adapters.h"
 #include "apps/model/spec/family.h"
 #include "core/base/error.h"
 #include "core/ops/activation.h"
@@ -80,6 +81,7 @@ struct ModelSpec {
   bool tied = false;
   float initializer_range = 0.02f;
   float residual_dropout = 0, embedding_dropout = 0, attention_dropout = 0;
+  TrainedPart trained;
 
   std::vector<std::string>
       unread_keys;          ///< keys of config.json that are set but have no effect in this family
@@ -118,7 +120,8 @@ struct ModelSize {
 std::vector<ModelSize> unusual_sizes(const ModelSpec& spec);
 
 /// Exact model FLOPs of training on one token that attends to `keys` keys, itself included: 3 x forward, head
-/// included, recomputation excluded. `keys` may be a mean over tokens (ops::attention_pairs).
+/// and adapters included, recomputation and the gradients of frozen weights excluded. `keys` may be a mean
+/// over tokens (ops::attention_pairs).
 double training_flops_of_token(const ModelSpec& spec, double keys);
 /// The mean over the tokens of a sequence of length `t`, with the model's sliding window.
 double training_flops_per_token(const ModelSpec& spec, int64_t t);

@@ -71,7 +71,8 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
                norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, moe,
                learned_positions, use_rope, rope, window, tied, initializer_range, residual_dropout,
-               embedding_dropout, attention_dropout, unread_keys, config_json] = spec;
+               embedding_dropout, attention_dropout, trained, unread_keys, config_json] = spec;
+  (void)trained;  // recorded as policy.lora and policy.freeze
   (void)initializer_range;
   (void)unread_keys;
   (void)config_json;

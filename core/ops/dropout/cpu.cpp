@@ -26,7 +26,7 @@ void mask_chunk(const T* x, const T* residual, T* out, const uint32_t* words, in
 
 template <class T>
 void run(Exec& exec, const Dropout& a) {
-  const int64_t n = a.x.dim(0), h = a.x.dim(1);
+  const int64_t n = a.x.dim(0), h = a.x.dim(1), width = a.width > 0 ? a.width : h;
   const auto* rows = static_cast<const int32_t*>(a.rows.data);
   const DropoutMask mask(a.p, a.seed, a.stream, a.step);
   cpu::parallel_for(exec.threads, n, std::max<int64_t>(1, 8192 / h), [&](int64_t begin, int64_t end) {
@@ -34,10 +34,11 @@ void run(Exec& exec, const Dropout& a) {
       const T* x = data_of<const T>(a.x) + r * a.x.stride[0];
       const T* residual = a.residual ? data_of<const T>(a.residual) + r * a.residual.stride[0] : nullptr;
       T* out = data_of<T>(a.out) + r * a.out.stride[0];
-      mask.for_words(
-          (a.first_row + (rows ? rows[r] : r)) * h, h, [&](int64_t i, const uint32_t* words, int64_t count) {
-            mask_chunk(x + i, residual ? residual + i : nullptr, out + i, words, count, mask.p, mask.scale);
-          });
+      mask.for_words((a.first_row + (rows ? rows[r] : r)) * width + a.first_column, h,
+                     [&](int64_t i, const uint32_t* words, int64_t count) {
+                       mask_chunk(x + i, residual ? residual + i : nullptr, out + i, words, count, mask.p,
+                                  mask.scale);
+                     });
     }
   });
 }

@@ -15,10 +15,11 @@ template <class T>
 struct DropoutArguments {
   const T *x, *residual;  ///< residual may be null
   T* out;
-  int64_t x_stride, residual_stride, out_stride, width;
-  int64_t first_row;  ///< global, of row 0
-  const int* rows;    ///< instead of 0, 1, ...; may be null
-  int packs;          ///< of all rows
+  int64_t x_stride, residual_stride, out_stride;
+  int64_t width, first_column;  ///< of the mask's rows
+  int64_t first_row;            ///< global, of row 0
+  const int* rows;              ///< instead of 0, 1, ...; may be null
+  int packs;                    ///< of all rows
   Divider packs_per_row;
   DropoutMask mask;
 };
@@ -46,7 +47,8 @@ __global__ void __launch_bounds__(threads, 5) dropout_kernel(DropoutArguments<T>
     if (first + u * threads >= a.packs) break;
     float v[E];
     packs[u].get(v);
-    a.mask.apply(stream, (a.first_row + (a.rows ? a.rows[row[u]] : row[u])) * a.width + column[u], v);
+    a.mask.apply(
+        stream, (a.first_row + (a.rows ? a.rows[row[u]] : row[u])) * a.width + a.first_column + column[u], v);
     if (a.residual) {
       float added[E];
       residuals[u].get(added);
@@ -67,18 +69,21 @@ void launch(Exec& exec, const Dropout& d) {
   a.out = static_cast<T*>(d.out.data);
   a.x_stride = d.x.step(0);
   a.out_stride = d.out.step(0);
-  a.width = d.x.dim(1);
+  const int64_t columns = d.x.dim(1);
+  a.width = d.width > 0 ? d.width : columns;
+  a.first_column = d.first_column;
   a.first_row = d.first_row;
   a.rows = static_cast<const int*>(d.rows.data);
-  a.packs_per_row = Divider(a.width / E);
-  const int64_t packs = d.x.dim(0) * (a.width / E);
+  a.packs_per_row = Divider(columns / E);
+  const int64_t packs = d.x.dim(0) * (columns / E);
   a.packs = static_cast<int>(packs);
   a.mask = DropoutMask(d.p, d.seed, d.stream, d.step);
   NRL_LAUNCH((dropout_kernel<T, E>), kernel::blocks_for(packs, threads * unroll), threads, 0, exec.stream, a);
 }
 
 void dropout_launch(Exec& exec, const Dropout& d) {
-  const bool packed = packed_rows(d.x) && packed_rows(d.residual) && packed_rows(d.out);
+  const bool packed = packed_rows(d.x) && packed_rows(d.residual) && packed_rows(d.out) && d.width % 4 == 0 &&
+                      d.first_column % 4 == 0;
   for_float_type(d.x.dtype,
                  [&]<class T>() { packed ? launch<T, per_pack<T>>(exec, d) : launch<T, 1>(exec, d); });
 }

@@ -26,6 +26,9 @@ void dropout(Exec& exec, const Dropout& a) {
     NRL_CHECK(same_or_disjoint(a.out, a.residual), "dropout: out overlaps residual partly");
   }
   NRL_CHECK(a.p >= 0.0f && a.p < 1.0f && a.first_row >= 0, "dropout: p {}, first_row {}", a.p, a.first_row);
+  NRL_CHECK(
+      a.width == 0 ? a.first_column == 0 : a.first_column >= 0 && a.first_column + a.x.dim(1) <= a.width,
+      "dropout: columns from {} on of rows of {}, x is {}", a.first_column, a.width, describe(a.x));
   NRL_CHECK(!a.step || is_vector(a.step, 1, DType::i64), "dropout: step is {}, wanted i64[1]",
             describe(a.step));
   NRL_CHECK(!a.rows || is_vector(a.rows, a.x.dim(0), DType::i32), "dropout: rows are {}, x is {}",

@@ -151,7 +151,7 @@ class CublasLt final : public Engine {
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, o.scale_b);
       set(p.matmul.value, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, o.scale_a);
     }
-    const float alpha = 1.0f, beta = plan.accumulate ? 1.0f : 0.0f;
+    const float alpha = o.alpha, beta = plan.accumulate ? 1.0f : 0.0f;
     return cublasLtMatmul(handle_, p.matmul.value, &alpha, o.b, p.a.value, o.a, p.b.value, &beta, o.d,
                           p.d.value, o.d, p.d.value, &p.algorithm, workspace.data, workspace_bytes,
                           static_cast<cudaStream_t>(stream));

@@ -20,6 +20,7 @@ struct GemmOperands {
   void* aux = nullptr;
   const void* scale_a = nullptr;  ///< with a scaling of the plan's a
   const void* scale_b = nullptr;
+  float alpha = 1;  ///< of the product; the library's tuning does not depend on it
 };
 
 class Engine {

@@ -1,7 +1,7 @@
 // Linear layers on the CPU:
 //
-//   forward         out (=, +=) = act(x W^T + bias)
-//   backward data   dx (=, +=) = dout W
+//   forward         out (=, +=) = act(x W^T + bias), or scale x W^T
+//   backward data   dx (=, +=) = dout W, or scale dout W
 //   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
 //
 // Operands of 16 bits are upcast to f32 while they are packed (gemm/packed.h), and a 16-bit result is rounded
@@ -125,7 +125,22 @@ void multiply_decoded(int threads, const LinearForward& a, const float* bias, Sc
   }
 }
 
-void forward_kernel(Exec& exec, const LinearForward& a) {
+/// y *= scale. The factors of adapters have few columns: a second pass over them costs little.
+void multiply_by(Exec& exec, float scale, const Tensor& y) {
+  if (scale == 1.0f) return;
+  for_float_type(y.dtype, [&]<class T>() {
+    T* const data = data_of<T>(y);
+    const int64_t columns = y.dim(1), ld = y.step(0);
+    cpu::parallel_for(exec.threads, y.dim(0), row_grain(columns), [=](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        T* const row = data + r * ld;
+        for_lanes(columns, [=](int64_t i, auto part) { part.store(row + i, part.load(row + i) * scale); });
+      }
+    });
+  });
+}
+
+void forward_of_rows(Exec& exec, const LinearForward& a) {
   const bool fp8 = is_fp8(a.x);
   if (a.x.dim(0) == 1 && !fp8) return one_row_forward(exec, a);
   Scratch scratch("linear_forward", exec.workspace);
@@ -146,9 +161,15 @@ void forward_kernel(Exec& exec, const LinearForward& a) {
   activate(exec, a.activation, a.out);
 }
 
+void forward_kernel(Exec& exec, const LinearForward& a) {
+  forward_of_rows(exec, a);
+  multiply_by(exec, a.scale, a.out);
+}
+
 void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
   if (is_fp8(a.dout))
-    return forward_kernel(exec, {.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate});
+    return forward_kernel(
+        exec, {.x = a.dout, .weight = a.weight, .out = a.dx, .accumulate = a.accumulate, .scale = a.scale});
   Scratch scratch("linear_backward_data", exec.workspace);
   multiply(exec.threads,
            {.rows = a.dx.dim(0),
@@ -159,6 +180,7 @@ void backward_data_kernel(Exec& exec, const LinearBackwardData& a) {
             .c = a.dx,
             .accumulate = a.accumulate},
            scratch);
+  multiply_by(exec, a.scale, a.dx);
 }
 
 void backward_weight_kernel(Exec& exec, const LinearBackwardWeight& a) {

@@ -159,12 +159,14 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   GemmOperands o = operands(a.x, a.weight, a.out);
   o.bias = a.bias.data;
   o.aux = a.pre_activation.data;
+  o.alpha = a.scale;
   run(exec, whole_plan(exec, a), o);
 }
 
 void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   GemmOperands o = operands(a.dout, a.weight, a.dx);
   o.aux = a.pre_activation.data;
+  o.alpha = a.scale;
   run(exec, whole_plan(exec, a), o);
 }
 

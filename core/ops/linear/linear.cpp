@@ -128,6 +128,8 @@ void linear_forward(Exec& exec, const LinearForward& a) {
             "{}: bias is {}, wanted [{}]", op, describe(a.bias), m);
   NRL_CHECK(!a.accumulate || (!a.bias && a.activation == Activation::none),
             "{}: accumulating excludes a bias and an activation", op);
+  NRL_CHECK(a.scale == 1 || (!a.accumulate && !a.bias && a.activation == Activation::none),
+            "{}: a scale excludes accumulating, a bias and an activation", op);
   NRL_CHECK(!a.pre_activation || (a.activation != Activation::none && a.pre_activation.dtype == a.out.dtype),
             "{}: pre_activation is {}, out is {}", op, describe(a.pre_activation), describe(a.out));
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, m, false);
@@ -161,6 +163,8 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   NRL_CHECK((a.activation != Activation::none) == static_cast<bool>(a.pre_activation) &&
                 (!a.pre_activation || (!a.accumulate && a.pre_activation.dtype == a.dx.dtype)),
             "{}: pre_activation is {}, dx is {}", op, describe(a.pre_activation), describe(a.dx));
+  NRL_CHECK(a.scale == 1 || (!a.accumulate && a.activation == Activation::none),
+            "{}: a scale excludes accumulating and an activation", op);
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, k, false);
   const trace::Range range("linear_backward_data");
   if (n == 0 || k == 0) return;
