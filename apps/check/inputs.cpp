@@ -149,6 +149,14 @@ const Rule file_table[] = {
     {{"checkpointing.resume"}, judge_resume},
     {{"memory.offload_dir"}, judge_offload_directory},
 };
+/// Without its base model a trained adapter is of no use, and checkpoints of adapters do not hold it.
+Verdict judge_adapters(const Facts& f) {
+  if (!f.policy().lora.enabled || f.policy().model_name) return {};
+  return {{.reason = "policy.lora.enabled: there is no base model, which checkpoints of adapters do not hold",
+           .remedy = {"give it as policy.model_name: DIRECTORY"}}};
+}
+
+const Rule adapter_table[] = {{{"policy.lora.enabled", model_key}, judge_adapters}};
 const Rule document_table[] = {{{train_key, validation_key, tokenizer_key}, judge_documents}};
 const Rule thread_table[] = {{{"kernels.num_threads"}, judge_threads}};
 const Rule profiler_table[] = {
@@ -172,6 +180,7 @@ Diagnostics check_inputs(const Facts& facts, bool files, bool training) {
   if (files) out = judge(file_table, facts);
   out += judge(thread_table, facts);
   if (training) out += judge(profiler_table, facts);
+  if (training) out += judge(adapter_table, facts);
   out += judge(document_table, facts);
   return out;
 }

@@ -123,8 +123,10 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   if (primary)  // layers read one byte, and the optimizer keeps the weights
     at(Category::weights) =
         std::min(at(Category::weights), kept(sharding.parameters) + kept(sharding.optimizer_state) * weight);
+  // A lower bound of what is trained: nothing, if a part is frozen.
+  const bool trains_all = !spec.trained.adapters && spec.trained.frozen.empty();
   at(Category::gradients) =
-      kept(sharding.gradients) *
+      (trains_all ? 1 : 0) * kept(sharding.gradients) *
       n(size_of(sharding.gradients ? recipe.optimizer().main_gradients : recipe.weight_gradients()));
   const precision::OptimizerFormats& formats = recipe.optimizer();
   const int64_t master = !recipe.master_weights()        ? 0
@@ -133,7 +135,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const auto moment = [&](DType dtype) {
     return n(size_of(dtype)) + (ops::has_moment_scales(dtype) ? 1 / n(ops::moment_block) : 0.0);
   };
-  at(Category::optimizer) = (1 - config.policy.offload_optimizer.value) * kept(sharding.optimizer_state) *
+  at(Category::optimizer) = (trains_all ? 1 : 0) * (1 - config.policy.offload_optimizer.value) *
+                            kept(sharding.optimizer_state) *
                             (moment(formats.exp_avg) + moment(formats.exp_avg_sq) + n(master));
   // Never recomputed but with its layer: q, k and v, in FP8 for attention that has them so. Of layers that
   // are recomputed, one is there, and of the residual stream the inputs of segments.

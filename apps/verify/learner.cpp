@@ -95,7 +95,8 @@ std::string Learner::save(const std::string& store, const RankGroup& group) {
   const train::SaveOptions options{.store = store,
                                    .resolved_config = dump_resolved(setting_.config),
                                    .run = train::record_to_json({}),
-                                   .hf = {}};
+                                   .hf = {},
+                                   .base = setting_.config.config.policy.model_name.value_or("")};
   return train::save_checkpoint(train::state_of(*engine_, staging.get()), position_, options, group);
 }
 
@@ -111,7 +112,10 @@ void Learner::load(const std::string& checkpoint) {
   engine_->register_memory();
   CheckpointReader reader(checkpoint);
   position_ = train::read_position(reader);
-  train::with_state(*engine_, [&](const train::TrainState& state) { train::load_checkpoint(reader, state); });
+  train::with_state(*engine_, [&](const train::TrainState& state) {
+    train::load_base_of_adapters(setting_.config.config, plan(), setting_.threads, state);
+    train::load_checkpoint(reader, state);
+  });
   engine_->restore({.updates = position_.updates,
                     .skipped_in_a_row = position_.skipped_in_a_row,
                     .loss_scale = position_.loss_scale,

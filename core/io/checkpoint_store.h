@@ -97,8 +97,9 @@ class CheckpointWriter {
   /// Collective. Assembles complete tensors from the ranks' slices; each tensor is written by one rank
   /// (plan_slices()): STEM.safetensors if one rank writes all of them, else STEM-00001-of-0000N.safetensors
   /// and STEM.safetensors.index.json. Slices must cover every element; slices held by several ranks must be
-  /// equal. Memory: a block of slice_block_bytes.
-  void add_slices(const std::string& stem, const std::vector<TensorSlice>& slices);
+  /// equal. Memory: a block of slice_block_bytes. `one_file`: rank 0 writes all of them, for formats without
+  /// an index.
+  void add_slices(const std::string& stem, const std::vector<TensorSlice>& slices, bool one_file = false);
   void add_file(const std::string& name, std::string_view text);
   /// Runs the caller's own part of the work; keeps its errors for commit() as well.
   void guard(const std::function<void()>& work);
@@ -118,7 +119,7 @@ class CheckpointWriter {
     CheckpointManifest manifest;
     bool same_places = true;  // on all ranks as in the last save
   };
-  SliceShare share_of(const std::string& stem, const std::vector<TensorSlice>& slices);
+  SliceShare share_of(const std::string& stem, const std::vector<TensorSlice>& slices, bool one_file);
   void write_slices(const SlicePlan& plan, const std::vector<TensorSlice>& slices, SafetensorsWriter* file);
   void add_tensors(const std::string& file, const std::vector<ShardSpec>& shards,
                    const std::function<void(SafetensorsWriter&)>& fill, Written& written);

@@ -147,7 +147,8 @@ void CheckpointWriter::add_tensor_set(const std::string& stem, const std::vector
 }
 
 // Collective; that of the previous save if no rank's slices have changed.
-SliceShare CheckpointWriter::share_of(const std::string& stem, const std::vector<TensorSlice>& slices) {
+SliceShare CheckpointWriter::share_of(const std::string& stem, const std::vector<TensorSlice>& slices,
+                                      bool one_file) {
   std::string own = slices_to_text(slices);
   SavePlans none;
   auto& kept = (options_.plans ? *options_.plans : none).slices;
@@ -162,7 +163,7 @@ SliceShare CheckpointWriter::share_of(const std::string& stem, const std::vector
   std::vector<std::string> parts;
   SliceShare share;
   const std::string owners = on_rank_zero(group_, [&] {
-    const SlicePlan plan = plan_slices(texts);
+    const SlicePlan plan = plan_slices(texts, one_file);
     for (const SlicePlan& part : plan.parts(group_.size)) parts.push_back(part.to_text());
     share.owners = plan.owners();
     if (share.owners.size() > 1) share.index = index_of(plan, stem);
@@ -174,10 +175,11 @@ SliceShare CheckpointWriter::share_of(const std::string& stem, const std::vector
   return kept[stem] = std::move(share);
 }
 
-void CheckpointWriter::add_slices(const std::string& stem, const std::vector<TensorSlice>& slices) {
+void CheckpointWriter::add_slices(const std::string& stem, const std::vector<TensorSlice>& slices,
+                                  bool one_file) {
   SliceShare share;
   try {
-    share = share_of(stem, slices);
+    share = share_of(stem, slices, one_file);
   } catch (const Error& e) {  // the same on every rank
     if (!error_) error_ = e;
     return;

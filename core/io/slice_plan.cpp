@@ -179,7 +179,7 @@ std::string slices_to_text(std::span<const TensorSlice> slices) {
   return out.dump();
 }
 
-SlicePlan plan_slices(const std::vector<std::string>& by_rank) {
+SlicePlan plan_slices(const std::vector<std::string>& by_rank, bool one_owner) {
   std::vector<Held> all;
   std::map<std::string, size_t> index;
   for (size_t rank = 0; rank < by_rank.size(); ++rank) {
@@ -207,7 +207,7 @@ SlicePlan plan_slices(const std::vector<std::string>& by_rank) {
   std::map<int, int64_t> load;
   for (Held& held : all) {
     SlicePlan::Tensor& t = held.tensor;
-    t.owner = first_holds_all ? 0 : choose_owner(held, load);
+    t.owner = one_owner || first_holds_all ? 0 : choose_owner(held, load);
     t.sources = choose_sources(held, t.owner);
     require_cover(t);
     load[t.owner] += t.bytes();

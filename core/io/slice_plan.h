@@ -54,7 +54,7 @@ std::string slices_to_text(std::span<const TensorSlice> slices);
 
 /// The plan from the texts of all ranks. Rank 0 writes everything if it holds everything; otherwise each
 /// tensor is written by one of the ranks that hold most of it, with the load balanced. Gaps, overlaps or
-/// contradicting descriptions of a tensor are Exit::internal.
-SlicePlan plan_slices(const std::vector<std::string>& by_rank);
+/// contradicting descriptions of a tensor are Exit::internal. `one_owner`: rank 0 writes everything.
+SlicePlan plan_slices(const std::vector<std::string>& by_rank, bool one_owner = false);
 
 }  // namespace nrl

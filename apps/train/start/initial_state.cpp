@@ -19,10 +19,13 @@
 namespace nrl::train {
 namespace {
 
-void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, const TrainState& state) {
+/// `adapters`: of adapters only; else of all.
+void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, const TrainState& state,
+                          bool adapters) {
   std::vector<float> values;
   for (const engine::WeightSlice& weight : state.weights) {
     const model::Parameter& parameter = p.parameters.all[weight.parameter];
+    if (adapters && !parameter.adapter) continue;
     const DType dtype = weight.values.dtype;
     fill_memory(state.staging, weight.values.data, weight.part.rows, weight.part.columns * size_of(dtype),
                 [&](int64_t first, int64_t n, void* out) {
@@ -144,6 +147,7 @@ Resumed load_run(Run& run, CheckpointReader& reader, StartPhases& phases, const 
       compare_records(before.record, run.record, run.config.checkpointing.allow_changes, reader.path());
   load_state(*run.engine, run.config.kernels.autotune, phases,
              fmt::format("loading checkpoint {}", reader.path()), beside, [&](const TrainState& state) {
+               load_base_of_adapters(run.config, run.plan(), run.placement.host_threads(), state);
                const std::string warning = load_checkpoint(reader, state);
                if (!warning.empty()) out.warnings.push_back(warning);
              });
@@ -196,6 +200,15 @@ std::vector<std::string> resume_from(Run& run, const std::string& path, StartPha
 
 }  // namespace
 
+void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int threads,
+                           const TrainState& state) {
+  if (!plan.spec.trained.adapters) return;
+  if (const auto& model = config.policy.model_name)
+    load_weights(*model, plan.spec, state.weights, state.staging);
+  else
+    make_initial_weights(plan, static_cast<uint64_t>(resolved_loop(config).seed), threads, state, false);
+}
+
 void load_initial_weights(const Config& config, engine::Engine& engine, VerifyShare verify, int threads,
                           StartPhases& phases, const WorkBeside& beside) {
   const std::optional<std::string>& model = config.policy.model_name;
@@ -204,10 +217,12 @@ void load_initial_weights(const Config& config, engine::Engine& engine, VerifySh
       model ? fmt::format("loading weights from {}", *model) : "initializing the weights";
   load_state(engine, config.kernels.autotune, phases, what, beside, [&](const TrainState& state) {
     if (model) verify_model_directory(*model, verify);
-    if (model)
-      load_weights(*model, plan.spec, state.weights, state.staging);
-    else
-      make_initial_weights(plan, static_cast<uint64_t>(resolved_loop(config).seed), threads, state);
+    const auto seed = static_cast<uint64_t>(resolved_loop(config).seed);
+    const bool adapters = static_cast<bool>(plan.spec.trained.adapters);
+    if (model) load_weights(*model, plan.spec, state.weights, state.staging);
+    if (!model || adapters) make_initial_weights(plan, seed, threads, state, model.has_value());
+    if (adapters && config.policy.lora.adapter)
+      load_adapter(*config.policy.lora.adapter, plan.spec, state.weights, state.staging);
   });
   engine.weights_written();
 }

@@ -13,11 +13,17 @@ namespace nrl::train {
 /// makes the state at the same time; on a CPU this work comes first.
 using WorkBeside = std::function<void()>;
 
-/// Loads the weights of policy.model_name, else initializes them from pretrain.seed. Not collective.
+/// Loads the weights of policy.model_name, else initializes them from pretrain.seed; adapters come from
+/// policy.lora.adapter, else from the seed. Not collective.
 /// `verify`: this rank's share of checking the directory's checksums first.
 void load_initial_weights(
     const Config& config, engine::Engine& engine, VerifyShare verify, int threads, StartPhases& phases,
     const WorkBeside& beside = [] {});
+
+/// Before load_checkpoint() of a run that trains adapters, whose checkpoints hold these alone: loads the
+/// weights of their base model, else initializes them from the seed.
+void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int threads,
+                           const TrainState& state);
 
 /// Collective. Chooses the checkpoint to resume from, loads it or the initial weights, and moves other
 /// checkpoints aside. Sets position, resumed_from and changes, and appends to warnings. `beside` must not

@@ -18,6 +18,7 @@
 #include "apps/train/start/plan_grid.h"
 #include "apps/train/start/program_size.h"
 #include "apps/train/start/run_data.h"
+#include "apps/train/state/adapter_files.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
@@ -261,6 +262,8 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
     log::info("experts  {}", experts);
+  if (const std::string trained = trained_text(plan.spec); !trained.empty())
+    log::info("trains   {}", trained);
   const std::string fp8 = plan::fp8_text(c, plan);
   log::info("device   {}, {} per rank, weights and activations in {}{}",
             device == DeviceType::cuda ? "cuda" : "cpu", counted(ranks.front().threads, "thread"),

@@ -4,8 +4,9 @@
 #include <set>
 #include <utility>
 
+#include "apps/train/state/adapter_files.h"
+#include "apps/train/state/load_slice.h"
 #include "apps/train/state/state_pieces.h"
-#include "core/base/finite.h"
 #include "core/base/log.h"
 #include "core/io/json.h"
 #include "core/ops/step.h"
@@ -19,31 +20,6 @@ using model::Part;
 
 constexpr std::string_view dtype_text(DType t) {
   return t == DType::bf16 ? "bfloat16" : t == DType::f16 ? "float16" : "float32";
-}
-
-// The shape of the logical tensor in the file.
-std::vector<int64_t> shape_on_disk(const Part& part) {
-  std::vector<int64_t> shape = part.global;
-  if (part.transposed_on_disk) std::swap(shape[0], shape[1]);
-  return shape;
-}
-
-// A part of a weight in the layout of the file.
-TensorSlice slice_of(const engine::WeightSlice& weight) {
-  const Part& part = weight.part;
-  TensorSlice s;
-  s.name = part.name;
-  s.dtype = weight.values.dtype;
-  s.shape = shape_on_disk(part);
-  s.row = part.row, s.rows = part.rows;
-  s.column = part.column, s.columns = part.columns;
-  s.data = weight.values.data;
-  if (part.transposed_on_disk) {
-    std::swap(s.row, s.column);
-    std::swap(s.rows, s.columns);
-    s.transposed = true;
-  }
-  return s;
 }
 
 constexpr std::string_view error_prefix = "grad_error.", sum_error_prefix = "grad_sum_error/";
@@ -159,21 +135,6 @@ JsonValue to_json(const Position& p) {
                             {"best_val_step", p.best_val_step}});
 }
 
-// fill_memory() that rejects NaN and infinity: they spread through the whole model within one step, and here
-// the tensor can still be named. `where()`: its files.
-template <class Where, class Fill>
-void load_finite(const Where& where, std::string_view name, DType dtype, void* data, int64_t count,
-                 int64_t unit, Staging* staging, const Fill& fill) {
-  int64_t bad = 0;
-  fill_memory(staging, data, count, unit, [&](int64_t first, int64_t n, void* out) {
-    fill(first, n, out);
-    bad += count_non_finite(dtype, out, static_cast<size_t>(n * unit));
-  });
-  if (bad > 0)
-    fail(Exit::data, "{}: tensor \"{}\" has {} NaN or infinite values of {}; expected finite values", where(),
-         name, bad, count * unit / size_of(dtype));
-}
-
 // Sets all elements: state that a checkpoint may lack must not keep what another checkpoint left in it.
 void fill_floats(const Tensor& t, float value, Staging* staging) {
   if (!t) return;
@@ -182,28 +143,14 @@ void fill_floats(const Tensor& t, float value, Staging* staging) {
               [&](int64_t, int64_t n, void* out) { std::fill_n(static_cast<float*>(out), n, value); });
 }
 
-// Fills a slice; `read` does so for one that has some of its rows in memory, in host memory.
-template <class Where, class Read>
-void load_slice(const Where& where, std::string_view name, const TensorSlice& slice, Staging* staging,
-                const Read& read) {
-  const int64_t rows = slice.transposed ? slice.columns : slice.rows;
-  const int64_t row_bytes = (slice.transposed ? slice.rows : slice.columns) * size_of(slice.dtype);
-  load_finite(where, name, slice.dtype, slice.data, rows, row_bytes, staging,
-              [&](int64_t first, int64_t n, void* out) {
-                TensorSlice part = slice;
-                (slice.transposed ? part.column : part.row) += first;
-                (slice.transposed ? part.columns : part.rows) = n;
-                part.data = out;
-                read(part);
-              });
-}
-
 }  // namespace
 
 std::string save_checkpoint(const TrainState& s, const Position& position, const SaveOptions& options,
                             const RankGroup& group) {
+  const bool adapters = static_cast<bool>(s.spec->trained.adapters);
   std::vector<TensorSlice> slices;
-  for (const engine::WeightSlice& weight : s.weights) slices.push_back(slice_of(weight));
+  for (const engine::WeightSlice& weight : s.weights)
+    if (s.parameters->all[weight.parameter].adapter == adapters) slices.push_back(slice_of(weight));
   std::vector<StatePiece> pieces;
   const std::vector<GroupState> state = state_tensors(s);
   const std::vector<ErrorTensors> errors = error_tensors(s);
@@ -219,7 +166,8 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   int64_t bytes = 0;
   for (const engine::GroupTensors& t : s.groups)
     for (const plan::OwnedRange& range : t.group->owned)
-      if (range.counted) bytes += range.count * size_of(t.group->weight);
+      if (range.counted && s.parameters->all[range.parameter].adapter == adapters)
+        bytes += range.count * size_of(t.group->weight);
   for (const StatePiece& piece : pieces) bytes += piece.count * size_of(piece.dtype);
 
   CheckpointWriter::Options writing;
@@ -227,9 +175,13 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   writing.staging = s.staging;
   writing.plans = options.plans;
   CheckpointWriter writer(options.store, position.step, static_cast<uint64_t>(bytes), group, writing);
-  writer.add_slices("model", slices);
+  if (adapters)
+    writer.add_slices(adapter_stem, slices, /*one_file=*/true);
+  else
+    writer.add_slices("model", slices);
   if (group.rank == 0) {
     writer.guard([&] {
+      if (adapters) return writer.add_file(adapter_config_name, adapter_config_json(*s.spec, options.base));
       const std::string config =
           hf_config_json(*s.spec, dtype_text(s.groups.front().group->weight), options.hf);
       writer.add_file("config.json", config);
@@ -308,8 +260,10 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   const engine::GroupTensors* trained = nullptr;  // every trained group has the same state
   for (const engine::GroupTensors& t : s.groups)
     if (t.group->trainable) trained = &t;
+  const bool adapters = static_cast<bool>(s.spec->trained.adapters);
   for (const Parameter& parameter : s.whole->all)
     for (const Part& part : parameter.parts) {
+      if (parameter.adapter != adapters) continue;
       want(part.name, parameter.f32 ? DType::f32 : s.groups.front().group->weight, shape_on_disk(part));
       if (trained && parameter.trainable)
         for (const plan::StateTensor& state : trained->group->state)
@@ -333,8 +287,9 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
   reader.check_names(wanted);
 
   for (const engine::WeightSlice& weight : s.weights)
-    load_slice([&] { return reader.files_of(weight.part.name); }, weight.part.name, slice_of(weight),
-               s.staging, [&](const TensorSlice& slice) { reader.read_slice(slice); });
+    if (s.parameters->all[weight.parameter].adapter == adapters)
+      load_slice([&] { return reader.files_of(weight.part.name); }, weight.part.name, slice_of(weight),
+                 s.staging, [&](const TensorSlice& slice) { reader.read_slice(slice); });
   std::vector<StatePiece> pieces;
   const std::vector<GroupState> state = state_tensors(s);
   const std::vector<ErrorTensors> errors = error_tensors(s);
@@ -406,59 +361,6 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
       }
   }
   return warning;
-}
-
-DType stored_dtype(const std::string& directory) {
-  const SafetensorsSet files(directory);
-  for (const std::string& name : files.names())
-    // Biases of routers are f32 beside any weights.
-    if (files.at(name).tensor->dtype != DType::bf16 && !name.ends_with(".e_score_correction_bias"))
-      return DType::f32;
-  return DType::bf16;
-}
-
-void load_weights(const std::string& directory, const ModelSpec& spec,
-                  const std::vector<engine::WeightSlice>& weights, Staging* staging) {
-  const SafetensorsSet files(directory);
-  const std::string_view prefix = model::rules_of(spec.family).optional_prefix;
-  for (const engine::WeightSlice& weight : weights) {
-    std::string name = weight.part.name;
-    if (name.starts_with(prefix) && !files.find(name)) name = name.substr(prefix.size());
-    const auto [file, tensor] = files.at(name);
-    const TensorSlice slice = slice_of(weight);
-    if (tensor->shape != slice.shape)
-      fail(Exit::data, "{}: {} has shape {}; config.json needs {}", file->path(), name,
-           shape_text(tensor->shape), shape_text(slice.shape));
-    const bool usable =
-        tensor->dtype == DType::f32 || tensor->dtype == DType::bf16 || tensor->dtype == DType::f16;
-    if (!usable)
-      fail(Exit::data, "{}: {} has dtype {}; expected F32, BF16 or F16", file->path(), name,
-           tensor->dtype_name);
-    const auto unit = static_cast<uint64_t>(size_of(*tensor->dtype));
-    load_slice([from = file] { return from->path(); }, name, slice, staging,
-               [&, from = file, info = tensor](const TensorSlice& rows) {
-                 read_slice(rows, *info->dtype, [&](int64_t offset, int64_t count, void* out) {
-                   from->read_bytes(*info, static_cast<uint64_t>(offset) * unit, out,
-                                    static_cast<size_t>(count) * unit);
-                 });
-               });
-  }
-  const model::ParameterList whole = model::make_parameters(spec);
-  std::string unexpected;
-  for (const std::string& name : files.names()) {
-    const bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
-                        name.ends_with("rotary_emb.inv_freq");
-    const bool tied_head = spec.tied && name == "lm_head.weight";
-    bool known = buffer || tied_head;
-    for (const Parameter& p : whole.all)
-      for (const Part& part : p.parts)
-        known = known || part.name == name || (!prefix.empty() && part.name == std::string(prefix) + name);
-    if (!known) unexpected += (unexpected.empty() ? "" : ", ") + name;
-  }
-  if (!unexpected.empty())
-    fail(Exit::data,
-         "{}: tensors that config.json does not describe: {}. Fix: use the config.json of these weights",
-         directory, unexpected.substr(0, 400));
 }
 
 }  // namespace nrl::train

@@ -1,6 +1,7 @@
 #pragma once
 // Saves and loads training checkpoints. `step-N/` is a Hugging Face model directory (model.safetensors,
-// config.json, tokenizer files) plus optimizer state and the position of the run.
+// config.json, tokenizer files) plus optimizer state and the position of the run. A run that trains adapters
+// saves these alone, as a directory of PEFT (adapter_files.h): it starts from its base model again.
 //
 // Logical tensors: weights under their Hugging Face names and shapes; optimizer state as "<state>/<name>"
 // ("exp_avg/model.norm.weight") in [out, in] order and fp32, whatever their format in memory, and, with
@@ -55,6 +56,7 @@ struct SaveOptions {
   std::string resolved_config;  ///< YAML text
   JsonValue run;                ///< record_to_json() of apps/train/state/resume.h
   HfFiles hf;                   ///< additional files of the model directory
+  std::string base = {};        ///< of adapters: the directory of their base model
   SavePlans* plans = nullptr;   ///< see CheckpointWriter::Options
 };
 
@@ -74,10 +76,15 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& state);
 /// bf16, else f32.
 DType stored_dtype(const std::string& directory);
 
-/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors). Fails
-/// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
+/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors), or those
+/// of an adapter and of its base model; weights of adapters are left out where there is none. Fails (65),
+/// naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
 /// TrainState.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
+                  const std::vector<engine::WeightSlice>& weights, Staging* staging = nullptr);
+
+/// Reads those of `weights` that belong to adapters from a directory of PEFT. Fails as load_weights() does.
+void load_adapter(const std::string& directory, const model::ModelSpec& spec,
                   const std::vector<engine::WeightSlice>& weights, Staging* staging = nullptr);
 
 }  // namespace nrl::train

@@ -18,6 +18,7 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
   options_.resolved_config = dump_resolved(config);
   options_.run = record_to_json(record);
   options_.hf = std::move(hf);
+  options_.base = c.policy.model_name.value_or("");
   if (world.rank() != 0) return;
   std::vector<std::string> directories{c.logger.log_dir};
   if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);

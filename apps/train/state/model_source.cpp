@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/model/families/hf_config.h"
+#include "apps/train/state/adapter_files.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checkpoint_store.h"
@@ -51,6 +52,8 @@ MissingModel not_a_model(const std::string& path) {
             {"give the directory with config.json and *.safetensors"}};
   MissingModel out{fmt::format("'{}' has no config.json", name),
                    {"a model directory has config.json and *.safetensors"}};
+  if (is_adapter(path))
+    out.advice = {"it is an adapter: give it as policy.lora.adapter, and its base model here"};
   if (const auto steps = list_checkpoints(path, Validation::quick); !steps.empty())
     out.advice = {fmt::format("it has checkpoints: give one of them, the newest is {}", steps.front().path)};
   return out;
@@ -77,6 +80,28 @@ std::optional<Diagnostic> at_model_key(const ConfigResult& result, const model::
   if (result.config.policy.model_name)
     return at_model_name(result, Exit::config, fmt::format("{}: {}", source, problem.text));
   return diagnose(result, full(problem.key), problem.text);
+}
+
+/// Sets what the run trains, and reports what is wrong with that.
+void set_trained_part(const ConfigResult& result, model::ModelSpec& spec, Diagnostics& problems) {
+  const PolicyConfig& policy = result.config.policy;
+  if (!result.sound({"policy.lora", "policy.freeze"})) return;
+  spec.trained = trained_part(policy);
+  for (const model::TrainedPartProblem& p : model::trained_part_problems(spec))
+    problems.push_back(diagnose(result, p.key, p.text, "", {p.fix}));
+  if (!problems.empty()) return;
+  model::count_trained(spec);
+  if (!policy.lora.enabled || !policy.lora.adapter) return;
+  const auto report = [&](Exit exit, const std::string& text, std::vector<std::string> notes) {
+    problems.push_back(diagnose(result, "policy.lora.adapter", text, "", std::move(notes)));
+    problems.back().exit = exit;
+  };
+  try {
+    if (const std::string text = other_adapter(*policy.lora.adapter, spec); !text.empty())
+      report(Exit::config, text, {"it belongs to another model, or to other keys of policy.lora"});
+  } catch (const Error& e) {
+    report(e.code(), e.what(), {});
+  }
 }
 
 }  // namespace
@@ -115,6 +140,7 @@ ModelCheck check_model(const ConfigResult& result) {
                      fmt::format("policy.model.{} has no effect in this model (model_type {})", key,
                                  name_of(out.spec->family)),
                      "remove it"));
+    if (out.problems.empty()) set_trained_part(result, *out.spec, out.problems);
     if (!out.problems.empty()) out.spec.reset();
   } catch (const model::ModelConfigError& e) {
     for (const model::ModelProblem& problem : e.problems())
@@ -132,7 +158,7 @@ model::ModelSpec load_model_spec(const ConfigResult& config) {
 }
 
 std::string find_model_directory(const std::string& path, std::string& note) {
-  if (path_exists(join_path(path, "config.json"))) return path;
+  if (path_exists(join_path(path, "config.json")) || is_adapter(path)) return path;
   if (is_directory(path) && !list_checkpoints(path, Validation::quick).empty()) {
     const ResumePoint found = find_resume(path, Validation::quick);
     for (const std::string& warning : found.warnings) note += warning + "\n";
@@ -148,6 +174,18 @@ std::string find_model_directory(const std::string& path, std::string& note) {
 
 model::ModelSpec load_model_directory(const std::string& directory, VerifyShare share) {
   verify_model_directory(directory, share);
+  if (is_adapter(directory)) {
+    const StoredAdapter adapter = read_adapter(directory);
+    const std::string base = base_directory(directory, adapter);
+    model::ModelSpec spec = load_model_directory(base, share);
+    spec.trained.adapters = adapter.spec;
+    if (const auto problems = model::trained_part_problems(spec); !problems.empty())
+      fail(Exit::data, "{}: is no adapter of the model in {}: {}", directory, base, problems.front().text);
+    if (const std::string text = other_adapter(directory, spec); !text.empty())
+      fail(Exit::data, "{}: is no adapter of the model in {}: {}", directory, base, text);
+    model::count_trained(spec);
+    return spec;
+  }
   const std::string path = join_path(directory, "config.json");
   try {
     return model::parse_model_config(read_file(path, max_config_bytes), path);

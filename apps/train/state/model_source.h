@@ -21,13 +21,15 @@ ModelCheck check_model(const ConfigResult& config);
 /// The same for a configuration that passed check_model(); problems become an Error.
 model::ModelSpec load_model_spec(const ConfigResult& config);
 
-/// The model directory for `path`: `path` itself if it has a config.json, else the newest valid step-N in it
+/// The model directory for `path`: `path` itself if it has a config.json or is an adapter, else the newest
+/// valid step-N in it
 /// (`note` then names it, and the newer ones that are damaged). Throws Error (`no_input`) with a remedy, also
 /// for names on the Hugging Face Hub.
 std::string find_model_directory(const std::string& path, std::string& note);
 
-/// The model described by the config.json of a checkpoint or Hugging Face directory, of whose checksums, if
-/// it has any, this share is verified. Fails (65) if it is damaged or not supported.
+/// The model described by the config.json of a checkpoint or Hugging Face directory, or an adapter with the
+/// base model that it names, of whose checksums, if it has any, this share is verified. Fails (65) if it is
+/// damaged or not supported.
 model::ModelSpec load_model_directory(const std::string& directory, VerifyShare share = verify_all);
 
 }  // namespace nrl::train

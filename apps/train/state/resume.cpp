@@ -209,6 +209,12 @@ RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType 
   add_sources("data.train", inputs.train, record);
   add_sources("data.validation", inputs.validation, record);
   add_model(spec, record);
+  // Checkpoints of adapters need the same base model again.
+  std::string base;
+  for (const auto& [path, identity] : inputs.files)
+    if (spec.trained.adapters && path.ends_with(".safetensors"))
+      base += fmt::format("{}{}: {}", base.empty() ? "" : "; ", path.substr(path.rfind('/') + 1), identity);
+  if (!base.empty()) record["policy.model_name.content"] = base;
   return record;
 }
 

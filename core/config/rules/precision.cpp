@@ -76,6 +76,15 @@ const ConfigRule precision_table[] = {
               {chosen, "use another recipe, or set it to false"}},
              [](const Fp8RecipeRules& r) { return !r.transposes(); }),
     with_fp8(
+        {is(param, {"true"}), is("policy.lora.enabled", {"true"})},
+        {"<:policy.fp8_cfg.fp8_param> is not supported with adapters: the optimizer writes FP8 weights, and "
+         "has none of a frozen model",
+         {"policy.lora.enabled is at <@policy.lora.enabled>; set policy.fp8_cfg.fp8_param to false"}}),
+    with_fp8({is(param, {"true"}), is_not("policy.freeze", "[]")},
+             {"<:policy.fp8_cfg.fp8_param> is not supported with <:policy.freeze>: the optimizer writes FP8 "
+              "weights, and has none of frozen ones",
+              {"set policy.fp8_cfg.fp8_param to false"}}),
+    with_fp8(
         {is(attention, {"true"})},
         {"<:policy.fp8_cfg.fp8_dot_product_attention> is not supported with <policy.fp8_cfg.fp8_recipe>: "
          "attention takes scales of tensors",
