@@ -253,6 +253,13 @@ void add_features(int ranks, std::vector<Dimension>& out) {
              {"bf16 moments", formats({"exp_avg_dtype=bf16", "exp_avg_sq_dtype=bf16"}), rounds, true},
              {"fp8 moments", formats({"exp_avg_dtype=fp8", "exp_avg_sq_dtype=fp8"}), rounds, true},
              {"bf16 gradients", formats({"main_grads_dtype=bf16"}), rounds, true, "gradients"}});
+  // A layer without adapters, whose activations are kept for nothing else.
+  dimension("trained",
+            {{"all", {}},
+             {"adapters", policy({"lora.enabled=true", "lora.dim=4"})},
+             {"some adapters, dropout", policy({"lora.enabled=true", "lora.dim=3", "lora.dropout=0.2",
+                                                "lora.exclude_modules=[\"*.0.*\"]"})},
+             {"layer 0 frozen", policy({"freeze=[\"*.0.*\"]"})}});
   dimension("clipping",
             {{"off", policy({"max_grad_norm=null"})}, {"on", policy({"max_grad_norm=0.05"}), {}, true}});
   dimension("microbatches", {{"8", policy({"train_global_batch_size=8"})},

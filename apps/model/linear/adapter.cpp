@@ -48,9 +48,12 @@ void Adapter::apply_dropout(const Run& r, const Tensor& x, const Tensor& residua
                           .first_column = shape_.first_in});
 }
 
-void Adapter::drop(Run& r, Slot x) const {
-  if (dropped_)
-    r.step(drop_name_, reads(x), writes(dropped_), [&] { apply_dropout(r, r[x], {}, r[dropped_], 0); });
+void Adapter::drop(Run& r, Slot x, const std::function<void()>& ready) const {
+  if (!dropped_) return;
+  r.step(drop_name_, reads(x), writes(dropped_), [&] {
+    ready();
+    apply_dropout(r, r[x], {}, r[dropped_], 0);
+  });
 }
 
 void Adapter::add(const Run& r, Slot x, const Tensor& y, const GemmRows& rows) const {

@@ -28,8 +28,8 @@ class Adapter {
   Adapter(const LayerBuilder& b, const char* name, const AdapterParameters& parameters, const Shape& shape);
   explicit operator bool() const { return static_cast<bool>(parameters_); }
 
-  /// The step before the weight's: drops x. Nothing without dropout.
-  void drop(Run& r, Slot x) const;
+  /// The step before the weight's: drops x. Nothing without dropout. `ready` is called before x is read.
+  void drop(Run& r, Slot x, const std::function<void()>& ready) const;
   /// What the forward step reads besides, and what it writes.
   Reads forward_reads(Slot x) const { return reads(dropped_ ? dropped_ : x); }
   Slot u() const { return u_; }

@@ -126,7 +126,10 @@ void Linear::forward(Run& r, const Value& x) const {
     if (all.slot.id == ends_.x.id) all.slot = this->x();
     input_.forward_steps(r, all);
   }
-  if (adapter_) adapter_.drop(r, this->x());
+  const auto ready = [&] {
+    if (column_) column_->wait(r);
+  };
+  if (adapter_) adapter_.drop(r, this->x(), ready);
   const LinearEnds::Fused& fused = ends_.y_of;
   const Slot y = row_ ? row_->partial : ends_.y;
   const Reads adapted = adapter_ ? adapter_.forward_reads(this->x()) : Reads{};
