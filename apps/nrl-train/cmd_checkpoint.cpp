@@ -1,4 +1,5 @@
 // nrl-train checkpoint verify: checks all checksums and counters of a checkpoint, or of all in a directory.
+// nrl-train checkpoint merge: adds an adapter to the weights of its base model.
 
 #include <memory>
 #include <string>
@@ -7,6 +8,8 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
+#include "apps/train/state/merge_adapter.h"
+#include "apps/train/state/model_source.h"
 #include "apps/train/state/resume.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
@@ -18,6 +21,7 @@ namespace {
 
 struct CheckpointArgs {
   std::string directory;
+  std::string output;  ///< of merge
 };
 
 int run_checkpoint_verify(const CheckpointArgs& args) {
@@ -43,11 +47,20 @@ int run_checkpoint_verify(const CheckpointArgs& args) {
   return all ? 0 : static_cast<int>(Exit::data);
 }
 
+int run_checkpoint_merge(const CheckpointArgs& args) {
+  std::string note;
+  const std::string directory = train::find_model_directory(args.directory, note);
+  if (!note.empty()) log::warn_text(note);
+  train::merge_adapter(directory, args.output);
+  log::info("wrote {}, the base model of {} with the adapter in its weights", args.output, directory);
+  return 0;
+}
+
 }  // namespace
 
 void add_checkpoint(CommandLine& line) {
   const auto args = std::make_shared<CheckpointArgs>();
-  CLI::App* ck = line.add("checkpoint", "Inspect checkpoints",
+  CLI::App* ck = line.add("checkpoint", "Inspect checkpoints, merge adapters",
                           "  nrl-train checkpoint verify results/quickstart/checkpoints");
   ck->require_subcommand(1);
   CLI::App* c =
@@ -58,6 +71,19 @@ void add_checkpoint(CommandLine& line) {
   c->add_option("directory", args->directory, "Checkpoint (step-N), or a directory of checkpoints")
       ->required();
   line.on(c, [args] { return run_checkpoint_verify(*args); });
+  CLI::App* merge = line.add(
+      "merge",
+      "Write the base model of an adapter with the adapter in its weights, as a Hugging Face directory",
+      "  nrl-train checkpoint merge results/lora/checkpoints --output models/merged\n"
+      "  nrl-train checkpoint merge adapters/alpaca --output models/merged",
+      ck);
+  merge
+      ->add_option(
+          "directory", args->directory,
+          "Adapter: a checkpoint of a LoRA run (step-N), a directory of them, or one that PEFT wrote")
+      ->required();
+  merge->add_option("--output", args->output, "Directory to write; must not exist")->required();
+  line.on(merge, [args] { return run_checkpoint_merge(*args); });
 }
 
 }  // namespace nrl::app
