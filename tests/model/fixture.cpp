@@ -102,10 +102,14 @@ StoredTensor stored(const std::string& name, const std::vector<int64_t>& shape, 
 void write_model(const std::string& to, const JsonValue& config, const std::vector<StoredTensor>& tensors) {
   std::filesystem::create_directories(to);
   write_file_atomic(to + "/config.json", config.dump(2));
-  std::filesystem::remove(to + "/model.safetensors");
+  write_tensors(to + "/model.safetensors", tensors);
+}
+
+void write_tensors(const std::string& path, const std::vector<StoredTensor>& tensors) {
+  std::filesystem::remove(path);
   std::vector<TensorSpec> specs;
   for (const StoredTensor& t : tensors) specs.push_back({t.name, t.dtype, t.shape});
-  SafetensorsWriter writer(to + "/model.safetensors", specs);
+  SafetensorsWriter writer(path, specs);
   for (const StoredTensor& t : tensors) writer.write(t.name, t.bytes.data(), t.bytes.size());
   writer.finish();
 }

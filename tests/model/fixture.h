@@ -45,6 +45,8 @@ void write_model(const std::string& directory, const JsonValue& config,
                  const std::vector<StoredTensor>& tensors);
 void write_model(const std::string& directory, const JsonValue& config, const TensorShapes& tensors,
                  DType dtype = DType::f32);
+/// Writes a file of tensors.
+void write_tensors(const std::string& path, const std::vector<StoredTensor>& tensors);
 
 /// A model directory in memory, read as `nrl-train generate` reads it.
 class LoadedModel {
