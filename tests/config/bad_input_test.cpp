@@ -183,6 +183,9 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"pretrain: {qqqqqq: 1}", 1, 12, "keys here: max_num_steps, max_num_epochs"},
       {"trainer_class: DPOTrainer", 1, 1, "write algorithm: pretrain"},
       {"cluster: {resources_per_worker: {GPU: 2}}", 1, 11, "mpirun -n RANKS or srun"},
+      {"policy: {dtensor_cfg: {lora_cfg: {dropout_position: post}}}", 1, 36,
+       "applies to the adapter's input"},
+      {"policy: {lora: {r: 0}}", 1, 20, "out of range"},
       {"worker_groups: [{name: policy}]", 1, 1, "separate groups of ranks are not supported yet"},
       {"policy . precision: float32", 1, 1, "did you mean 'policy.precision'?"},
       {"policy . model: {model_type: llama}", 1, 1, "a key is written without spaces"},
@@ -199,7 +202,6 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
       {"algorithm: dpo", 1, 12, "not supported yet"},
-      {"policy: {lora: {enabled: true}}", 1, 26, "not supported yet"},
       {"data: {train: {format: rollouts}}", 1, 24, "expected"},
       {"data: {train: {format: preference}}", 1, 24, "not supported yet"},
       {"policy: {sequence_packing: {sequence_length_round: 8}}", 1, 52, "not supported yet"},

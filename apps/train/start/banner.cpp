@@ -87,26 +87,21 @@ RunFacts describe_run(const Run& run, double peak_flops) {
                            spec.vocab_size, human_count(static_cast<double>(plan.whole.total())),
                            spec.tied ? " (tied)" : "", precision_text(c, plan, run.engine->exec())));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
-                             grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
-                             plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
-                             plan.batch.global, plan.sequence_length,
-                    grouped(plan.sequence_length), microbatches_text(c.policy, plan.batch.micro, rows),
-                    plan.batch.data_parallel, run.max_steps()));
-                  plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
-                  plan.sequence_length, grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
-        fmt::format("{} examples of up to {} tokens a step, {} x {} dp   {} steps", plan.batch.global,
-      fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps", plan.batch.global,
-    add("batch",
-    add("batch", fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps",
-    add("data", run.train.dataset->describe());
-    add("data", run.train.examples->describe());
-    const int64_t rows = plan.batch.micro * plan.sequence_length;
-  add("batch",
-  add("data", run.train.dataset->describe());
   if (const std::string trained = trained_text(spec); !trained.empty()) add("trains", trained);
   if (run.train.examples) {
-  }
+    const int64_t rows = plan.batch.micro * plan.sequence_length;
+    add("batch",
+        fmt::format("{} examples of up to {} tokens a step, {} x {} dp   {} steps", plan.batch.global,
+                    grouped(plan.sequence_length), microbatches_text(c.policy, plan.batch.micro, rows),
+                    plan.batch.data_parallel, run.max_steps()));
+    add("data", run.train.examples->describe());
   } else {
+    add("batch", fmt::format("{} x {} = {} tokens/step = {} micro x {} accumulate x {} dp   {} steps",
+                             plan.batch.global, plan.sequence_length,
+                             grouped(plan.batch.global * plan.sequence_length), plan.batch.micro,
+                             plan.batch.accumulation, plan.batch.data_parallel, run.max_steps()));
+    add("data", run.train.dataset->describe());
+  }
   if (const std::string text = plan::precision_choice(c, plan.device); !text.empty()) add("precision", text);
   const std::string recomputed = plan::recompute_text(plan);
   add("memory", plan::memory_line(plan.memory) +

@@ -160,7 +160,9 @@ std::string adapter_config_json(const model::ModelSpec& spec, const std::string&
   return JsonValue::object(
              {{"peft_type", "LORA"},
               {"task_type", "CAUSAL_LM"},
-              {"base_model_name_or_path", std::filesystem::absolute(base).lexically_normal().string()},
+              {"base_model_name_or_path",
+               base.empty() ? JsonValue()
+                            : JsonValue(std::filesystem::absolute(base).lexically_normal().string())},
               {"r", a.rank},
               {"lora_alpha", a.alpha},
               {"lora_dropout", static_cast<double>(a.dropout)},

@@ -29,7 +29,7 @@ StoredAdapter read_adapter(const std::string& directory);
 std::string base_directory(const std::string& directory, const StoredAdapter& adapter);
 
 /// The adapter_config.json of a model with adapters (ModelSpec::trained). `base`: directory of its base
-/// model.
+/// model; empty: none.
 std::string adapter_config_json(const model::ModelSpec& spec, const std::string& base);
 
 /// What policy.lora and policy.freeze say.
