@@ -39,7 +39,7 @@ void add_adapter_keys(PolicyTable& t) {
       .only_with(adapters);
   NRL_POLICY_KEY(t, lora.dropout)
       .at_least(0)
-      .below(1)
+      .at_most(0.999)
       .alias("policy.dtensor_cfg.lora_cfg.dropout")
       .alias("policy.lora.lora_dropout")
       .help(

@@ -183,7 +183,7 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"pretrain: {qqqqqq: 1}", 1, 12, "keys here: max_num_steps, max_num_epochs"},
       {"trainer_class: DPOTrainer", 1, 1, "write algorithm: pretrain"},
       {"cluster: {resources_per_worker: {GPU: 2}}", 1, 11, "mpirun -n RANKS or srun"},
-      {"policy: {dtensor_cfg: {lora_cfg: {dropout_position: post}}}", 1, 36,
+      {"policy: {dtensor_cfg: {lora_cfg: {dropout_position: post}}}", 1, 35,
        "applies to the adapter's input"},
       {"policy: {lora: {r: 0}}", 1, 20, "out of range"},
       {"worker_groups: [{name: policy}]", 1, 1, "separate groups of ranks are not supported yet"},

@@ -9,6 +9,7 @@
 
 #include "apps/model/decoder.h"
 #include "apps/model/families/hf_config.h"
+#include "apps/model/spec/trained_part.h"
 #include "core/ops/dry_run.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"

@@ -248,7 +248,7 @@ inline const Effect effects[] = {
     {"policy.lora.lora_A_init", Observed::elsewhere, "policy.lora.lora_A_init=xavier",
      "train/lora_run_test.cpp"},
     {"policy.lora.adapter", Observed::elsewhere, "policy.lora.adapter=", "train/lora_run_test.cpp"},
-    {"policy.freeze", Observed::plan, "[embed_tokens]", "[lm_head]"},
+    {"policy.freeze", Observed::plan, "[embed_tokens]", "[\"*norm*\"]"},
     {"policy.optimizer.lr", Observed::rows, "1e-3", "1e-2"},
     {"policy.optimizer.weight_decay", Observed::rows, "0", "1"},
     {"policy.optimizer.betas", Observed::rows, "[0.9, 0.95]", "[0.8, 0.95]"},

@@ -30,13 +30,13 @@ class Adapter {
 
   /// The step before the weight's: drops x. Nothing without dropout. `ready` is called before x is read.
   void drop(Run& r, Slot x, const std::function<void()>& ready) const;
-  /// What the forward step reads besides, and what it writes.
+  /// The forward step also reads these slots, and writes u().
   Reads forward_reads(Slot x) const { return reads(dropped_ ? dropped_ : x); }
   Slot u() const { return u_; }
   /// In the forward step, after the weight's GEMM of these rows of `x` and `y`.
   void add(const Run& r, Slot x, const Tensor& y, const GemmRows& rows) const;
 
-  /// What the dgrad step writes besides.
+  /// The dgrad step also writes these slots.
   memory::SlotSet gradients() const { return d_u_.bit() | d_dropped_.bit(); }
   /// In the dgrad step, after the weight's GEMM of these rows of `dy` and `dx`.
   void add_gradient(const Run& r, const Tensor& dy, const Tensor& dx, const GemmRows& rows) const;

@@ -244,7 +244,7 @@ class Run {
   bool generates() const { return mode_ == memory::generation; }
   /// Dropout is off in evaluation and generation.
   ops::FusedDropout dropout(float p, int layer, DropoutSite site) const;
-  /// Of the input of a layer's `index`-th adapter, all rows of the microbatch.
+  /// The dropout of the input of a layer's `index`-th adapter, for all rows of the microbatch.
   ops::FusedDropout adapter_dropout(float p, int layer, int index) const {
     return dropout(p, layer, static_cast<DropoutSite>(static_cast<int>(DropoutSite::adapter) + index));
   }

@@ -9,8 +9,6 @@
 
 namespace nrl::model {
 
-struct ModelSpec;
-
 /// Selects all matrices that can have an adapter.
 inline constexpr std::string_view all_linear = "all-linear";
 /// Adapters' tensors are named as PEFT names them: this prefix, the module, ".lora_A.weight" or
@@ -34,11 +32,12 @@ struct AdapterSpec {
   bool selects(std::string_view module) const;
 };
 
-/// What a run trains.
+/// The part of a model that a run trains.
 struct TrainedPart {
   AdapterSpec adapters = {};
   std::vector<std::string> frozen = {};  ///< patterns of tensors and modules; see selects()
-  // Set by count_trained(), for the FLOPs of a step: elements of matrices by which a token is multiplied.
+  // Set by count_trained() (trained_part.h), for the FLOPs of a step: elements of matrices by which a token
+  // is multiplied.
   double frozen_products = 0;   ///< of frozen matrices
   double adapter_products = 0;  ///< of adapters
 
@@ -51,17 +50,5 @@ bool selects(std::string_view pattern, std::string_view name);
 
 /// The module of a tensor: its name without ".weight".
 std::string_view module_of(std::string_view tensor);
-
-/// A problem of a pattern. `key`: "policy.freeze", ...
-struct TrainedPartProblem {
-  std::string key, text, fix;
-};
-/// Everything that is wrong with ModelSpec::trained: patterns that select nothing, or what cannot have an
-/// adapter or be frozen alone.
-std::vector<TrainedPartProblem> trained_part_problems(const ModelSpec& spec);
-
-/// Counts what the FLOPs of a step depend on. Must be called when ModelSpec::trained has been set and has no
-/// problems.
-void count_trained(ModelSpec& spec);
 
 }  // namespace nrl::model

@@ -147,7 +147,7 @@ class Builder {
     }
     if (a.empty()) return out;
     out.modules = static_cast<int64_t>(a.size());
-    // Of A, ranks that split the outputs have copies, each with a part of its gradient; else of B.
+    // Ranks that split the outputs have copies of A, each with a part of its gradient; else copies of B.
     out.a = matrix(name + ".lora_a", a, in, by_columns(split) ? split : Split::none,
                    spec.xavier ? Init::xavier_normal : Init::kaiming_uniform, false);
     out.b = matrix(name + ".lora_b", b, spec.rank, by_rows(split) ? split : Split::none, Init::zeros, false);

@@ -63,7 +63,7 @@ inline constexpr const char* expert = "expert";
 inline constexpr const char* fp8 = "fp8";
 /// Biases of routers: no gradient; a step updates them from the load of the experts.
 inline constexpr const char* router_bias = "router_bias";
-/// Frozen parameters, and those of experts. Tied embeddings that are frozen remain in `tied`.
+/// Frozen parameters, dense ones and matrices of experts. Tied embeddings that are frozen remain in `tied`.
 inline constexpr const char *frozen = "frozen", *frozen_expert = "frozen_expert";
 }  // namespace group_name
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "apps/model/families/hf_config.h"
+#include "apps/model/spec/trained_part.h"
 #include "apps/train/state/adapter_files.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
