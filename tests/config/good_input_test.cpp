@@ -477,7 +477,8 @@ TEST_CASE("texts of every shape survive the round trip", "[config]") {
 
 TEST_CASE("the configurations that are shipped load cleanly", "[config]") {
   int count = 0;
-  for (const char* name : {"llama-17m.yaml", "gpt2-124m.yaml", "quickstart.yaml", "experts-tiny.yaml"}) {
+  for (const char* name :
+       {"llama-17m.yaml", "gpt2-124m.yaml", "quickstart.yaml", "experts-tiny.yaml", "lora-quickstart.yaml"}) {
     const ConfigResult result = load_config(std::string(NRL_SOURCE_DIR "/configs/") + name);
     INFO(name);
     INFO(render(result.diagnostics));
@@ -488,5 +489,5 @@ TEST_CASE("the configurations that are shipped load cleanly", "[config]") {
     require_round_trip(result);
     ++count;
   }
-  CHECK(count == 4);
+  CHECK(count == 5);
 }

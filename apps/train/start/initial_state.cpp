@@ -20,8 +20,9 @@ namespace nrl::train {
 namespace {
 
 /// `adapters`: of adapters only; else of all.
-void make_initial_weights(const plan::RunPlan& p, uint64_t seed, int threads, const TrainState& state,
+void make_initial_weights(const Config& config, const plan::RunPlan& p, int threads, const TrainState& state,
                           bool adapters) {
+  const auto seed = static_cast<uint64_t>(resolved_loop(config).seed);
   std::vector<float> values;
   for (const engine::WeightSlice& weight : state.weights) {
     const model::Parameter& parameter = p.parameters.all[weight.parameter];
@@ -206,7 +207,7 @@ void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int 
   if (const auto& model = config.policy.model_name)
     load_weights(*model, plan.spec, state.weights, state.staging);
   else
-    make_initial_weights(plan, static_cast<uint64_t>(resolved_loop(config).seed), threads, state, false);
+    make_initial_weights(config, plan, threads, state, false);
 }
 
 void load_initial_weights(const Config& config, engine::Engine& engine, VerifyShare verify, int threads,
@@ -217,10 +218,9 @@ void load_initial_weights(const Config& config, engine::Engine& engine, VerifySh
       model ? fmt::format("loading weights from {}", *model) : "initializing the weights";
   load_state(engine, config.kernels.autotune, phases, what, beside, [&](const TrainState& state) {
     if (model) verify_model_directory(*model, verify);
-    const auto seed = static_cast<uint64_t>(resolved_loop(config).seed);
     const bool adapters = static_cast<bool>(plan.spec.trained.adapters);
     if (model) load_weights(*model, plan.spec, state.weights, state.staging);
-    if (!model || adapters) make_initial_weights(plan, seed, threads, state, model.has_value());
+    if (!model || adapters) make_initial_weights(config, plan, threads, state, model.has_value());
     if (adapters && config.policy.lora.adapter)
       load_adapter(*config.policy.lora.adapter, plan.spec, state.weights, state.staging);
   });

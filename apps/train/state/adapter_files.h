@@ -32,7 +32,7 @@ std::string base_directory(const std::string& directory, const StoredAdapter& ad
 /// model; empty: none.
 std::string adapter_config_json(const model::ModelSpec& spec, const std::string& base);
 
-/// What policy.lora and policy.freeze say.
+/// Reads policy.lora and policy.freeze.
 model::TrainedPart trained_part(const PolicyConfig& policy);
 
 /// Why the adapter in policy.lora.adapter is not one of this model and configuration; empty: it is.

@@ -76,14 +76,14 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& state);
 /// bf16, else f32.
 DType stored_dtype(const std::string& directory);
 
-/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors), or those
-/// of an adapter and of its base model; weights of adapters are left out where there is none. Fails (65),
-/// naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
+/// Reads weights only, from a checkpoint or any Hugging Face directory (f32, bf16 or f16 tensors), or from an
+/// adapter and its base model. A directory without adapters leaves the weights of adapters as they are. Fails
+/// (65), naming them, on missing or unexpected tensors and on tensors with NaN or infinity. `staging`: see
 /// TrainState.
 void load_weights(const std::string& directory, const model::ModelSpec& spec,
                   const std::vector<engine::WeightSlice>& weights, Staging* staging = nullptr);
 
-/// Reads those of `weights` that belong to adapters from a directory of PEFT. Fails as load_weights() does.
+/// Reads the weights of adapters among `weights` from a directory of PEFT. Fails as load_weights() does.
 void load_adapter(const std::string& directory, const model::ModelSpec& spec,
                   const std::vector<engine::WeightSlice>& weights, Staging* staging = nullptr);
 

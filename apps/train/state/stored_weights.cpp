@@ -59,7 +59,7 @@ DType stored_dtype(const std::string& directory) {
 
 namespace {
 
-/// load_weights() of the tensors of the model itself, or of those of its adapters. `source`: what names them.
+/// load_weights() for the tensors of the model itself, or for its adapters.
 void load_tensors(const SafetensorsSet& files, const std::string& directory, const ModelSpec& spec,
                   bool adapters, const std::vector<engine::WeightSlice>& weights, Staging* staging) {
   const std::string_view source = adapters ? "policy.lora" : "config.json";
