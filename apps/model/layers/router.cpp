@@ -57,16 +57,15 @@ void Router::forward(Run& r) const {
     const Tensor& metrics = r.context().router_metrics;
     const Tokens t = tokens(r);
     if (metrics)
-      ops::router_balance(r.exec(),
-                          {.rule = m.rule,
-                           .logits = r[logits_],
-                           .counts = counts(r),
-                           .first = t.first,
-                           .segment = t.segment,
-                           .total = t.total,
-                           .share = r.batch().share / static_cast<float>(spec_.expert_layers()),
-                           .load = r.layout().tensor_rank == 0 && r.layout().context_rank == 0,
-                           .metrics = metrics});
+      ops::router_balance(r.exec(), {.rule = m.rule,
+                                     .logits = r[logits_],
+                                     .counts = counts(r),
+                                     .first = t.first,
+                                     .segment = t.segment,
+                                     .total = t.total,
+                                     .share = r.batch().share / static_cast<float>(spec_.expert_layers()),
+                                     .load = r.layout().tensor_rank == 0 && r.layout().context_rank == 0,
+                                     .metrics = metrics});
   });
 }
 

@@ -35,7 +35,8 @@ bool Run::accumulates(int parameter) const {
 void Run::gradient_ready(std::initializer_list<int> parameters) const {
   if (!context_->gradient_ready || !round_.last) return;
   for (int p : parameters)
-    if (context_->trains(p) && (last_ || context_->parameters[p].grad_per_microbatch)) context_->gradient_ready(p);
+    if (context_->trains(p) && (last_ || context_->parameters[p].grad_per_microbatch))
+      context_->gradient_ready(p);
 }
 
 comm::Communicator* Run::tensor_ranks() const {

@@ -335,7 +335,10 @@ class Layer {
   Slot slot(const memory::SlotSpec& spec) { return table_.add(spec); }
   /// For block `layer`; `recipe` must outlive it.
   LayerBuilder builder(const precision::Recipe& recipe, int layer = 0) {
-    return {*context_.spec, context_.layout, recipe, layer,
+    return {*context_.spec,
+            context_.layout,
+            recipe,
+            layer,
             [this](const memory::SlotSpec& s) { return slot(s); },
             [&context = context_](int parameter) { return context.trains(parameter); }};
   }
