@@ -142,6 +142,7 @@ NRL_OP_CASES(dropout) {
   }
   registry.properties.push_back({"dropout.rows_can_be_listed", rows_can_be_listed});
   registry.properties.push_back({"dropout.rows", rows_can_be_split});
+  registry.properties.push_back({"dropout.columns", columns_can_be_split});
   registry.properties.push_back({"dropout.steps", steps_have_their_masks});
 }
 

@@ -313,6 +313,10 @@ NRL_OP_CASES(linear) {
       registry.tests.push_back(
           {name + " forward +=", [=](Exec& e) { return forward(e, s, t, Activation::none, false, true); }});
     }
+    for (const Shape& s : {Shape{7, 4, 33, 3}, Shape{64, 16, 96}, Shape{61, 8, 257, 7}})
+      registry.tests.push_back(
+          {fmt::format("linear.{} scaled ({}, {}, {})+{}", name_of(t), s.n, s.m, s.k, s.gap),
+           [=](Exec& e) { return scaled(e, s, t); }});
     for (Activation f : {Activation::silu, Activation::gelu_tanh, Activation::gelu_erf})
       for (bool bias : {false, true})
         for (const Shape& s : {Shape{7, 33, 20, 3}, Shape{9, 40, 1024}})

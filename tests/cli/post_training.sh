@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Post-training as a user runs it: the demonstration of docs/post-training.md, and the configurations for models of
+# others, planned for the hardware that they name.
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+case $case_name in
+  sft_demonstration)
+    "$source_dir/scripts/make-chat.sh" data/chat 400 >out.txt
+    grep -q 'data/chat/train.jsonl (400 records)' out.txt || fail "$(cat out.txt)"
+    expect 0 run 1 data show "$source_dir/configs/sft-tiny.yaml" --n 1
+    grep -q '400 records -> 400 examples' out.txt || fail "no counts: $(cat out.txt)"
+    # The same losses on one rank, on two, and after a stop on another number of ranks.
+    tune() {
+      expect 0 run "$1" "$source_dir/configs/sft-tiny.yaml" sft.val_period=3 policy.model.num_hidden_layers=1 \
+        policy.scheduler.lr_decay_style=constant policy.scheduler.min_lr=0 policy.scheduler.lr_warmup_iters=0 \
+        checkpointing.checkpoint_dir="$2/checkpoints" logger.log_dir="$2/logs" sft.max_num_steps="$3" "${@:4}"
+    }
+    tune 1 one 9
+    grep -q 'packed into microbatches of 1,024 tokens' out.txt || fail "no word about packing: $(cat out.txt)"
+    tune 2 two 9 distributed.tensor_parallel_size=2
+    same one/logs/metrics.jsonl two/logs/metrics.jsonl 1e-4
+    tune 2 parts 5
+    tune 1 parts 9
+    same one/logs/metrics.jsonl parts/logs/metrics.jsonl 1e-4
+    expect 0 run 1 generate one/checkpoints --prompt 'Sort 3172: ' --max-tokens 4
+    # All ranks refuse a damaged record, in the same words.
+    sed -i '7s/completion/answer/' data/chat/train.jsonl
+    expect 65 run 2 "$source_dir/configs/sft-tiny.yaml" checkpointing.enabled=false
+    grep -q 'data/chat/train.jsonl:7:' err.txt || fail "the record is not named: $(cat err.txt)"
+    ;;
+  sft_recipes)
+    model() { # DIRECTORY JSON: a model directory without weights
+      mkdir -p "models/$1"
+      echo "{$2, \"rms_norm_eps\": 1e-5, \"hidden_act\": \"silu\"}" >"models/$1/config.json"
+    }
+    llama='"model_type": "llama", "attention_bias": false, "mlp_bias": false'
+    model SmolLM2-135M "$llama, \"vocab_size\": 49152, \"hidden_size\": 576, \"intermediate_size\": 1536, \"num_hidden_layers\": 30, \"num_attention_heads\": 9, \"num_key_value_heads\": 3, \"max_position_embeddings\": 8192, \"rope_theta\": 100000, \"tie_word_embeddings\": true"
+    model Llama-3.2-1B-Instruct "$llama, \"vocab_size\": 128256, \"hidden_size\": 2048, \"intermediate_size\": 8192, \"num_hidden_layers\": 16, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"max_position_embeddings\": 131072, \"rope_theta\": 500000, \"tie_word_embeddings\": true"
+    model Llama-3.1-8B-Instruct "$llama, \"vocab_size\": 128256, \"hidden_size\": 4096, \"intermediate_size\": 14336, \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"max_position_embeddings\": 131072, \"rope_theta\": 500000, \"tie_word_embeddings\": false"
+    model Qwen2.5-7B-Instruct '"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 1000000, "tie_word_embeddings": false'
+    model Qwen3-8B '"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000, "tie_word_embeddings": false'
+    model Mistral-7B-Instruct-v0.3 '"model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": false'
+    planned=0
+    while read -r name ranks; do
+      expect 0 run 1 plan "$source_dir/configs/$name.yaml" --world "$ranks" --device h100
+      grep -q 'does not fit' out.txt err.txt && fail "$name does not fit: $(cat out.txt)"
+      planned=$((planned + 1))
+    done <<'LIST'
+sft-smollm2-135m 1
+sft-llama-3.2-1b 1
+sft-llama-3.1-8b 8
+sft-qwen2.5-7b 8
+sft-qwen3-8b 8
+lora-llama-3.1-8b 1
+lora-mistral-7b 1
+LIST
+    # All of the configurations of models of others are in the list.
+    [[ $(grep -l 'model_name: models/' "$source_dir"/configs/*.yaml | wc -l) -eq $planned ]] || fail "$planned are planned"
+    ;;
+  *) fail "unknown case" ;;
+esac
