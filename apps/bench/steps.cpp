@@ -13,10 +13,18 @@
 
 namespace nrl::bench {
 
-RandomBatches::RandomBatches(int64_t tokens, int64_t vocab_size)
-    : vocab_size_(static_cast<uint64_t>(vocab_size)) {
+RandomBatches::RandomBatches(const plan::RunPlan& plan)
+    : vocab_size_(static_cast<uint64_t>(plan.spec.vocab_size)) {
+  const int64_t tokens = plan.batch.micro * plan.sequence_length;
   batch_.tokens.resize(static_cast<size_t>(tokens));
   batch_.targets.resize(static_cast<size_t>(tokens));
+  const int64_t longest = plan.tensors->shape().packed;
+  if (longest == 0) return;
+  for (int64_t i = 0; i < tokens; ++i) {
+    if (i % longest == 0) batch_.bounds.push_back(static_cast<int32_t>(i));
+    batch_.positions.push_back(static_cast<int32_t>(i % longest));
+  }
+  batch_.bounds.push_back(static_cast<int32_t>(tokens));
 }
 
 const data::HostMicroBatch& RandomBatches::next() {
@@ -32,12 +40,13 @@ const data::HostMicroBatch& RandomBatches::next() {
 std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
                             const train::LrSchedule& schedule, int64_t count, bool eager) {
   const plan::RunPlan& plan = engine.plan();
-  RandomBatches batches(plan.batch.micro * plan.sequence_length, plan.spec.vocab_size);
+  RandomBatches batches(plan);
+  const float share = static_cast<float>(plan.batch.micro) / static_cast<float>(plan.batch.global);
   std::vector<Step> steps;
   double last_result = train::Timers::steady_seconds();
   for (int64_t made = 1; made <= count; ++made) {
     for (int64_t m = 0; m < plan.batch.accumulation; ++m)
-      engine.fill(m, batches.next(), m * plan.batch.micro);
+      engine.fill(m, batches.next(), m * plan.batch.micro, share);
     engine.step({.number = made,
                  .learning_rate = learning_rate(schedule, made),
                  .loss_tokens = plan.batch.tokens_per_step,

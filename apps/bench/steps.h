@@ -8,6 +8,7 @@
 
 #include "apps/data/loader.h"
 #include "apps/engine/engine.h"
+#include "apps/plan/run_plan.h"
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/report/start_phases.h"
 #include "apps/train/start/placement.h"
@@ -18,10 +19,11 @@
 
 namespace nrl::bench {
 
-/// Microbatches of random tokens.
+/// Microbatches of random tokens: as many as fit the plan's shape. Packed ones consist of sequences of the
+/// longest length, so that a step has the plan's tokens per step, and the calls of a dry step.
 class RandomBatches {
  public:
-  RandomBatches(int64_t tokens, int64_t vocab_size);
+  explicit RandomBatches(const plan::RunPlan& plan);
   const data::HostMicroBatch& next();
 
  private:

@@ -2,6 +2,9 @@
 
 #include "apps/bench/roofline.h"
 
+#include <string>
+#include <tuple>
+
 #include "apps/bench/steps.h"
 #include "tests/engine/training.h"
 
@@ -20,6 +23,25 @@ Call gemm(const char* op, double rows, const char* range = "layer_0", DType type
   cost.operands = type;
   cost.gemm = {static_cast<int64_t>(rows), 10, 100};
   return {.op = op, .range = range, .cost = cost};
+}
+
+// Steps of six samples or examples in microbatches of two.
+ConfigResult six_samples(const std::string& algorithm, const std::string& model, const std::string& precision,
+                         const std::string& recompute) {
+  ConfigResult result =
+      load_config_text("algorithm: " + algorithm + "\ndevice: cpu\npolicy:\n  model: " + model +
+                           "\n  precision: " + precision + "\n  recompute: {granularity: " + recompute +
+                           "}\n  train_global_batch_size: 6\n"
+                           "  train_micro_batch_size: 2\n"
+                           "  max_total_sequence_length: 8\n" +
+                           algorithm +
+                           ": {max_num_steps: 4, seed: 7}\n"
+                           "data: {train: {data_path: none}}\n"
+                           "kernels: {num_threads: 1}\n",
+                       "tiny.yaml", {});
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  return result;
 }
 
 }  // namespace
@@ -59,14 +81,12 @@ TEST_CASE("the timed kernels of a step are the calls of its dry run", "[roofline
       "          num_attention_heads: 2, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64,\n"
       "          num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: 8}";
   for (const char* model : {tiny_llama, experts})
-    for (const auto& [precision, recompute] :
-         {std::pair("float32", "none"), {"float32", "full"}, {"bfloat16", "none"}}) {
-      CAPTURE(model, precision, recompute);
-      const ConfigResult config =
-          tiny_config("cpu",
-                      {std::string("policy.precision=") + precision, "policy.train_global_batch_size=6",
-                       std::string("policy.recompute.granularity=") + recompute},
-                      model);
+    for (const auto& [algorithm, precision, recompute] : {std::tuple("pretrain", "float32", "none"),
+                                                          {"pretrain", "float32", "full"},
+                                                          {"pretrain", "bfloat16", "none"},
+                                                          {"sft", "float32", "none"}}) {
+      CAPTURE(model, algorithm, precision, recompute);
+      const ConfigResult config = six_samples(algorithm, model, precision, recompute);
       const std::unique_ptr<comm::World> world = comm::World::init();
       train::Placement placement(*world, config);
       const auto engine = make_engine(placement, config);

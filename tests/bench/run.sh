@@ -31,6 +31,19 @@ tiny=(policy.model.hidden_size=32 policy.model.intermediate_size=48 policy.model
   policy.model.num_key_value_heads=1 policy.model.vocab_size=256 policy.train_global_batch_size=2 policy.train_micro_batch_size=1
   policy.max_total_sequence_length=16)
 
+cat >sft.yaml <<'TEXT'
+algorithm: sft
+policy:
+  model: {model_type: llama, vocab_size: 256, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 1, num_attention_heads: 2,
+    max_position_embeddings: 16, tie_word_embeddings: true}
+  train_global_batch_size: 4
+  train_micro_batch_size: 2
+  max_total_sequence_length: 16
+  optimizer: {lr: 1.0e-3}
+sft: {max_num_steps: 20}
+data: {train: {data_path: nowhere.jsonl}}
+TEXT
+
 # all DEVICE: every benchmark writes rows without an error in them.
 all() {
   local what
@@ -54,6 +67,13 @@ all() {
   expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device "$1" --json step.json
   for key in step_ms tokens_per_s planned_bytes first_step_s loss_last flops_per_token; do positive step.json $key; done
   [[ $(value step.json tokens_per_step) == 32 ]] || fail "the overrides were not used"
+  # Examples fill their microbatches, packed or not.
+  local packing
+  for packing in false true; do
+    expect 0 "$nrl_train" bench step sft.yaml policy.sequence_packing.enabled=$packing --quick --device "$1" --json sft.json
+    for key in step_ms tokens_per_s loss_last; do positive sft.json $key; done
+    [[ $(value sft.json tokens_per_step) == 64 ]] || fail "the microbatches are not full: $(cat sft.json)"
+  done
   ! compgen -G 'nrl-bench-*' >/dev/null || fail "a temporary directory was left behind"
 }
 
