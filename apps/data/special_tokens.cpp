@@ -23,4 +23,22 @@ int64_t SpecialTokenFinder::count(std::string_view text) const {
   return matches;
 }
 
+// Tokenizers of Hugging Face's files find special tokens themselves; for others the text is divided.
+int64_t SpecialTokenFinder::encode(const Tokenizer& tokenizer, std::string_view text,
+                                   std::vector<int32_t>& ids, std::vector<int64_t>& ends) const {
+  if (tokenizer.kind() == "hf") return tokenizer.encode_spans(text, ids, ends);
+  int64_t skipped = 0;
+  for (size_t at = 0; at < text.size();) {
+    const auto match = find(text, at);
+    const size_t end = match ? match->begin : text.size(), first = ends.size();
+    if (end > at) skipped += tokenizer.encode_spans(text.substr(at, end - at), ids, ends);
+    for (size_t i = first; i < ends.size(); ++i) ends[i] += static_cast<int64_t>(at);
+    if (!match) break;
+    ids.push_back(match->id);
+    ends.push_back(static_cast<int64_t>(match->end));
+    at = match->end;
+  }
+  return skipped;
+}
+
 }  // namespace nrl::data

@@ -1,5 +1,5 @@
 #pragma once
-// Finds the texts of special tokens in text that should not have them.
+// Finds the texts of special tokens in text.
 
 #include <cstdint>
 #include <optional>
@@ -25,6 +25,11 @@ class SpecialTokenFinder {
   std::optional<Match> find(std::string_view text, size_t from = 0) const;
   /// Number of matches, which do not overlap.
   int64_t count(std::string_view text) const;
+
+  /// Encodes as encode_spans() of `tokenizer`, the one of the constructor, except that the texts of special
+  /// tokens become these tokens with every kind of tokenizer.
+  int64_t encode(const Tokenizer& tokenizer, std::string_view text, std::vector<int32_t>& ids,
+                 std::vector<int64_t>& ends) const;
 
   /// The texts that are searched for.
   const std::vector<std::string>& texts() const { return texts_; }

@@ -44,6 +44,7 @@ class RandomExamples : public data::Examples {
   std::span<const int32_t> ids(int64_t example, int sequence) const override;
   bool in_loss(int64_t example, int sequence, int64_t token) const override;
   std::string where(int64_t example) const override;
+  bool rendered() const override { return false; }
   std::string describe() const override;
 
  private:

@@ -80,25 +80,6 @@ ExampleBuilder::ExampleBuilder(ExampleOptions options, const Tokenizer& tokenize
   std::sort(end_ids_.begin(), end_ids_.end());
 }
 
-// The texts of special tokens become these tokens. Tokenizers of Hugging Face's files find them; for others
-// the text is divided.
-int64_t ExampleBuilder::encode(std::string_view text, std::vector<int32_t>& ids,
-                               std::vector<int64_t>& ends) const {
-  if (tokenizer_.kind() == "hf") return tokenizer_.encode_spans(text, ids, ends);
-  int64_t skipped = 0;
-  for (size_t at = 0; at < text.size();) {
-    const auto match = special_.find(text, at);
-    const size_t end = match ? match->begin : text.size(), first = ends.size();
-    if (end > at) skipped += tokenizer_.encode_spans(text.substr(at, end - at), ids, ends);
-    for (size_t i = first; i < ends.size(); ++i) ends[i] += static_cast<int64_t>(at);
-    if (!match) break;
-    ids.push_back(match->id);
-    ends.push_back(static_cast<int64_t>(match->end));
-    at = match->end;
-  }
-  return skipped;
-}
-
 bool ExampleBuilder::is_end(int32_t id) const {
   return std::binary_search(end_ids_.begin(), end_ids_.end(), id);
 }
@@ -184,7 +165,7 @@ void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) cons
   require_size(text.size());
   made.text_bytes = static_cast<int64_t>(text.size());
   std::vector<int64_t> ends;
-  made.bytes_without_token = encode(text, made.ids, ends);
+  made.bytes_without_token = special_.encode(tokenizer_, text, made.ids, ends);
   made.mask.resize(made.ids.size());
   const Region trained{.begin = begin, .end = text.size()};
   mark_regions(ends, {&trained, 1}, made.mask);
@@ -230,7 +211,7 @@ void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& recor
   }
   if (options_.train_on == TrainOn::all) regions = {{.begin = 0, .end = rendered.text.size()}};
   std::vector<int64_t> ends;
-  made.bytes_without_token = encode(rendered.text, made.ids, ends);
+  made.bytes_without_token = special_.encode(tokenizer_, rendered.text, made.ids, ends);
   made.mask.resize(made.ids.size());
   mark_regions(ends, regions, made.mask);
   // A template may end turns with a text that is no token.

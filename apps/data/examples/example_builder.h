@@ -36,7 +36,6 @@ class ExampleBuilder {
   void add_record(Record record, RecordIncidents::Place place, ExampleBatch& batch) const;
   void make_plain(const RecordSequence& sequence, Made& made) const;
   void make_rendered(RecordSequence& sequence, const Record& record, Made& made) const;
-  int64_t encode(std::string_view text, std::vector<int32_t>& ids, std::vector<int64_t>& ends) const;
   bool is_end(int32_t id) const;
   std::optional<std::string> plain_text(std::string_view line) const;
   std::string special_text(const Record& record) const;  // of the first special token in it

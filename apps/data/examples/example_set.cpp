@@ -8,12 +8,12 @@
 #include <thread>
 #include <utility>
 
+#include "apps/data/chat/template_choice.h"
 #include "apps/data/chunk_pipeline.h"
 #include "apps/data/examples/cache_file.h"
 #include "apps/data/examples/example_builder.h"
 #include "apps/data/examples/example_cache.h"
 #include "apps/data/examples/example_counts.h"
-#include "apps/data/examples/template_choice.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
@@ -179,6 +179,7 @@ struct ExampleSet::State {
   std::unique_ptr<const ExampleCache> cache;
   ExampleFormat format;
   TrainOn train_on;
+  bool rendered = false;
   std::vector<std::string> files, notes;
 
   size_t sequence(int64_t example, int sequence) const {
@@ -265,6 +266,9 @@ ExampleFormat ExampleSet::format() const {
 TrainOn ExampleSet::train_on() const {
   return state_->train_on;
 }
+bool ExampleSet::rendered() const {
+  return state_->rendered;
+}
 const std::vector<std::string>& ExampleSet::files() const {
   return state_->files;
 }
@@ -326,6 +330,7 @@ std::shared_ptr<const ExampleSet> open_examples(const ExampleOptions& given, con
       [&] { report({.phase = ExampleProgress::Phase::waiting}); }, state->notes);
   state->format = options.format;
   state->train_on = options.train_on;
+  state->rendered = chosen.has_value();
   return std::make_shared<const ExampleSet>(std::move(state));
 }
 

@@ -31,6 +31,7 @@ class ExampleSet final : public Examples {
   double margin(int64_t example) const;       ///< of a preference; 0 if the record has none
   int64_t source_row(int64_t example) const;  ///< index of the record, counted over all inputs
   std::string where(int64_t example) const override;
+  bool rendered() const override;
 
   std::string describe() const override;
 

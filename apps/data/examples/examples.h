@@ -20,6 +20,7 @@ class Examples {
   /// True if token `token` is predicted, from those before it, with loss; never the first token.
   virtual bool in_loss(int64_t example, int sequence, int64_t token) const = 0;
   virtual std::string where(int64_t example) const = 0;  ///< "FILE:line" of the record
+  virtual bool rendered() const = 0;                     ///< a chat template made them of conversations
   /// For the log: number, source, lengths.
   virtual std::string describe() const = 0;
 };

@@ -1,8 +1,9 @@
 #pragma once
-// The chat template of a configuration.
+// The chat template that a configuration or a command names.
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "apps/data/chat/chat_template.h"
 #include "apps/data/tokenizer.h"
@@ -15,12 +16,16 @@ struct ChosenTemplate {
   std::string source;
 };
 
+/// The key or option that messages name as the choice of a template.
+inline constexpr std::string_view template_key = "policy.tokenizer.chat_template";
+
 /// The template that `choice` (ExampleOptions::chat_template) means; absent for "none", and for "default" if
 /// the tokenizer has no template. Throws Error: `config` if it means none, `data` if the template is wrong.
-std::optional<ChosenTemplate> choose_chat_template(const std::string& choice, const Tokenizer& tokenizer);
+std::optional<ChosenTemplate> choose_chat_template(const std::string& choice, const Tokenizer& tokenizer,
+                                                   std::string_view key = template_key);
 
-/// Tells how to set a template.
-std::string no_template_fix();
+/// Tells how to set a template, with the built-in ones.
+std::string no_template_fix(std::string_view key = template_key);
 
 /// The local date as YYYY-MM-DD.
 std::string today();

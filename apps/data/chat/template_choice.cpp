@@ -1,4 +1,4 @@
-#include "apps/data/examples/template_choice.h"
+#include "apps/data/chat/template_choice.h"
 
 #include <algorithm>
 #include <array>
@@ -37,12 +37,13 @@ std::tm parse_date(const std::string& date) {
 
 }  // namespace
 
-std::string no_template_fix() {
-  return fmt::format("Fix: set policy.tokenizer.chat_template to {}, a file, or the text of a template",
+std::string no_template_fix(std::string_view key) {
+  return fmt::format("Fix: set {} to {}, a file, or the text of a template", key,
                      alternatives(builtin_templates));
 }
 
-std::optional<ChosenTemplate> choose_chat_template(const std::string& choice, const Tokenizer& tokenizer) {
+std::optional<ChosenTemplate> choose_chat_template(const std::string& choice, const Tokenizer& tokenizer,
+                                                   std::string_view key) {
   const auto parsed = [](std::string source, std::string name) {
     ChatTemplate chat = ChatTemplate::parse(source, std::move(name));
     return ChosenTemplate{.chat = std::move(chat), .source = std::move(source)};
@@ -57,7 +58,7 @@ std::optional<ChosenTemplate> choose_chat_template(const std::string& choice, co
   fail(Exit::config,
        "chat_template '{}': neither a template of the tokenizer, a built-in one, a file, nor the text of a "
        "template. {}",
-       clipped(choice), no_template_fix());
+       clipped(choice), no_template_fix(key));
 }
 
 std::string today() {
