@@ -6,8 +6,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <random>
 #include <set>
+#include <utility>
 
+#include "apps/data/chat/chat_prompt.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 #include "tests/model/fixture.h"
@@ -61,8 +64,11 @@ struct Model {
     weights = reference::read_weights(config, directory_.path());
   }
   train::TextGenerator generator(const std::string& prompt, int64_t max_tokens) const {
-    return {loaded->spec, loaded->parameters, loaded->weights,   tokenizer,
-            prompt,       max_tokens,         train::cpu_exec(1)};
+    return generator(data::text_prompt(prompt, tokenizer), max_tokens);
+  }
+  train::TextGenerator generator(data::Prompt prompt, int64_t max_tokens) const {
+    return {loaded->spec,      loaded->parameters, loaded->weights,   tokenizer,
+            std::move(prompt), max_tokens,         train::cpu_exec(1)};
   }
   std::string text(const std::string& prompt, int64_t max_tokens, const SamplingOptions& options) const {
     train::TextGenerator g = generator(prompt, max_tokens);
@@ -248,6 +254,83 @@ TEST_CASE("the tokens of one text are drawn independently", "[generate]") {
   // Two tokens in a row are equal with the sum of p^2.
   for (double x : p) expected += x * x * (count - 1);
   CHECK(std::abs(same - expected) < 4 * std::sqrt(expected));
+}
+
+TEST_CASE("text ends before an end token or an end text", "[generate]") {
+  const Model m("llama");
+  constexpr int64_t most = 12;
+  const Ids tokens = m.greedy("ABC", most);
+  const std::string free = m.tokenizer.decode(tokens);
+  const Ids prompt = m.tokenizer.data::Tokenizer::encode("ABC");
+  const auto ended = [&](Ids end_ids, std::string end_text) {
+    train::TextGenerator g =
+        m.generator({.ids = prompt, .end_ids = std::move(end_ids), .end_text = std::move(end_text)}, most);
+    std::string text;
+    const bool ends = g.run(likeliest, [&](std::string_view piece) { text += piece; });
+    return std::pair(text, ends);
+  };
+  CHECK(ended({}, "") == std::pair(free, false));
+  CHECK(ended({28, tokens[5]}, "") == std::pair(free.substr(0, free.find(free[5])), true));
+  const std::string end = free.substr(5, 3);
+  CHECK(ended({}, end) == std::pair(free.substr(0, free.find(end)), true));
+  // Text that is held back is shown if the end text does not follow.
+  CHECK(ended({}, free.substr(most - 2) + "x") == std::pair(free, false));
+  CHECK(ended({tokens[5]}, free.substr(free.find(free[5]) - 1, 1) + "x") ==
+        std::pair(free.substr(0, free.find(free[5])), true));
+}
+
+TEST_CASE("text that may begin an end text is held back", "[generate]") {
+  train::TextEnd end("<|end|>");
+  const auto append = [&](std::string_view piece) { return end.append(piece); };
+  CHECK(append("a<b<") == "a<b");
+  CHECK(append("|en") == "");
+  CHECK(append("<<|en") == "<|en<");
+  CHECK(append("d|") == "");
+  CHECK_FALSE(end.reached());
+  CHECK(append("> more") == "");
+  CHECK(end.reached());
+  CHECK(end.rest() == "");
+  train::TextEnd whole("ab"), none("");
+  CHECK(whole.append("xaby") == "x");
+  CHECK(whole.reached());
+  CHECK(none.append("abc") == "abc");
+  CHECK_FALSE(none.reached());
+}
+
+TEST_CASE("the end of a text does not depend on its pieces", "[generate][fuzz]") {
+  std::mt19937 random(7);
+  const auto letters = [&](size_t count) {
+    std::string text;
+    for (size_t i = 0; i < count; ++i) text += static_cast<char>('a' + random() % 2);
+    return text;
+  };
+  for (int round = 0; round < 2000; ++round) {
+    const std::string text = letters(random() % 20), end_text = letters(1 + random() % 4);
+    train::TextEnd end(end_text);
+    std::string shown;
+    for (size_t at = 0, size; at < text.size() && !end.reached(); at += size)
+      shown += end.append(text.substr(at, size = 1 + random() % 3));
+    shown += end.rest();
+    INFO(text << ", end " << end_text);
+    CHECK(shown == text.substr(0, text.find(end_text)));
+    CHECK(end.reached() == (text.find(end_text) != std::string::npos));
+  }
+}
+
+TEST_CASE("a prompt may be replaced by a longer or a shorter one", "[generate]") {
+  for (const char* name : {"llama", "gpt2"}) {
+    const Model m(name);
+    train::TextGenerator g = m.generator("AB", 3);
+    for (const char* prompt : {"CQIBKY", "AB", "CQIBKYCQIBKYCQIB", "F"}) {
+      INFO(name << ", prompt " << prompt);
+      g.set_prompt(data::text_prompt(prompt, m.tokenizer));
+      CHECK(Model::text_of(g, likeliest) == m.text(prompt, 3, likeliest));
+    }
+  }
+  const Model m("gpt2");  // 20 positions
+  train::TextGenerator g = m.generator("AB", 3);
+  CHECK(test::error_of([&] { g.set_prompt(data::text_prompt(std::string(20, 'A'), m.tokenizer)); }).code ==
+        static_cast<int>(Exit::usage));
 }
 
 TEST_CASE("text comes in whole characters", "[generate]") {

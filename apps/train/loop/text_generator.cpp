@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numeric>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/base/philox.h"
@@ -68,46 +69,81 @@ ops::Exec cpu_exec(int threads) {
   return exec;
 }
 
+std::string TextEnd::append(std::string_view piece) {
+  held_ += piece;
+  if (end_.empty()) return rest();
+  if (const size_t at = held_.find(end_); at != std::string::npos) {
+    reached_ = true;
+    return std::exchange(held_, {}).substr(0, at);
+  }
+  size_t keep = std::min(held_.size(), end_.size() - 1);
+  while (!held_.ends_with(std::string_view(end_).substr(0, keep))) --keep;
+  std::string shown = held_.substr(0, held_.size() - keep);
+  held_.erase(0, shown.size());
+  return shown;
+}
+
 TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                              const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
-                             std::string_view prompt, int64_t max_tokens, const ops::Exec& exec)
-    : tokenizer_(tokenizer), prompt_(tokenizer.encode(prompt)), max_tokens_(max_tokens) {
-  if (prompt_.empty() && tokenizer.bos()) prompt_.push_back(*tokenizer.bos());
-  if (prompt_.empty() && tokenizer.eos()) prompt_.push_back(*tokenizer.eos());
-  if (prompt_.empty())
-    fail(Exit::usage,
-         "the prompt has no tokens, and the tokenizer has no beginning-of-text token. Fix: give a longer "
-         "prompt");
-  for (int32_t id : prompt_)
-    if (id >= spec.vocab_size)
+                             data::Prompt prompt, int64_t max_tokens, const ops::Exec& exec)
+    : spec_(spec),
+      parameters_(parameters),
+      weights_(weights),
+      tokenizer_(tokenizer),
+      max_tokens_(max_tokens),
+      exec_(exec) {
+  set_prompt(std::move(prompt));
+}
+
+void TextGenerator::set_prompt(data::Prompt prompt) {
+  NRL_CHECK(!prompt.ids.empty());
+  for (int32_t id : prompt.ids)
+    if (id >= spec_.vocab_size)
       fail(Exit::data,
            "the tokenizer gives id {}, but the model's vocabulary has {} tokens. Fix: use the model's "
            "tokenizer",
-           id, spec.vocab_size);
-  const auto requested = static_cast<int64_t>(prompt_.size()) + max_tokens;
-  const int64_t length = spec.learned_positions ? std::min(requested, spec.max_positions) : requested;
-  if (static_cast<int64_t>(prompt_.size()) >= length)
+           id, spec_.vocab_size);
+  const auto size = static_cast<int64_t>(prompt.ids.size());
+  const auto limited = [&](int64_t tokens) {
+    return spec_.learned_positions ? std::min(tokens, spec_.max_positions) : tokens;
+  };
+  const int64_t length = limited(size + max_tokens_);
+  if (size >= length)
     fail(Exit::usage, "the prompt is too long: {} tokens, but the model has {} positions. Fix: shorten it",
-         prompt_.size(), spec.max_positions);
+         size, spec_.max_positions);
+  prompt_ = std::move(prompt);
+  const int64_t held = inference_ ? inference_->max_tokens() : 0;
+  if (length <= held) return;
+  inference_.reset();  // before the memory of a larger one is allocated
   std::vector<model::ParameterView> views;
-  for (const Tensor& weight : weights) views.push_back({weight, {}});
-  inference_ = std::make_unique<model::Inference>(spec, parameters, std::move(views), exec, length);
+  for (const Tensor& weight : weights_) views.push_back({weight, {}});
+  inference_ = std::make_unique<model::Inference>(spec_, parameters_, std::move(views), exec_,
+                                                  std::max(length, limited(2 * held)));
 }
 
-void TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {
+bool TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {
   const PhiloxStream random(options.seed, "generate");
-  TextStream text(tokenizer_, prompt_);
+  TextStream text(tokenizer_, prompt_.ids);
+  TextEnd end(prompt_.end_text);
+  const auto show = [&](const std::string& piece) {
+    if (!piece.empty()) print(piece);
+  };
   std::vector<int32_t> order;
   inference_->reset();
-  std::span<const float> logits = inference_->append(prompt_);
+  std::span<const float> logits = inference_->append(prompt_.ids);
   for (int64_t made = 0;; ++made) {
     // Ids beyond the tokenizer's vocabulary (padding of the model's) are never sampled.
     const auto usable = std::min<size_t>(logits.size(), static_cast<size_t>(tokenizer_.vocab_size()));
     const int32_t next =
         sample_token(logits.first(usable), options, random.uniform(static_cast<uint64_t>(made)), order);
-    if (tokenizer_.eos() == next) return;
-    if (const std::string piece = text.append(next); !piece.empty()) print(piece);
-    if (made + 1 == max_tokens_ || inference_->length() == inference_->max_tokens()) return;
+    const bool ends =
+        std::find(prompt_.end_ids.begin(), prompt_.end_ids.end(), next) != prompt_.end_ids.end();
+    if (!ends) show(end.append(text.append(next)));
+    const bool full = made + 1 == max_tokens_ || inference_->length() == inference_->max_tokens();
+    if (ends || end.reached() || full) {
+      show(end.rest());
+      return ends || end.reached();
+    }
     logits = inference_->append(std::span(&next, 1));
   }
 }

@@ -5,8 +5,10 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "apps/data/chat/chat_prompt.h"
 #include "apps/data/tokenizer.h"
 #include "apps/model/inference.h"
 
@@ -38,24 +40,47 @@ class TextStream {
   size_t shown_;  ///< bytes of the text
 };
 
-/// Continues a prompt, any number of times. Memory is allocated once.
+/// Ends a growing text before an end text.
+class TextEnd {
+ public:
+  /// `end` must be valid UTF-8; empty: the text has no end.
+  explicit TextEnd(std::string end) : end_(std::move(end)) {}
+  /// Appends whole characters. Returns what can be shown: text that the end text may begin with is held back.
+  std::string append(std::string_view piece);
+  /// The text that is held back.
+  std::string rest() { return std::exchange(held_, {}); }
+  bool reached() const { return reached_; }
+
+ private:
+  std::string end_, held_;
+  bool reached_ = false;
+};
+
+/// Continues a prompt, any number of times. Memory is allocated once for it.
 class TextGenerator {
  public:
   /// `weights` are indexed like ParameterList::all, in the memory of exec's device, and are read anew by
-  /// every run(). All references and the device must outlive the generator. Throws Error (`usage`,
-  /// `data`) if the prompt has no tokens or does not fit into the model's positions, or if a token id
-  /// exceeds the model's vocabulary.
+  /// every run(). All references and the device must outlive the generator. Throws Error: `usage` if the
+  /// prompt does not fit into the model's positions, `data` if a token id exceeds the model's vocabulary.
   TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
-                const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, std::string_view prompt,
+                const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, data::Prompt prompt,
                 int64_t max_tokens, const ops::Exec& exec);
 
-  /// Calls `print` with each piece of the continuation as soon as its last character is complete.
-  void run(const SamplingOptions& options, const std::function<void(std::string_view)>& print);
+  /// Replaces the prompt; allocates more memory if it is longer than all before. Throws as the constructor.
+  void set_prompt(data::Prompt prompt);
+
+  /// Calls `print` with each piece of the continuation as soon as its last character is complete. Returns
+  /// true if the text came to its end, false after max_tokens or at the model's last position.
+  bool run(const SamplingOptions& options, const std::function<void(std::string_view)>& print);
 
  private:
+  const model::ModelSpec& spec_;
+  const model::ParameterList& parameters_;
+  const std::vector<Tensor>& weights_;
   const data::Tokenizer& tokenizer_;
-  std::vector<int32_t> prompt_;
+  data::Prompt prompt_;
   int64_t max_tokens_;
+  ops::Exec exec_;
   std::unique_ptr<model::Inference> inference_;
 };
 
