@@ -1,10 +1,13 @@
 #include "apps/train/state/hf_files.h"
 
 #include <algorithm>
+#include <vector>
 
+#include "apps/data/chat/template_choice.h"
 #include "apps/data/manifest.h"
 #include "apps/model/families/hf_config.h"
 #include "core/base/error.h"
+#include "core/config/config.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 
@@ -14,6 +17,7 @@ namespace {
 using data::Tokenizer;
 
 constexpr uint64_t max_bytes = uint64_t{64} << 20;
+constexpr const char* template_name = "chat_template.jinja";
 constexpr const char* tokenizer_files[] = {"tokenizer.json",
                                            "tokenizer.model",
                                            "tokenizer_config.json",
@@ -22,7 +26,7 @@ constexpr const char* tokenizer_files[] = {"tokenizer.json",
                                            "added_tokens.json",
                                            "vocab.json",
                                            "merges.txt",
-                                           "chat_template.jinja",
+                                           template_name,
                                            "chat_template.json"};
 constexpr const char* generation_config_name = "generation_config.json";
 
@@ -49,9 +53,8 @@ bool has_tokenizer(const std::string& directory) {
          path_exists(join_path(directory, "tokenizer.model"));
 }
 
-}  // namespace
-
-HfFiles collect_hf_files(const Config& c) {
+// The files of the tokenizer.
+HfFiles collect_tokenizer_files(const Config& c) {
   HfFiles hf;
   const auto& start = c.policy.model_name;
   const bool other_tokenizer = c.policy.tokenizer.name && c.policy.tokenizer.name != start;
@@ -81,6 +84,25 @@ HfFiles collect_hf_files(const Config& c) {
   }
   const std::string& prefix = c.data.train.data_path.front();
   if (data::read_manifest(prefix)) use(*data::tokenizer_of_dataset(prefix), hf);
+  return hf;
+}
+
+// The template that the run's examples were rendered with replaces that of the tokenizer.
+void use_template_of_run(const Config& c, HfFiles& hf) {
+  const std::string& choice = c.policy.tokenizer.chat_template;
+  if (choice == "default" || !trains_on_examples(c)) return;
+  const auto tokenizer = tokenizer_of_run(c);
+  const auto chosen = tokenizer ? data::choose_chat_template(choice, *tokenizer) : std::nullopt;
+  if (!chosen) return;
+  std::erase_if(hf.files, [](const Tokenizer::File& file) { return file.name == template_name; });
+  hf.files.push_back({template_name, chosen->source});
+}
+
+}  // namespace
+
+HfFiles collect_hf_files(const Config& c) {
+  HfFiles hf = collect_tokenizer_files(c);
+  use_template_of_run(c, hf);
   return hf;
 }
 

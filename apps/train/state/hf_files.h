@@ -22,7 +22,8 @@ struct HfFiles {
 
 /// The files for the checkpoints of a run. The tokenizer is policy.tokenizer.name, else that of
 /// policy.model_name, else that of the first dataset; a dataset of another program has none. Files of a
-/// model directory are copied. Throws Error if the tokenizer of policy.tokenizer.name or of the dataset
+/// model directory are copied. A run on conversations with another template than the tokenizer's has it as
+/// chat_template.jinja. Throws Error if the tokenizer of policy.tokenizer.name or of the dataset
 /// cannot be read.
 HfFiles collect_hf_files(const Config& config);
 
