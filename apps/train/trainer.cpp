@@ -31,7 +31,9 @@ Exit train(comm::World& world, const ConfigResult& config) {
   std::optional<RunReport> report;
   run_collectively(world, [&] {
     if (logger.sample_period > 0 && first)
-      samples = std::make_unique<TextSamples>(config.config, *run->engine, run->placement.host_threads());
+      samples = std::make_unique<TextSamples>(config.config, *run->engine,
+                                              run->train.examples && run->train.examples->rendered(),
+                                              run->placement.host_threads());
     report.emplace(*run, terminal, phases, start);
   });
   phases.end();

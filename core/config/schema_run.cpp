@@ -140,7 +140,9 @@ void add_logger(Table& t) {
           "Optimizer steps between samples of text from the model, and one after the last step, printed and "
           "written to metrics.jsonl; 0: none. Rank 0 generates them on its CPU while the others wait.");
   NRL_KEY(t, logger.sample_prompt)
-      .help("Text that the samples continue; empty: the tokenizer's first token.")
+      .help(
+          "Text that the samples continue; empty: the tokenizer's first token. Where the examples are "
+          "conversations, a user message, which the samples answer.")
       .only_with(samples);
   NRL_KEY(t, logger.sample_tokens).at_least(1).at_most(4096).help("Tokens of a sample.").only_with(samples);
   NRL_KEY(t, logger.sample_temperature)

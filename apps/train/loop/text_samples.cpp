@@ -1,11 +1,44 @@
 #include "apps/train/loop/text_samples.h"
 
+#include <utility>
+
+#include "apps/data/chat/chat_prompt.h"
+#include "apps/data/chat/template_choice.h"
+#include "apps/data/examples/example_options.h"
+#include "apps/data/examples/record.h"
+#include "apps/train/start/run_data.h"
 #include "apps/train/state/hf_files.h"
+#include "core/base/error.h"
+#include "core/io/json.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::train {
 
-TextSamples::TextSamples(const Config& c, engine::Engine& engine, int threads) : config_(c), engine_(engine) {
+namespace {
+
+// The prompt of the run's examples with the text as the user's message.
+data::Prompt chat_prompt(const Config& c, const data::Tokenizer& tokenizer) {
+  const data::ExampleOptions options = example_options(c, false, 0);
+  JsonValue messages = JsonValue::array({data::chat_message("user", c.logger.sample_prompt)});
+  if (!options.system_prompt_file.empty() || !options.prompt_file.empty()) {
+    const data::RecordReader reader(options, ExampleFormat::instruction, true);
+    data::RecordSequence sequence = std::move(
+        reader
+            .read(JsonValue::object({{options.input_key, c.logger.sample_prompt}, {options.output_key, "-"}}))
+            .sequences.front());
+    sequence.messages.items().resize(sequence.prompt_messages);
+    messages = std::move(sequence.messages);
+  }
+  const auto chosen = data::choose_chat_template(options.chat_template, tokenizer);
+  NRL_CHECK(chosen, "conversations without a chat template");
+  const std::string date = options.template_date.empty() ? data::today() : options.template_date;
+  return data::ChatPrompts(chosen->chat, data::render_options(tokenizer, date), tokenizer).prompt(messages);
+}
+
+}  // namespace
+
+TextSamples::TextSamples(const Config& c, engine::Engine& engine, bool chat, int threads)
+    : config_(c), engine_(engine), chat_(chat) {
   tokenizer_ = tokenizer_of_run(c);
   if (!tokenizer_)
     fail(Exit::config,
@@ -18,12 +51,12 @@ TextSamples::TextSamples(const Config& c, engine::Engine& engine, int threads) :
       weight.data = copies_.back().data();
     }
   try {
-    generator_ =
-        std::make_unique<TextGenerator>(engine.plan().spec, engine.plan().parameters, weights_, *tokenizer_,
-                                        c.logger.sample_prompt, c.logger.sample_tokens, cpu_exec(threads));
+    generator_ = std::make_unique<TextGenerator>(
+        engine.plan().spec, engine.plan().parameters, weights_, *tokenizer_,
+        chat ? chat_prompt(c, *tokenizer_) : data::text_prompt(c.logger.sample_prompt, *tokenizer_),
+        c.logger.sample_tokens, cpu_exec(threads));
   } catch (const Error& e) {
-    if (e.code() == Exit::usage) fail(Exit::config, "logger.sample_prompt: {}", e.what());
-    throw;
+    fail(e.code() == Exit::usage ? Exit::config : e.code(), "logger.sample_prompt: {}", e.what());
   }
 }
 
@@ -35,6 +68,7 @@ std::string TextSamples::sample() {
     for (size_t i = 0; i < device.size(); ++i) ops::download(engine_.exec(), device[i], weights_[i].data);
   }
   std::string text = c.logger.sample_prompt;
+  if (chat_) text += '\n';
   SamplingOptions options;
   options.temperature = c.logger.sample_temperature;
   options.seed = static_cast<uint64_t>(resolved_loop(c).seed);
