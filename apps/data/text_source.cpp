@@ -136,16 +136,6 @@ size_t subpart_bytes(std::string_view text, size_t at) {
   return count;
 }
 
-std::string with_replacements(std::string_view text) {
-  std::string out;
-  for (size_t bad; (bad = find_bad_byte(text)) != std::string_view::npos;) {
-    out += text.substr(0, bad);
-    out += replacement;
-    text.remove_prefix(bad + subpart_bytes(text, bad));
-  }
-  return out += text;
-}
-
 /// Applies ChunkOptions to a document of a chunk.
 struct RawText {
   const TextChunk& chunk;
@@ -174,6 +164,16 @@ struct RawText {
 };
 
 }  // namespace
+
+std::string with_replacements(std::string_view text) {
+  std::string out;
+  for (size_t bad; (bad = find_bad_byte(text)) != std::string_view::npos;) {
+    out += text.substr(0, bad);
+    out += replacement;
+    text.remove_prefix(bad + subpart_bytes(text, bad));
+  }
+  return out += text;
+}
 
 std::vector<InputFile> list_inputs(const std::vector<std::string>& inputs, const std::string& except,
                                    const std::string& jsonl_key) {

@@ -63,6 +63,8 @@ std::string place_in_line(std::string message, const std::string& source);
 /// maximal subpart of an ill-formed sequence (as the Unicode Standard recommends) and every NUL by U+FFFD;
 /// skip the document.
 enum class InvalidUtf8 { error, replace, skip };
+/// The text with the replacements of InvalidUtf8::replace.
+std::string with_replacements(std::string_view text);
 /// Action for a line of a JSONL file that is not a JSON object with a text under the key.
 enum class BadLine { error, skip };
 

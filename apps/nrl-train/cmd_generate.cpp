@@ -1,15 +1,23 @@
-// nrl-train generate: continues a text with a trained model.
+// nrl-train generate: continues a text with a trained model, or answers messages.
 
 #include <cstdint>
 #include <cstdio>
+#include <functional>
+#include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
 
+#include "apps/data/chat/chat_prompt.h"
+#include "apps/data/chat/template_choice.h"
+#include "apps/data/text_source.h"
 #include "apps/data/tokenizer.h"
 #include "apps/model/spec/parameters.h"
 #include "apps/nrl-train/commands.h"
@@ -18,10 +26,12 @@
 #include "apps/train/loop/text_generator.h"
 #include "apps/train/state/checkpoint.h"
 #include "apps/train/state/model_source.h"
+#include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
+#include "core/io/json.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::app {
@@ -29,7 +39,10 @@ namespace {
 
 struct GenerateArgs {
   std::string directory;
-  std::string prompt;
+  std::optional<std::string> prompt;
+  bool chat = false;
+  std::optional<std::string> system;
+  std::string chat_template = "default";
   std::string tokenizer;  ///< empty: that of the directory
   int64_t max_tokens = 100;
   double temperature = 0.8;
@@ -40,13 +53,66 @@ struct GenerateArgs {
   std::string device = "auto";
 };
 
+data::ChatPrompts chat_prompts(const GenerateArgs& args, const std::string& directory,
+                               const data::Tokenizer& tokenizer) {
+  constexpr std::string_view option = "--chat-template";
+  const auto chosen = data::choose_chat_template(args.chat_template, tokenizer, option);
+  if (!chosen)
+    fail(Exit::usage, "--chat needs a chat template, and {}. {}",
+         args.chat_template == "none"
+             ? std::string("--chat-template is none")
+             : fmt::format("the tokenizer of {} has none",
+                           clipped(args.tokenizer.empty() ? directory : args.tokenizer)),
+         data::no_template_fix(option));
+  return {chosen->chat, data::render_options(tokenizer, data::today()), tokenizer};
+}
+
+// Answers the prompt of the command line, or each line of standard input. `answer` prints and returns the
+// answer to a prompt.
+void converse(const GenerateArgs& args, const data::ChatPrompts& prompts,
+              const std::function<std::string(data::Prompt)>& answer) {
+  JsonValue messages = JsonValue::array();
+  const auto add = [&](std::string_view role, std::string content, const std::string& source) {
+    try {
+      messages.push_back(data::chat_message(role, std::move(content)));
+    } catch (const Error& e) {
+      fail(e.code(), "{}: {}", source, e.what());
+    }
+  };
+  if (args.system) add("system", *args.system, "--system");
+  if (args.prompt) {
+    add("user", *args.prompt, "--prompt");
+    answer(prompts.prompt(messages));
+    return;
+  }
+  const bool asks = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
+  const auto ask = [&] {
+    if (asks) std::cout << "> " << std::flush;
+  };
+  std::string line;
+  int64_t number = 0;
+  for (ask(); std::getline(std::cin, line); ask()) {
+    ++number;
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    add("user", line, fmt::format("standard input:{}", number));
+    // A model may generate bytes that are no text.
+    add("assistant", data::with_replacements(answer(prompts.prompt(messages))), "the answer");
+  }
+  if (asks) std::cout << std::endl;
+}
+
 int run_generate(const GenerateArgs& args) {
+  if (!args.chat && !args.prompt)
+    fail(Exit::usage, "generate: --prompt is missing. Fix: give a text to continue, or --chat");
   std::string note;
   const std::string directory = train::find_model_directory(args.directory, note);
   if (!note.empty()) log::warn_text(note);
   const model::ModelSpec spec = train::load_model_directory(directory);
   const auto tokenizer =
       args.tokenizer.empty() ? data::tokenizer_in(directory) : data::make_tokenizer(args.tokenizer);
+  std::optional<data::ChatPrompts> prompts;
+  if (args.chat) prompts.emplace(chat_prompts(args, directory, *tokenizer));
   const int threads = args.threads > 0 ? args.threads : cpu::available_cores();
   cpu::use_threads(threads);
   const model::ParameterList parameters = model::make_parameters(spec);
@@ -80,8 +146,6 @@ int run_generate(const GenerateArgs& args) {
     }
     memory = {};
   }
-  train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.prompt, args.max_tokens, exec);
-
   // A model may generate control characters: they are escaped on a terminal, but not in a file.
   const bool terminal = isatty(STDOUT_FILENO) != 0;
   const auto print = [&](std::string_view text) {
@@ -89,10 +153,34 @@ int run_generate(const GenerateArgs& args) {
     std::fwrite(shown.data(), 1, shown.size(), stdout);
     std::fflush(stdout);
   };
-  print(args.prompt);
-  generator.run(
-      {.temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed}, print);
-  std::fputc('\n', stdout);
+  std::optional<train::TextGenerator> generator;
+  train::SamplingOptions sampling{
+      .temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed};
+  // Prints the text before the continuation, and the continuation, which it returns.
+  const auto run = [&](data::Prompt prompt, std::string_view before) {
+    if (generator) {
+      generator->set_prompt(std::move(prompt));
+      ++sampling.seed;
+    } else {
+      generator.emplace(spec, parameters, weights, *tokenizer, std::move(prompt), args.max_tokens, exec);
+    }
+    std::string text;
+    print(before);
+    const bool ended = generator->run(sampling, [&](std::string_view piece) {
+      text += piece;
+      print(piece);
+    });
+    print("\n");
+    if (args.chat && !ended)
+      log::warn_text(fmt::format("the answer is cut off at --max-tokens ({}) or at the model's last position",
+                                 args.max_tokens));
+    return text;
+  };
+  if (prompts) {
+    converse(args, *prompts, [&](data::Prompt prompt) { return run(std::move(prompt), ""); });
+  } else {
+    run(data::text_prompt(*args.prompt, *tokenizer), *args.prompt);
+  }
   return 0;
 }
 
@@ -101,18 +189,30 @@ int run_generate(const GenerateArgs& args) {
 void add_generate(CommandLine& line) {
   const auto args = std::make_shared<GenerateArgs>();
   CLI::App* c = line.add(
-      "generate", "Continue a text with a trained model",
+      "generate", "Continue a text with a trained model, or chat with it",
       "  nrl-train generate results/quickstart/checkpoints --prompt \"Once upon a time\"\n"
       "  nrl-train generate results/quickstart/checkpoints/step-500 --prompt \"Once\" --temperature 0\n"
-      "  nrl-train generate ~/models/Llama-3.2-1B --prompt \"The sky is\" --top-p 0.9 --seed 7");
+      "  nrl-train generate ~/models/Llama-3.2-1B --prompt \"The sky is\" --top-p 0.9 --seed 7\n"
+      "  nrl-train generate results/sft/checkpoints --chat --prompt \"What is 2 plus 3?\"\n"
+      "  nrl-train generate ~/models/Llama-3.2-1B --chat --chat-template llama3 --system \"Be brief.\"");
   c->add_option(
        "directory", args->directory,
        "Checkpoint (step-N), a directory of checkpoints (the newest one) or a Hugging Face directory")
       ->required();
-  c->add_option("--prompt", args->prompt, "Text to continue")->required();
+  c->add_option(
+      "--prompt", args->prompt,
+      "Text to continue; with --chat the user's message (default: one for each line of standard input)");
+  CLI::Option* chat = c->add_flag(
+      "--chat", args->chat, "Answer messages, in the model's chat template, instead of continuing a text");
+  c->add_option("--system", args->system, "System message of the conversation")->needs(chat);
+  c->add_option(
+       "--chat-template", args->chat_template,
+       "default (the tokenizer's) | chatml | llama3 | zephyr | another of the tokenizer's | a file | the "
+       "text of a template")
+      ->needs(chat);
   c->add_option("--tokenizer", args->tokenizer,
                 "bytes | sentencepiece:MODEL | hf:tokenizer.json (default: the directory's)");
-  c->add_option("--max-tokens", args->max_tokens, "Tokens to generate (default: 100)")
+  c->add_option("--max-tokens", args->max_tokens, "Most tokens to generate, of each answer (default: 100)")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   c->add_option("--temperature", args->temperature, "Sampling temperature (default: 0.8); 0: greedy")
       ->check(finite_range(0, 100));

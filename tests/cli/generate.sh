@@ -74,5 +74,99 @@ case $case_name in
     expect 0 run 1 half.yaml policy.precision=bfloat16
     text half.txt half/checkpoints/step-10 --max-tokens 4 --temperature 0
     ;;
+  chat)
+    # Two conversations, learned by heart. The last answer depends on the first message.
+    for pair in "color blue" "fruit plum"; do
+      printf '{"messages":[{"role":"user","content":"%s"},{"role":"assistant","content":"%s"},%s,{"role":"assistant","content":"%s"}]}\n' \
+        "${pair% *}" "${pair#* }" '{"role":"user","content":"again"}' "${pair#* }"
+    done >talk.jsonl
+    # The template ends turns with the tokenizer's end token (zephyr), or with a text that is no token.
+    printf '%s' "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('No system messages') }}{% endif %}" \
+      "{{ m.role[0] + ':' }}{% if m.role == 'assistant' %}{% generation %}{{ m.content + '</turn>' }}{% endgeneration %}" \
+      "{% else %}{{ m.content + '</turn>' }}{% endif %}{% endfor %}" \
+      "{% if add_generation_prompt %}a:{% endif %}" >own.jinja
+    for template in zephyr own.jinja; do
+      name=${template%.jinja}
+      cat >"$name.yaml" <<YAML
+algorithm: sft
+policy:
+  model: {model_type: llama, vocab_size: 257, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
+          num_attention_heads: 2, max_position_embeddings: 128}
+  tokenizer: {name: bytes, chat_template: $template}
+  train_global_batch_size: 2
+  train_micro_batch_size: 2
+  max_total_sequence_length: 128
+  optimizer: {lr: 1.0e-2}
+sft: {max_num_steps: 120, max_num_epochs: 1000, val_period: 0, seed: 3}
+data: {train: {data_path: talk.jsonl}}
+checkpointing: {checkpoint_dir: $name/checkpoints}
+logger: {log_dir: $name/logs, sample_period: 120, sample_prompt: fruit, sample_tokens: 20, sample_temperature: 0.1}
+kernels: {num_threads: 1}
+YAML
+      expect 0 run 1 "$name.yaml"
+      grep -qF "nrl-train generate $name/checkpoints/step-120 --chat --prompt" out.txt || fail "$(cat out.txt)"
+      model=$name/checkpoints/step-120
+      expect 0 run 1 generate "$model" --chat --prompt fruit --temperature 0.1 --seed 3 --max-tokens 20
+      [[ $(<out.txt) == plum && ! -s err.txt ]] || fail "$template: $(cat out.txt err.txt)"
+      # Samples of the training are the prompt and the same answer.
+      sampled "$name"/logs/metrics.jsonl 120 >sample.txt
+      [[ $(<sample.txt) == $'fruit\nplum' ]] || fail "the sample: $(cat sample.txt)"
+      # A conversation; empty lines say nothing.
+      for pair in "color blue" "fruit plum"; do
+        printf '%s\n\nagain\r\n' "${pair% *}" >questions.txt
+        expect 0 run 1 generate "$model" --chat --temperature 0 <questions.txt
+        [[ $(<out.txt) == "${pair#* }"$'\n'"${pair#* }" ]] || fail "$template: $(cat out.txt)"
+      done
+      # Generation of plain text does not know the turns.
+      expect 0 run 1 generate "$model" --prompt fruit --temperature 0 --max-tokens 9
+      grep -q '^fruit' out.txt || fail "$(cat out.txt)"
+    done
+    cmp own.jinja own/checkpoints/step-120/chat_template.jinja || fail "not the template of the run"
+    # Samples of instructions have the system message and the prompt of the run; without a template they continue text.
+    for i in 1 2; do printf '{"prompt":"fruit","completion":"plum %s"}\n' $i; done >pairs.jsonl
+    printf 'Be kind.' >system.txt
+    printf 'a {}, please' >wrap.txt
+    short="data.train.data_path=pairs.jsonl sft.max_num_steps=20 logger.sample_period=20 logger.log_dir=i/logs"
+    # shellcheck disable=SC2086
+    expect 0 run 1 zephyr.yaml $short checkpointing.checkpoint_dir=i/checkpoints data.system_prompt_file=system.txt \
+      data.prompt_file=wrap.txt
+    sampled i/logs/metrics.jsonl 20 >sample.txt
+    expect 0 run 1 generate i/checkpoints/step-20 --chat --system "Be kind." --prompt "a fruit, please" --temperature 0.1 \
+      --seed 3 --max-tokens 20
+    [[ $(<sample.txt) == $'fruit\n'$(<out.txt) ]] || fail "the sample: $(cat sample.txt out.txt)"
+    # shellcheck disable=SC2086
+    expect 0 run 1 zephyr.yaml $short checkpointing.checkpoint_dir=p/checkpoints policy.tokenizer.chat_template=none \
+      logger.log_dir=p/logs
+    grep -q 'nrl-train generate p/checkpoints/step-20 --prompt' out.txt || fail "$(cat out.txt)"
+    [[ ! -e p/checkpoints/step-20/chat_template.jinja ]] || fail "a template that the run did not use"
+    sampled p/logs/metrics.jsonl 20 >sample.txt
+    expect 0 run 1 generate p/checkpoints/step-20 --prompt fruit --temperature 0.1 --seed 3 --max-tokens 20
+    cmp sample.txt out.txt || fail "the sample: $(cat sample.txt out.txt)"
+    # An answer without an end.
+    expect 0 run 1 generate own/checkpoints --chat --prompt fruit --max-tokens 3 --temperature 0
+    [[ $(<out.txt) == plu ]] || fail "$(cat out.txt)"
+    grep -q 'cut off at --max-tokens (3)' err.txt || fail "$(cat err.txt)"
+    # The template's own words; a message that is no text.
+    expect 65 run 1 generate own/checkpoints --chat --system x --prompt fruit
+    grep -q '^error: chat template: No system messages$' err.txt || fail "$(cat err.txt)"
+    printf 'fruit\n\xff\n' >questions.txt
+    expect 65 run 1 generate zephyr/checkpoints --chat <questions.txt
+    grep -q 'standard input:2: ' err.txt || fail "$(cat err.txt)"
+    # A model without a template, and templates that are none.
+    cp -r zephyr/checkpoints/step-120 bare
+    rm bare/chat_template.jinja bare/manifest.json
+    expect 64 run 1 generate bare --chat --prompt x
+    grep -q 'the tokenizer of bare has none. Fix: set --chat-template to chatml, llama3 or zephyr' err.txt || fail "$(cat err.txt)"
+    expect 64 run 1 generate bare --chat --chat-template none --prompt x
+    expect 78 run 1 generate bare --chat --chat-template nowhere --prompt x
+    grep -q "chat_template 'nowhere': .* --chat-template to chatml" err.txt || fail "$(cat err.txt)"
+    expect 0 run 1 generate bare --chat --chat-template zephyr --prompt fruit --temperature 0
+    [[ $(<out.txt) == plum ]] || fail "$(cat out.txt)"
+    # Options that need each other.
+    expect 64 run 1 generate bare --prompt x --system x
+    expect 64 run 1 generate bare --prompt x --chat-template zephyr
+    expect 64 run 1 generate bare
+    grep -q -- '--prompt is missing' err.txt || fail "$(cat err.txt)"
+    ;;
   *) fail "no such case: $case_name" ;;
 esac
