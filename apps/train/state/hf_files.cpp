@@ -87,7 +87,7 @@ HfFiles collect_tokenizer_files(const Config& c) {
   return hf;
 }
 
-// The template that the run's examples were rendered with replaces that of the tokenizer.
+// Replaces the tokenizer's chat template by the one that rendered the run's examples.
 void use_template_of_run(const Config& c, HfFiles& hf) {
   const std::string& choice = c.policy.tokenizer.chat_template;
   if (choice == "default" || !trains_on_examples(c)) return;
