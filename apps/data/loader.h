@@ -35,14 +35,15 @@ int64_t first_sample(const LoaderOptions& options, int64_t step, int64_t micro_b
 /// A microbatch in host memory, before plan::BatchTensors copies it to the device.
 /// N rows: micro_batch samples of T tokens, or packed sequences of any lengths.
 struct HostMicroBatch {
-  int64_t step = 0;                ///< global batch, counted from the loader's start
-  int64_t index = 0;               ///< microbatch in the step
-  std::vector<int64_t> samples;    ///< [micro_batch]; of packed sequences empty
-  std::vector<int32_t> tokens;     ///< [N]
-  std::vector<int32_t> targets;    ///< [N]: the next tokens; < 0: no loss
-  std::vector<int32_t> positions;  ///< [N] if documents or packed sequences reset them, else empty: 0 .. T - 1
-  std::vector<int32_t> bounds;     ///< first row of each attention sequence, and the row count
-  int64_t loss_tokens = 0;         ///< number of targets with a loss
+  int64_t step = 0;              ///< global batch, counted from the loader's start
+  int64_t index = 0;             ///< microbatch in the step
+  std::vector<int64_t> samples;  ///< [micro_batch]; of packed sequences empty
+  std::vector<int32_t> tokens;   ///< [N]
+  std::vector<int32_t> targets;  ///< [N]: the next tokens; < 0: no loss
+  std::vector<int32_t>
+      positions;                ///< [N] if documents or packed sequences reset them, else empty: 0 .. T - 1
+  std::vector<int32_t> bounds;  ///< first row of each attention sequence, and the row count
+  int64_t loss_tokens = 0;      ///< number of targets with a loss
 };
 
 /// Microbatches that a loader holds at once, and the bytes of their buffers for samples of `length` tokens.
