@@ -10,6 +10,10 @@ namespace {
 Verdict judge_dropout(const Facts& f) {
   const model::ModelSpec& m = f.spec();
   if (!trains_on_examples(f.config())) return {};
+  if (const auto& lora = f.policy().lora; lora.enabled && lora.dropout > 0)
+    return {{fmt::format("algorithm {} is not supported with dropout yet: policy.lora.dropout is {:g}",
+                         name_of(f.config().algorithm), lora.dropout),
+             {"set it to 0"}}};
   const float most = std::max({m.residual_dropout, m.embedding_dropout, m.attention_dropout});
   if (most == 0) return {};
   const char* keys = m.family == ModelFamily::gpt2 ? "policy.model.resid_pdrop, embd_pdrop and attn_pdrop"
@@ -47,7 +51,7 @@ Verdict judge_experts(const Facts& f) {
 }
 
 const Rule example_table[] = {
-    {{"algorithm"}, judge_dropout},
+    {{"algorithm", "policy.lora.dropout"}, judge_dropout},
     {{"algorithm", "distributed.expert_parallel_size", "distributed.context_parallel_size",
       "distributed.tensor_parallel_size"},
      judge_experts},

@@ -135,7 +135,7 @@ bool Condition::holds(const Config& config) const {
   const Value value = Schema::get().find(full_name(config, key))->get(config);
   const auto listed = [&](const Value& v) { return contains(values, yaml_text(v)); };
   const auto* list = std::get_if<List>(&value.v);
-  return is == (list ? std::any_of(list->begin(), list->end(), listed) : listed(value));
+  return is == (listed(value) || (list && std::any_of(list->begin(), list->end(), listed)));
 }
 
 std::string Condition::text(std::string_view section) const {

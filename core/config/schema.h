@@ -33,7 +33,7 @@ struct Alias {
   bool is_switch() const { return !if_true.empty() || !if_false.empty(); }
 };
 
-/// A condition on the value of another key, or, if that is a list, on any of its elements.
+/// A condition on the value of another key, or, if that is a list, on it ("[]") or any of its elements.
 struct Condition {
   std::string key;
   bool is = true;  ///< one of `values`, in canonical YAML; false: none of them

@@ -69,6 +69,8 @@ const ExampleStep& ExampleBatches::begin_step() {
     plain.algorithm = PackAlgorithm::none;
     packing_ = pack(units, plain);
   }
+  if (options_.rounded_up)
+    for (auto& bins : packing_.bins) bins.resize(static_cast<size_t>(options_.rounded_up(microbatches())));
   NRL_CHECK(microbatches() <= options_.most_microbatches, "{} microbatches, planned are {}", microbatches(),
             options_.most_microbatches);
   step_.microbatches = microbatches();

@@ -21,8 +21,10 @@ struct ExampleBatchOptions {
   bool repeat = true;            ///< epochs follow each other; else the last step may have fewer examples
   /// Ranks are data-parallel ranks, the capacity belongs to a microbatch; the seed is ignored.
   PackOptions packing = {};
-  int rank = 0;                                   ///< data-parallel rank
-  int64_t most_microbatches = 1;                  ///< per step and rank
+  int rank = 0;                   ///< data-parallel rank
+  int64_t most_microbatches = 1;  ///< per step and rank
+  /// The least number of microbatches from this one on that a step may have; null: any.
+  std::function<int64_t(int64_t microbatches)> rounded_up = {};
   int64_t most_rows = 1;                          ///< of a sequence
   bool pad_to_capacity = false;                   ///< every microbatch has as many rows as fit
   int64_t vocab_size = 0;                         ///< exclusive upper bound of token ids

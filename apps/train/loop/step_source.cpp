@@ -81,6 +81,11 @@ std::unique_ptr<StepSource> example_source(const Config& config,
                      .micro_batch_size = plan.batch.micro};
   options.rank = plan.position.at.dp;
   options.most_microbatches = shape.microbatches;
+  options.rounded_up = [&fewer = plan.decoder->options().fewer](int64_t microbatches) {
+    while (microbatches <= std::ssize(fewer) && fewer[static_cast<size_t>(microbatches) - 1].actions.empty())
+      ++microbatches;
+    return microbatches;
+  };
   options.most_rows = shape.packed;
   // Libraries of a GPU choose their kernels for every shape; context-parallel ranks divide a fixed number of
   // rows.
