@@ -184,7 +184,8 @@ TEST_CASE("a checkpoint records what the keys' rules compare") {
     CHECK(all.contains(key));
     CHECK(resume_rule(key).change != OnResume::unrelated);
     // A new key must say what a resume may do with it; without that a change is refused.
-    CHECK((resume_rule(key).change == OnResume::refused) == (key == "policy.precision"));
+    CHECK((resume_rule(key).change == OnResume::refused) ==
+          (key == "policy.precision" || key == "policy.freeze" || key.starts_with("policy.lora.")));
   }
   for (const char* key : {"policy.optimizer.lr", "policy.fp8_cfg.fp8_recipe", "pretrain.seed", "data.split"})
     CHECK(listed(keys, key));
