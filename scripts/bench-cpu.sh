@@ -55,9 +55,7 @@ while (($#)); do
       shift
       ;;
     --torch)
-      # realpath -s: a virtual environment's python is a link that must keep its name.
-      python=$(realpath -es "$(command -v "${2:-}")" 2>/dev/null) || die 66 "--torch: no program '${2:-}'"
-      pythons+=("$python")
+      take_python "$@"
       shift
       ;;
     --no-torch) torch=false ;;

@@ -55,6 +55,13 @@ take_program() {
   path=$(realpath -e "${2:-}") || die 66 "$1: no such file"
   printf -v "${1#--}" '%s' "$path"
 }
+# Adds the value of the option to the array pythons. realpath -s: a virtual environment's python is a link that must
+# keep its name.
+take_python() {
+  local path
+  path=$(realpath -es "$(command -v "${2:-}")" 2>/dev/null) || die 66 "$1: no program '${2:-}'"
+  pythons+=("$path")
+}
 
 # Sets the array mpi_run and the environment that mpirun needs. --oversubscribe: mpirun counts cores, not hardware
 # threads. Root must be allowed explicitly.

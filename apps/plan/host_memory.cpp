@@ -94,8 +94,7 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
                        plan.sequence_length);
   };
   add("data loader", data::loader_bytes(loading, rules, plan.sequence_length), loader());
-  const LoopConfig& loop = resolved_loop(config);
-  if (loop.val_period > 0 || loop.val_at_start || loop.val_at_end) {
+  if (evaluates(config)) {
     loading.prefetch = data::LoaderOptions{}.prefetch;
     add("evaluation", data::loader_bytes(loading, rules, plan.sequence_length), loader(), true);
   }

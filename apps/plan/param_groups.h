@@ -98,8 +98,8 @@ struct ParamGroup {
   /// By bucket, if sharded: the buffers that layers read and write.
   std::vector<memory::BufferId> gathered, bucket_gradients;
 
-  /// Whether the optimizer state is sharded over the ranks, and with it what a rank owns; of frozen groups
-  /// whether the weights are.
+  /// True if every rank owns a shard: the strategy shards the optimizer state, or the weights of a frozen
+  /// group.
   bool sharded() const { return trainable ? strategy.optimizer_state : weights_sharded; }
   /// Elements of the optimizer state on this rank, offloaded ones included.
   int64_t state_elements() const { return sharded() ? layout.shard_total() : layout.total(); }

@@ -37,6 +37,11 @@ const LoopConfig& resolved_loop(const Config& config) {
   fail(Exit::internal, "algorithm {} has no training loop", name_of(config.algorithm));
 }
 
+bool evaluates(const Config& config) {
+  const LoopConfig& loop = resolved_loop(config);
+  return loop.val_period > 0 || loop.val_at_start || loop.val_at_end;
+}
+
 std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy) {
   if (!policy.loss_scaling.is_auto()) return policy.loss_scaling.value();
   if (policy.precision == Precision::float16) return LossScaling{.dynamic = true};

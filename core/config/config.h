@@ -347,6 +347,8 @@ std::optional<int64_t> packed_tokens(const PolicyConfig& policy);
 std::optional<int64_t> packed_micro_batch(const PolicyConfig& policy);
 /// The loop of the configured algorithm.
 const LoopConfig& resolved_loop(const Config& config);
+/// True if the run evaluates during training.
+bool evaluates(const Config& config);
 /// What the loss is multiplied by; none with `auto`, unless the precision is float16.
 std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy);
 

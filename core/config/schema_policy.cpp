@@ -422,23 +422,23 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("data.truncation")
       .help("Examples of more tokens: truncate at the end, drop, or stop with an error.")
       .only_with(on_examples());
+  const auto capacity = [](KeyBuilder key) {
+    return key.resume(OnResume::unrelated)
+        .at_least(1)
+        .size()
+        .help(
+            "Most tokens of a microbatch, a multiple of max_total_sequence_length; null: "
+            "train_micro_batch_size "
+            "times that.");
+  };
   t.section("sequence_packing", "Several examples in a row of a microbatch, without padding.");
   NRL_POLICY_KEY(t, sequence_packing.enabled)
       .resume(OnResume::unrelated)
       .help(
           "Fill microbatches with examples of any lengths up to train_mb_tokens. They do not see each other, "
-          "and "
-          "the samples of a step, its loss and gradients are those without packing.")
+          "and the samples of a step, its loss and gradients are those without packing.")
       .only_with(on_examples());
-  NRL_POLICY_KEY(t, sequence_packing.train_mb_tokens)
-      .resume(OnResume::unrelated)
-      .at_least(1)
-      .size()
-      .help(
-          "Most tokens of a microbatch, a multiple of max_total_sequence_length; null: "
-          "train_micro_batch_size times "
-          "that.")
-      .only_with(packs);
+  capacity(NRL_POLICY_KEY(t, sequence_packing.train_mb_tokens)).only_with(packs);
   NRL_POLICY_KEY(t, sequence_packing.algorithm)
       .resume(OnResume::unrelated)
       .help("How examples are chosen for a microbatch.")
@@ -448,14 +448,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .resume(OnResume::unrelated)
       .help("Sort the examples of a step by length and cut microbatches of up to train_mb_tokens.")
       .only_with(on_examples());
-  NRL_POLICY_KEY(t, dynamic_batching.train_mb_tokens)
-      .resume(OnResume::unrelated)
-      .at_least(1)
-      .size()
-      .help(
-          "Most tokens of a microbatch, a multiple of max_total_sequence_length; null: "
-          "train_micro_batch_size times "
-          "that.")
+  capacity(NRL_POLICY_KEY(t, dynamic_batching.train_mb_tokens))
       .only_with({is("policy.dynamic_batching.enabled", {"true"})});
   NRL_POLICY_KEY(t, max_grad_norm)
       .resume(OnResume::reported)

@@ -21,11 +21,6 @@ ExampleBatches::ExampleBatches(std::shared_ptr<const Examples> examples, const E
   NRL_CHECK(examples_->size() > 0 && options.global_batch > 0 && options.most_rows > 0);
 }
 
-int64_t ExampleBatches::steps_left() const {
-  NRL_CHECK(!options_.repeat);
-  return (examples_->size() - position_ + options_.global_batch - 1) / options_.global_batch;
-}
-
 int64_t ExampleBatches::example_at(int64_t position) {
   const int64_t size = examples_->size(), epoch = position / size, at = position % size;
   if (!options_.shuffle) return at;
@@ -85,10 +80,6 @@ void ExampleBatches::append(int64_t example, int sequence) {
   const std::span<const int32_t> ids = examples_->ids(example, sequence);
   const int64_t rows = rows_of(examples_->length(example, sequence));
   NRL_CHECK(rows <= options_.most_rows, "a sequence of {} rows", rows);
-  for (const int32_t id : ids)
-    if (id < 0 || id >= options_.vocab_size)
-      fail(Exit::data, "{}: token {} is outside the model's vocabulary of {}. Fix: use the model's tokenizer",
-           examples_->where(example), id, options_.vocab_size);
   for (int64_t t = 0; t < rows; ++t) {
     const bool has_target =
         t + 1 < static_cast<int64_t>(ids.size()) && examples_->in_loss(example, sequence, t + 1);

@@ -27,7 +27,6 @@ struct ExampleBatchOptions {
   std::function<int64_t(int64_t microbatches)> rounded_up = {};
   int64_t most_rows = 1;                          ///< of a sequence
   bool pad_to_capacity = false;                   ///< every microbatch has as many rows as fit
-  int64_t vocab_size = 0;                         ///< exclusive upper bound of token ids
   std::function<double(int64_t rows)> work = {};  ///< of a sequence, for balance; null: its rows
 };
 
@@ -58,8 +57,6 @@ class ExampleBatches {
   const HostMicroBatch& next();
   /// Rows of the microbatch that next() returned which are not padding.
   int64_t rows() const { return rows_; }
-  /// Steps until the end of examples that are not repeated.
-  int64_t steps_left() const;
 
  private:
   int64_t example_at(int64_t position);

@@ -90,7 +90,6 @@ std::unique_ptr<StepSource> example_source(const Config& config,
   // Libraries of a GPU choose their kernels for every shape; context-parallel ranks divide a fixed number of
   // rows.
   options.pad_to_capacity = gpu || layout.context > 1;
-  options.vocab_size = plan.spec.vocab_size;
   options.work = [&spec = plan.spec](int64_t rows) {
     const double keys = ops::attention_pairs(rows, spec.window) / static_cast<double>(rows);
     return static_cast<double>(rows) * model::training_flops_of_token(spec, keys);

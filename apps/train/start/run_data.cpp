@@ -124,11 +124,6 @@ void extend_train_data(TrainData& train, int64_t samples) {
   train.dataset = data::open_token_dataset(train.options);
 }
 
-bool evaluates(const Config& c) {
-  const LoopConfig& loop = resolved_loop(c);
-  return loop.val_period > 0 || loop.val_at_start || loop.val_at_end;
-}
-
 std::optional<ValidationData> open_validation_data(const Config& c, const TrainData& train,
                                                    int64_t vocab_size, int64_t global_batch,
                                                    const ExampleOpening& opening) {

@@ -53,8 +53,6 @@ struct ValidationData {
   std::unique_ptr<data::TokenDataset> dataset;     ///< null after plan_validation_data()
   std::shared_ptr<const data::Examples> examples;  ///< see TrainData
 };
-/// True if the run evaluates during training.
-bool evaluates(const Config& config);
 /// Everything except the dataset; unset if the run does not evaluate. Of token files only.
 std::optional<ValidationData> plan_validation_data(const Config& config, const TrainData& train,
                                                    int64_t global_batch);
