@@ -44,6 +44,11 @@ struct HostMicroBatch {
       positions;                ///< [N] if documents or packed sequences reset them, else empty: 0 .. T - 1
   std::vector<int32_t> bounds;  ///< first row of each attention sequence, and the row count
   int64_t loss_tokens = 0;      ///< number of targets with a loss
+  // Inputs of an objective (model::LossNeeds); empty if it has none.
+  int64_t sequences = 0;                ///< of `bounds`, without those of padding, which are the last
+  std::vector<double> sequence_values;  ///< [sequences * values]
+  /// [columns][N * width]: numbers of 4 bytes, f32 as their bits. 0 in rows of padding.
+  std::vector<std::vector<int32_t>> columns;
 };
 
 /// Microbatches that a loader holds at once, and the bytes of their buffers for samples of `length` tokens.

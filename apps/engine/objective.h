@@ -5,45 +5,60 @@
 #include <span>
 #include <string_view>
 
-#include "apps/model/spec/micro_batch.h"
+#include "apps/model/spec/loss_rule.h"
 #include "core/config/config.h"
 
 namespace nrl::engine {
+
+/// The divisor of a metric: a count of the step over all ranks.
+enum class Per : uint8_t { one, tokens, sequences };
+
+/// A sum over the rows or sequences of all microbatches and data-parallel ranks of a step.
+struct MetricSpec {
+  std::string_view name;  ///< as it is logged; empty: not logged. Must outlive the steps in flight
+  Per per = Per::one;
+  double sign = 1;  ///< factor of what is reported
+};
 
 /// Tensors are in the memory of the exec's device, and all work is enqueued on its stream. An objective must
 /// not wait for a value, so that the step can be captured in a CUDA graph. While the kernels of a step are
 /// collected (ops::Exec::needed) no pass has written `log_prob`: an objective that computes without ops must
 /// do nothing then.
-class Objective {
+class Objective : public model::LossRule {
  public:
-  virtual ~Objective() = default;
+  /// The metrics, at most ops::StepScalar::max_metrics. The first one is the loss: the step is skipped unless
+  /// it is finite.
+  virtual std::span<const MetricSpec> metrics() const = 0;
+  /// Its LossNeeds, which the plan of the engine must have.
+  virtual model::LossNeeds needs() const { return {.dependence = dependence()}; }
 
-  /// Names of the metrics, which are sums over all microbatches and data-parallel ranks of a step; at most
-  /// ops::StepScalar::max_metrics. The step is skipped unless the first one is finite. The names must outlive
-  /// the steps in flight.
-  virtual std::span<const std::string_view> metrics() const = 0;
-
-  /// Whether dLoss/dlog_prob depends on the log-probabilities. Every microbatch then first runs a forward
-  /// pass without dropout, followed by loss_weights().
-  virtual bool needs_log_probs_first() const { return false; }
-  /// Only called if needs_log_probs_first(): writes batch.loss_weight, (N) f32 dLoss/dlog_prob, from
-  /// `log_prob`, (N) f32 (0 for tokens without a target). Otherwise the loss weights of the batch are used.
+  model::Dependence dependence() const override { return model::Dependence::none; }
+  void weights(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out, int64_t begin,
+               int64_t count) override;
+  /// Only called with Dependence::batch: every microbatch first runs a forward pass without dropout, after
+  /// which this writes batch.loss_weight, (N) f32 dLoss/dlog_prob, from `log_prob`, (N) f32 (0 for tokens
+  /// without a target).
   virtual void loss_weights(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob);
 
-  /// The reported loss of a step of `tokens` tokens with a target, from its metrics: by default the first
-  /// one, a sum of log-probabilities, per token and negated.
-  virtual double loss(std::span<const double> metrics, double tokens) const { return -metrics[0] / tokens; }
-
-  /// Adds a microbatch's metrics to `sums`, (metrics().size()) f64. `log_prob`: (N) f32 of the training pass.
-  virtual void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob,
+  /// Adds a microbatch's metrics to `sums`, (metrics().size()) f64. Called after the head's pass, of training
+  /// or evaluation; `out` has its results, the weights are those of training.
+  virtual void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out,
                            const Tensor& sums) = 0;
 };
 
-/// Next-token prediction with the loss weights of the batch. Metric: "log_prob", the sum over all targets.
+/// Global counts of a step, by which metrics are divided.
+struct StepCounts {
+  double tokens = 0;     ///< with a loss
+  double sequences = 0;  ///< examples that count
+  /// The reported value of a metric.
+  double mean(const MetricSpec& metric, double sum) const;
+};
+
+/// Next-token prediction with the loss weights of the batch.
 class LanguageModeling : public Objective {
  public:
-  std::span<const std::string_view> metrics() const override;
-  void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob,
+  std::span<const MetricSpec> metrics() const override;
+  void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out,
                    const Tensor& sums) override;
 };
 

@@ -225,6 +225,38 @@ struct LoopConfig {
   bool operator==(const LoopConfig&) const = default;
 };
 
+/// The loss of pairs (algorithm dpo).
+struct PreferenceConfig {
+  PreferenceLoss loss_type = PreferenceLoss::sigmoid;
+  double beta = 0.1;                   ///< of the policy's divergence from the reference
+  double label_smoothing = 0;          ///< probability that a pair is labeled the wrong way round
+  double simpo_gamma = 0.5;            ///< target margin of simpo
+  double preference_weight = 1;        ///< factor of the loss of pairs
+  double sft_weight = 0;               ///< factor of the negative log-likelihood of the chosen sequences
+  bool average_log_probs = false;      ///< of pairs: means over tokens instead of sums
+  bool sft_average_log_probs = false;  ///< the same of the term of the chosen sequences
+  bool operator==(const PreferenceConfig&) const = default;
+};
+
+/// The loss of a reward model (algorithm rm).
+struct RewardModelConfig {
+  double center_rewards_coefficient = 0;  ///< of (r_chosen + r_rejected)^2
+  bool operator==(const RewardModelConfig&) const = default;
+};
+
+/// The loss of a policy (algorithm grpo).
+struct PolicyLossConfig {
+  PolicyObjective type = PolicyObjective::clip;
+  LossAggregation aggregation = LossAggregation::token_mean;
+  double ratio_clip_min = 0.2, ratio_clip_max = 0.2;
+  std::optional<double> ratio_clip_c;      ///< dual clip: bound of the loss of negative advantages; > 1
+  double reference_policy_kl_penalty = 0;  ///< factor of the divergence from the reference
+  KlEstimator reference_policy_kl_type = KlEstimator::k3;
+  double entropy_coef = 0;             ///< factor of the entropy, which is rewarded
+  bool force_on_policy_ratio = false;  ///< the log-probabilities of the step itself are the old ones
+  bool operator==(const PolicyLossConfig&) const = default;
+};
+
 struct DatasetConfig {
   std::vector<std::string> data_path;          ///< one or several (a blend)
   std::optional<std::vector<double>> weights;  ///< of the blend, one per path; unset: by size
@@ -329,6 +361,13 @@ struct Config {
   PolicyConfig policy;
   LoopConfig pretrain;
   LoopConfig sft;
+  LoopConfig dpo;
+  LoopConfig rm;
+  LoopConfig grpo;
+  LoopConfig distill;
+  PreferenceConfig preference;     ///< keys of section dpo
+  RewardModelConfig reward_model;  ///< keys of section rm
+  PolicyLossConfig loss_fn;
   DataConfig data;
   CheckpointingConfig checkpointing;
   MemoryConfig memory;

@@ -5,6 +5,7 @@
 #include "core/base/dtype.h"
 #include "core/base/isa.h"
 #include "core/config/example_enums.h"
+#include "core/config/objective_enums.h"
 
 namespace nrl {
 

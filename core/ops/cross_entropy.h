@@ -6,11 +6,11 @@
 
 namespace nrl::ops {
 
-/// log_prob[n] = logits[n, target[n]] - lse[n], lse = log-sum-exp over the row (f32, max subtracted).
-/// With `weight` (w[n] = dLoss/dlog_prob[n]) the logits are overwritten by their gradient
-/// w[n] * (onehot(target[n]) - softmax(logits[n])) in the same pass. target < 0 means "no target": log_prob
-/// 0, gradient 0. Arithmetic is in f32; a bf16 or f16 gradient is rounded once. Rows are independent, so
-/// results do not depend on the number of threads.
+/// log_prob[n] = z[n, target[n]] - lse[n], z = logits * inverse_temperature, lse = log-sum-exp of z over the
+/// row (f32, max subtracted). With `weight` (w[n] = dLoss/dlog_prob[n]) the logits are overwritten by their
+/// gradient w[n] * (onehot(target[n]) - softmax(logits[n])) in the same pass. target < 0 means "no target":
+/// log_prob 0, gradient 0. Arithmetic is in f32; a bf16 or f16 gradient is rounded once. Rows are
+/// independent, so results do not depend on the number of threads.
 struct CrossEntropy {
   Tensor logits;           ///< (N, V) f32 or bf16; overwritten by the gradient if `weight` is given
   Tensor target;           ///< (N) i32
@@ -18,12 +18,15 @@ struct CrossEntropy {
   Tensor loss_scale = {};  ///< optional (1) f64: multiplies the weights
   Tensor log_prob;         ///< (N) f32
   Tensor lse = {};         ///< optional (N) f32
+  Tensor entropy = {};  ///< optional (N) f32, without `weight`: of softmax(z); 0 for tokens without a target
+  float inverse_temperature = 1;
   /// Optional (N, V) bf16 or f16, requires `weight` and f32 logits: the gradient is written here, and the
   /// logits are overwritten with unspecified values. It may be the first half of each row of the logits' own
   /// memory (same address, row stride twice as many elements), which needs no second buffer.
   Tensor dlogits = {};
   /// The logits may be a slice of the columns, tokens [first_column, first_column + V). `statistics` of all
-  /// slices, (slices, N, 3) f32 contiguous, then replace the maximum and the sum over a row.
+  /// slices, (slices, N, 3 or 4) f32 contiguous, then replace the maximum and the sum over a row; 4 with an
+  /// entropy.
   int64_t first_column = 0;
   Tensor statistics = {};
 };
@@ -31,16 +34,38 @@ void cross_entropy(Exec& exec, const CrossEntropy& a);
 Cost cost(const Exec& exec, const CrossEntropy& a);
 
 /// Computes the contribution of a slice of the columns to the log-sum-exp and log-probability of each row:
-///   out[n] = (m, sum of exp(logits[n] - m), logits[n, target[n] - first_column])
-/// with the maximum m of the row, at least the lowest finite number; the third is 0 where the slice does not
-/// have the target. Every rank of a vocabulary split computes its own, and cross_entropy() combines them.
+///   out[n] = (m, sum of exp(z[n] - m), z[n, target[n] - first_column], sum of exp(z[n] - m) (z[n] - m))
+/// with z as for CrossEntropy and the maximum m of the row, at least the lowest finite number; the third is 0
+/// where the slice does not have the target, the fourth is only there if `out` has room for it. Every rank of
+/// a vocabulary split computes its own, and cross_entropy() combines them.
 struct CrossEntropyStatistics {
   Tensor logits;             ///< (N, V) f32 or bf16
   Tensor target;             ///< (N) i32; < 0: no target
   int64_t first_column = 0;  ///< the token of column 0
-  Tensor out;                ///< (N, 3) f32, contiguous
+  Tensor out;                ///< (N, 3) f32, contiguous; (N, 4) for entropies
+  float inverse_temperature = 1;
 };
 void cross_entropy_statistics(Exec& exec, const CrossEntropyStatistics& a);
 Cost cost(const Exec& exec, const CrossEntropyStatistics& a);
+
+/// The gradient of the logits after cross_entropy() without a weight has found lse and, if wanted, entropy:
+///   dlogits[n, v] = t (w (1[v = target] - p_v) - e p_v (log p_v + entropy)),   p = exp(z - lse)
+/// with t the inverse temperature, w = weight[n] and e = entropy_weight[n], both times the loss scale. 0 for
+/// rows without a target. With equal weights and t = 1 the gradients are those of CrossEntropy to the
+/// rounding of one multiplication in f32.
+struct CrossEntropyGradient {
+  Tensor logits;               ///< (N, V) f32 or bf16, overwritten by the gradient unless there are dlogits
+  Tensor target;               ///< (N) i32
+  Tensor lse;                  ///< (N) f32
+  Tensor weight;               ///< (N) f32: dLoss/dlog_prob
+  Tensor entropy = {};         ///< (N) f32; with entropy_weight
+  Tensor entropy_weight = {};  ///< optional (N) f32: dLoss/dentropy
+  Tensor loss_scale = {};      ///< optional (1) f64
+  Tensor dlogits = {};         ///< as for CrossEntropy
+  int64_t first_column = 0;    ///< the token of column 0
+  float inverse_temperature = 1;
+};
+void cross_entropy_gradient(Exec& exec, const CrossEntropyGradient& a);
+Cost cost(const Exec& exec, const CrossEntropyGradient& a);
 
 }  // namespace nrl::ops

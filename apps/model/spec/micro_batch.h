@@ -35,6 +35,10 @@ struct MicroBatch {
   /// (N) i32, with context parallelism and dropout: the index of each token in the global batch, relative to
   /// first_row.
   Tensor dropout_rows;
+  // Inputs of an objective (LossNeeds), with S' sequences that are no padding; rows of padding are in none.
+  Tensor segment;               ///< (N) i32: the row's sequence; < 0: padding
+  Tensor sequence_values;       ///< (S', values) f64
+  std::vector<Tensor> columns;  ///< (N, width) each, or (N)
   ops::SequenceLengths lengths;
   const KeyValueCache* cache = nullptr;  ///< generation only
   /// With context parallelism, instead of cu_seqlens: the bounds of the attention calls of each exchange

@@ -1,0 +1,64 @@
+#pragma once
+// How the head of a model gets dLoss/dlog_prob of its rows from an objective, which the layers do not know.
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "apps/model/spec/micro_batch.h"
+#include "core/ops/exec.h"
+
+namespace nrl::model {
+
+/// What dLoss/dlog_prob of a row depends on, and therefore how often the head computes its logits.
+enum class Dependence : uint8_t {
+  none,      ///< known before the step (MicroBatch::loss_weight): one pass, logits and gradient at once
+  token,     ///< the log-probability of the row: logits, weights and gradient, chunk by chunk
+  sequence,  ///< those of the sequence or pair, in one microbatch: logits of all chunks, weights, logits
+             ///< again
+  batch,     ///< those of the step: a forward pass of all microbatches before it
+};
+
+/// A column of the rows of a batch beside tokens and targets.
+struct ColumnSpec {
+  DType dtype = DType::f32;  ///< of 4 bytes
+  int64_t width = 1;
+};
+
+/// What a plan reserves for an objective. It is known from the configuration before any objective exists.
+struct LossNeeds {
+  Dependence dependence = Dependence::none;
+  bool entropy = false;                  ///< of each row's distribution
+  double inverse_temperature = 1;        /// of the distribution
+  std::vector<ColumnSpec> columns = {};  ///< MicroBatch::columns
+  int64_t sequence_values = 0;           ///< columns of MicroBatch::sequence_values; 0: none
+  bool segments = false;                 ///< MicroBatch::segment; with sequence_values or by itself
+};
+
+/// The results of a head for the rows of a microbatch, and memory for the rule. (N) f32, or empty where
+/// LossNeeds does not ask for it.
+struct HeadOutput {
+  Tensor log_prob;
+  Tensor entropy;
+  Tensor weight;          ///< dLoss/dlog_prob, which the rule writes
+  Tensor entropy_weight;  ///< dLoss/dentropy, the same
+  /// Dependence::sequence: memory for the rule, (2, most sequences) f64.
+  Tensor of_segments;
+  /// Sums a tensor of numbers of segments over the ranks that have the rows of one microbatch; enqueued.
+  std::function<void(const Tensor&)> sum_over_rows;
+  /// False on all but one of these ranks: numbers of segments count once.
+  bool counts_segments = true;
+};
+
+/// Enqueues ops only and must not wait for a value.
+class LossRule {
+ public:
+  virtual ~LossRule() = default;
+  virtual Dependence dependence() const = 0;
+  /// Writes out.weight (and out.entropy_weight) of `count` rows from `begin` on, whose log-probabilities and
+  /// entropies are valid. Dependence::token: once per chunk; sequence: once, for all rows.
+  virtual void weights(ops::Exec& exec, const MicroBatch& batch, const HeadOutput& out, int64_t begin,
+                       int64_t count) = 0;
+};
+
+}  // namespace nrl::model
