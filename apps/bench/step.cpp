@@ -190,7 +190,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   double peak = train::peak_of(placement, plan.recipe.activations());
   if (!gpu) peak = std::max(peak, flops_per_s);  // a measured peak may be too low
   const double mfu = peak > 0 ? flops_per_s / peak : 0;
-  const auto loss = [&](const Step& s) { return engine.objective().loss(s.result.metrics, tokens); };
+  const auto loss = [&](const Step& s) {
+    return engine.objective().loss(s.result.metrics,
+                                   {.tokens = tokens, .examples = static_cast<double>(batch.global)});
+  };
   const char* precision = precision_name(plan);
 
   Report report(args, describe_device(engine.exec()));

@@ -15,7 +15,7 @@ namespace nrl::bench {
 
 RandomBatches::RandomBatches(const plan::RunPlan& plan)
     : vocab_size_(static_cast<uint64_t>(plan.spec.vocab_size)) {
-  const int64_t tokens = plan.batch.micro * plan.sequence_length;
+  const int64_t tokens = plan.microbatch_tokens();
   batch_.tokens.resize(static_cast<size_t>(tokens));
   batch_.targets.resize(static_cast<size_t>(tokens));
   const int64_t longest = plan.tensors->shape().packed;

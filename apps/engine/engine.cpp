@@ -47,7 +47,6 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options,
                const parallel::Groups* ranks, const ops::Exec& exec)
     : plan_(std::move(plan)), options_(options), ranks_(ranks), exec_(exec) {
-  if (!options_.objective) options_.objective = std::make_shared<LanguageModeling>();
   NRL_CHECK(!options.overlap_param_gather || !options.cuda_graph);
   if (!ranks_) {
     const plan::RunPlan& p = *plan_;
@@ -166,6 +165,7 @@ int Engine::require_kernels(Objective& objective, std::string_view device) {
 }
 
 void Engine::allocate() {
+  if (!options_.objective) options_.objective = std::make_shared<LanguageModeling>();
   const memory::MemoryPlan& memory = plan_->memory;
   if (exec_.device)
     arenas_ = memory::Arenas(memory, *exec_.device, exec_.stream,
@@ -177,7 +177,7 @@ void Engine::allocate() {
   else
     arenas_ = memory::Arenas(memory);
   groups_ = bind_groups(plan_->groups, memory, arenas_, exec_);
-  evaluation_ = make_tensor(arenas_.at(memory, plan_->evaluation), DType::f64, {1});
+  evaluation_ = make_tensor(arenas_.at(memory, plan_->evaluation), DType::f64, {S::max_metrics});
 }
 
 void Engine::register_memory() {
@@ -278,7 +278,13 @@ void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective&
                           const std::function<void()>& gradients_reduced) {
   model::Decoder& decoder = *plan_->decoder;
   // The head computes its gradients in the forward pass, so the loss weights must be known before.
-  if (objective.needs_log_probs_first()) {
+  const auto in_head = [](model::Dependence d) {
+    return d == model::Dependence::batch ? model::Dependence::none : d;
+  };
+  NRL_CHECK(in_head(objective.dependence()) == in_head(decoder.options().loss.dependence),
+            "the plan was made for another objective");
+  decoder.set_rule(&objective);
+  if (objective.dependence() == model::Dependence::batch) {
     decoder.evaluate(batches, [&](int microbatch) {
       objective.loss_weights(exec_, batches[microbatch], decoder.log_prob(batches[microbatch]));
     });
@@ -289,7 +295,7 @@ void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective&
   model::StepHooks hooks;
   hooks.log_probs_ready = [&](int microbatch) {
     if (!plan_->layout.reports_tokens()) return;
-    objective.add_metrics(exec_, batches[microbatch], decoder.log_prob(batches[microbatch]),
+    objective.add_metrics(exec_, batches[microbatch], decoder.head_output(batches[microbatch]),
                           step_scalars_.rows(S::metrics, count));
   };
   hooks.finish_reduce = [&] { reducer_->finish(); };
@@ -330,10 +336,10 @@ Tensor Engine::log_probs(const data::HostMicroBatch& batch) {
   return plan_->decoder->log_prob(filled);
 }
 
-double Engine::evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next, bool first) {
-  double sum = 0;
+void Engine::run_forward(int64_t count, const Next& next,
+                         const std::function<void(const model::MicroBatch&, const model::HeadOutput&)>& read,
+                         bool first) {
   refresh_fp8_weights();
-  ops::upload(exec_, evaluation_, &sum);
   const plan::RunPlan& p = *plan_;
   const auto at_once = static_cast<int64_t>(p.decoder->options().evaluated);
   for (int64_t i = 0; i < count; i += at_once) {
@@ -343,13 +349,24 @@ double Engine::evaluate(int64_t count, const std::function<const data::HostMicro
     p.decoder->evaluate(
         batches,
         [&](int m) {
-          if (p.layout.reports_tokens())
-            ops::add_sum(exec_, {.x = p.decoder->log_prob(batches[m]), .out = evaluation_});
+          if (p.layout.reports_tokens()) read(batches[m], p.decoder->head_output(batches[m]));
         },
         first && i == 0);
   }
-  ops::download(exec_, evaluation_, &sum);
-  return sum;
+}
+
+Engine::Metrics Engine::evaluate(int64_t count, const Next& next, bool first) {
+  Metrics sums{};
+  ops::upload(exec_, evaluation_, sums.data());
+  const auto metrics = static_cast<int64_t>(objective().metrics().size());
+  run_forward(
+      count, next,
+      [&](const model::MicroBatch& batch, const model::HeadOutput& out) {
+        objective().add_metrics(exec_, batch, out, evaluation_.rows(0, metrics));
+      },
+      first);
+  ops::download(exec_, evaluation_, sums.data());
+  return sums;
 }
 
 }  // namespace nrl::engine

@@ -2,6 +2,7 @@
 // A model on one rank with its memory, parameters, gradients and optimizer. It owns no files, locks, terminal
 // or datasets, so that one process can have any number of engines.
 
+#include <array>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -106,10 +107,17 @@ class Engine {
   /// memory, valid until the next call. Must not be called between fill() and step(). Collective over
   /// pipeline stages; only the last stage has the result.
   Tensor log_probs(const data::HostMicroBatch& batch);
-  /// The sum of log_probs() over `count` calls of `next`, on this rank; 0 unless it reports tokens
-  /// (ModelLayout::reports_tokens()). `first`: see model::Decoder::evaluate(). Collective over pipeline
-  /// stages. Blocks.
-  double evaluate(int64_t count, const std::function<const data::HostMicroBatch&()>& next, bool first = true);
+  /// Runs `count` microbatches of `next` without dropout. `read` gets each of them, if this rank reports
+  /// tokens (ModelLayout::reports_tokens()), with the head's output, valid during the call. `first`: see
+  /// model::Decoder::evaluate(). Collective over pipeline stages.
+  using Next = std::function<const data::HostMicroBatch&()>;
+  void run_forward(int64_t count, const Next& next,
+                   const std::function<void(const model::MicroBatch&, const model::HeadOutput&)>& read,
+                   bool first = true);
+  /// The sums of the objective's metrics over the microbatches of run_forward(), on this rank; 0 unless it
+  /// reports tokens. Blocks.
+  using Metrics = std::array<double, ops::StepScalar::max_metrics>;
+  Metrics evaluate(int64_t count, const Next& next, bool first = true);
 
   const plan::RunPlan& plan() const { return *plan_; }
   /// For work on the state between steps.
@@ -159,7 +167,7 @@ class Engine {
   std::vector<GroupTensors> groups_;
   std::deque<int> expert_rounds_;  // of the steps in flight
   Tensor step_scalars_;            // (ops::StepScalar::count) f64
-  Tensor evaluation_;              // (1) f64
+  Tensor evaluation_;              // (ops::StepScalar::max_metrics) f64
   StepScalars scalars_;
   StepWatch watch_;
   std::unique_ptr<pipeline::StageMessages> messages_;  // with several stages

@@ -1,28 +1,51 @@
 #include "apps/engine/objective.h"
 
+#include <algorithm>
+
+#include "apps/engine/objectives/policy.h"
+#include "apps/engine/objectives/preference.h"
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 
 namespace nrl::engine {
 
+double LossCounts::mean(const MetricSpec& metric, double sum) const {
+  const double divisor = metric.per == Per::one ? 1 : metric.per == Per::tokens ? tokens : examples;
+  return metric.sign * sum / std::max(divisor, 1.0);
+}
+
+void Objective::weights(ops::Exec&, const model::MicroBatch&, const model::HeadOutput&, int64_t, int64_t) {
+  NRL_CHECK(false, "this objective uses the loss weights of the batch");
+}
+
 void Objective::loss_weights(ops::Exec&, const model::MicroBatch&, const Tensor&) {
   NRL_CHECK(false, "this objective uses the loss weights of the batch");
 }
 
-std::span<const std::string_view> LanguageModeling::metrics() const {
-  static constexpr std::string_view names[] = {"log_prob"};
-  return names;
+std::span<const MetricSpec> LanguageModeling::metrics() const {
+  static constexpr MetricSpec specs[] = {{"loss", Per::tokens, -1}};
+  return specs;
 }
 
-void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, const Tensor& log_prob,
+void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, const model::HeadOutput& out,
                                    const Tensor& sums) {
-  ops::add_sum(exec, {.x = log_prob, .out = sums});
+  ops::add_sum(exec, {.x = out.log_prob, .out = sums.rows(0, 1)});
 }
 
 std::shared_ptr<Objective> make_objective(const Config& config) {
-  NRL_CHECK(config.algorithm == Algorithm::pretrain || config.algorithm == Algorithm::sft,
-            "algorithm {} has no objective", name_of(config.algorithm));
-  return std::make_shared<LanguageModeling>();
+  switch (config.algorithm) {
+    case Algorithm::pretrain:
+    case Algorithm::sft:
+      return std::make_shared<LanguageModeling>();
+    case Algorithm::dpo:
+    case Algorithm::rm:
+      return std::make_shared<Pairs>(pair_options(config), config.algorithm == Algorithm::rm);
+    case Algorithm::grpo:
+      return std::make_shared<PolicyGradient>(policy_options(config), config.loss_fn.force_on_policy_ratio);
+    case Algorithm::distill:
+      break;
+  }
+  NRL_CHECK(false, "algorithm {} has no objective", name_of(config.algorithm));
 }
 
 }  // namespace nrl::engine

@@ -11,13 +11,21 @@
 namespace nrl::engine {
 
 /// The divisor of a metric: a count of the step over all ranks.
-enum class Per : uint8_t { one, tokens, sequences };
+enum class Per : uint8_t { one, tokens, examples };
 
 /// A sum over the rows or sequences of all microbatches and data-parallel ranks of a step.
 struct MetricSpec {
   std::string_view name;  ///< as it is logged; empty: not logged. Must outlive the steps in flight
   Per per = Per::one;
   double sign = 1;  ///< factor of what is reported
+};
+
+/// Global counts of a step or an evaluation, by which metrics are divided.
+struct LossCounts {
+  double tokens = 0;    ///< with a loss
+  double examples = 0;  ///< sequences, or pairs
+  /// The reported value of a metric; 0 where nothing was counted.
+  double mean(const MetricSpec& metric, double sum) const;
 };
 
 /// Tensors are in the memory of the exec's device, and all work is enqueued on its stream. An objective must
@@ -29,8 +37,10 @@ class Objective : public model::LossRule {
   /// The metrics, at most ops::StepScalar::max_metrics. The first one is the loss: the step is skipped unless
   /// it is finite.
   virtual std::span<const MetricSpec> metrics() const = 0;
-  /// Its LossNeeds, which the plan of the engine must have.
-  virtual model::LossNeeds needs() const { return {.dependence = dependence()}; }
+  /// The reported loss.
+  double loss(std::span<const double> sums, const LossCounts& counts) const {
+    return counts.mean(metrics().front(), sums.front());
+  }
 
   model::Dependence dependence() const override { return model::Dependence::none; }
   void weights(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out, int64_t begin,
@@ -44,14 +54,6 @@ class Objective : public model::LossRule {
   /// or evaluation; `out` has its results, the weights are those of training.
   virtual void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out,
                            const Tensor& sums) = 0;
-};
-
-/// Global counts of a step, by which metrics are divided.
-struct StepCounts {
-  double tokens = 0;     ///< with a loss
-  double sequences = 0;  ///< examples that count
-  /// The reported value of a metric.
-  double mean(const MetricSpec& metric, double sum) const;
 };
 
 /// Next-token prediction with the loss weights of the batch.

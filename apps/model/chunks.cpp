@@ -1,5 +1,6 @@
 #include "apps/model/chunks.h"
 
+#include "apps/model/layers/head.h"
 #include "apps/model/layers/layers.h"
 #include "core/base/error.h"
 

@@ -53,6 +53,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   context_.layout = options_.layout;
   context_.seed = options_.seed;
   context_.sequences = options_.sequences;
+  context_.loss = options_.loss;
   for (const Parameter& p : parameters.all) context_.trainable.push_back(p.trainable);
   const int64_t n = options_.tokens, tensor = options_.layout.tensor;
   const int64_t residual = options_.layout.own_tokens(n);
@@ -93,7 +94,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
         stage_->add_program(memory::evaluation, pipeline::shortest_equivalent(forward, layout.stage), layout);
   }
   stage_->declare(plan);
-  buffers_.log_prob = plan.add("log-probabilities", Category::data, n * 4);
+  declare_loss(plan);
   buffers_.rope = plan.add("rope table", Category::data,
                            spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
   head_chunk_ = chunk;
@@ -168,7 +169,7 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   context_.parameters = std::move(views);
   context_.gradient_ready = std::move(gradient_ready);
   context_.weight_needed = std::move(weight_needed);
-  context_.log_prob = make_tensor(at(buffers_.log_prob), DType::f32, {options_.tokens});
+  bind_loss(plan, arenas);
   if (buffers_.router_counts >= 0)
     context_.router_counts =
         make_tensor(at(buffers_.router_counts), DType::i32, {part_.layers, part_.moe.experts});
@@ -187,6 +188,46 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   for (const ParameterView& p : context_.parameters) weights.push_back(p.weight);
   fp8_->bind(plan, arenas, exec, weights);
   stage_->bind(plan, arenas);
+}
+
+void Decoder::declare_loss(memory::MemoryPlan& plan) {
+  const auto by_row = [&](const char* name) { return plan.add(name, Category::data, options_.tokens * 4); };
+  buffers_.log_prob = by_row("log-probabilities");
+  const LossNeeds& loss = options_.loss;
+  if (loss.dependence != Dependence::token && loss.dependence != Dependence::sequence) return;
+  buffers_.lse = by_row("log-sum-exp");
+  buffers_.weight = by_row("weights of log-probabilities");
+  if (loss.entropy) {
+    buffers_.entropy = by_row("entropies");
+    buffers_.entropy_weight = by_row("weights of entropies");
+  }
+  if (loss.sequence_values > 0)
+    buffers_.of_segments = plan.add("sums over sequences", Category::data, 2 * most_segments() * 8);
+}
+
+void Decoder::bind_loss(const memory::MemoryPlan& plan, const memory::Arenas& arenas) {
+  const auto by_row = [&](memory::BufferId id) {
+    return id < 0 ? Tensor{} : make_tensor(arenas.at(plan, id), DType::f32, {options_.tokens});
+  };
+  context_.lse = by_row(buffers_.lse);
+  HeadOutput& head = context_.head;
+  head.log_prob = by_row(buffers_.log_prob);
+  head.weight = by_row(buffers_.weight);
+  head.entropy = by_row(buffers_.entropy);
+  head.entropy_weight = by_row(buffers_.entropy_weight);
+  if (buffers_.of_segments >= 0) {
+    const int64_t most = most_segments();
+    auto* const numbers = static_cast<double*>(arenas.at(plan, buffers_.of_segments));
+    head.segment_sums = make_tensor(numbers, DType::f64, {most});
+    head.segment_weights = make_tensor(numbers + most, DType::f64, {most});
+  }
+  head.counts_segments = options_.layout.context_rank == 0;
+  head.sum_over_rows = [this](const Tensor& t) {
+    if (options_.layout.context == 1 || !context_.groups) return;
+    (*context_.groups)[segment_ranks]
+        .all_reduce_async(view_of(t), comm::Reduce::sum, comm::StreamRef{context_.exec->stream})
+        .wait();
+  };
 }
 
 template <class F>

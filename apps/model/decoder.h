@@ -37,6 +37,7 @@ struct DecoderOptions {
   /// With several stages: microbatches that evaluate() takes at once instead of one by one.
   int evaluated = 1;
   ShardedParameters sharded = {};
+  LossNeeds loss = {};  ///< of the objective
 };
 
 /// Tokens of a chunk of the head, for `tokens` in a microbatch: equal chunks whose logits are at most 128 MiB
@@ -81,6 +82,8 @@ class Decoder {
   void evaluate(std::span<const MicroBatch> batches, const std::function<void(int)>& log_probs_ready = {},
                 bool first = true);
   void evaluate(const MicroBatch& batch) { evaluate({&batch, 1}); }
+  /// False: evaluations run the model without its adapters.
+  void use_adapters(bool use) { context_.adapters = use; }
   /// The largest number of rounds of a layer with experts in a microbatch since the last call, at least 1.
   int take_expert_rounds() { return std::exchange(expert_rounds_, 1); }
   /// LayerContext::expert_load.
@@ -99,9 +102,12 @@ class Decoder {
   /// have measured. Only with scales that outlive a step.
   void update_scales() { fp8_->update(*context_.exec, context_.groups); }
   const Fp8State& fp8() const { return *fp8_; }
-  /// Log-probabilities (N) f32 of the targets of the last microbatch, which was `batch`; 0 for tokens without
-  /// a target. Only the last stage has them.
-  Tensor log_prob(const MicroBatch& batch) const { return context_.log_prob.rows(0, batch.ids.dim(0)); }
+  /// The objective of training, which must have the needs of the options and outlive its passes.
+  void set_rule(LossRule* rule) { context_.rule = rule; }
+  /// The results of the head for the last microbatch, which was `batch`: log-probabilities (N) f32 of the
+  /// targets, 0 for tokens without a target, and what the options' needs name. Only the last stage has them.
+  HeadOutput head_output(const MicroBatch& batch) const { return context_.results(batch.ids.dim(0)); }
+  Tensor log_prob(const MicroBatch& batch) const { return head_output(batch).log_prob; }
 
   /// The program of training as text (program::text()).
   std::string program_text() const;
@@ -157,6 +163,10 @@ class Decoder {
            std::optional<int> times = {});
   void add_training_programs();
 
+  void declare_loss(memory::MemoryPlan& plan);
+  void bind_loss(const memory::MemoryPlan& plan, const memory::Arenas& arenas);
+  int64_t most_segments() const { return options_.tokens * options_.layout.context; }
+
   /// Rows of LayerContext::expert_counts.
   int64_t counted_rows() const;
 
@@ -171,6 +181,8 @@ class Decoder {
   std::vector<float> shares_;  // MicroBatch::share of the last step
   struct {
     memory::BufferId log_prob, rope, router_counts, expert_counts, workspace = -1;
+    memory::BufferId lse = -1, entropy = -1, weight = -1, entropy_weight = -1,
+                     of_segments = -1;  // of the loss
   } buffers_{};
   std::unique_ptr<Fp8State> fp8_;
   size_t workspace_bytes_ = 0;

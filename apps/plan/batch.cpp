@@ -24,6 +24,15 @@ float uniform_loss_weight(int64_t loss_tokens) {
   return static_cast<float>(-1.0 / static_cast<double>(loss_tokens));
 }
 
+// The sequence of every row; -1: padding.
+std::vector<int32_t> segments_of(const data::HostMicroBatch& batch) {
+  std::vector<int32_t> segments(batch.tokens.size(), -1);
+  for (int64_t s = 0; s < batch.sequences; ++s)
+    std::fill(segments.begin() + batch.bounds[s], segments.begin() + batch.bounds[s + 1],
+              static_cast<int32_t>(s));
+  return segments;
+}
+
 }  // namespace
 
 BatchCounts count(const data::HostMicroBatch& batch, int64_t window) {
@@ -83,9 +92,15 @@ void BatchTensors::write_context_bounds(std::span<const int32_t> documents, int3
   }
 }
 
+int64_t BatchTensors::values_bytes() const {
+  return shape_.sequences * shape_.length * shape_.sequence_values * 8;  // as many sequences as tokens
+}
+
 int64_t BatchTensors::input_bytes() const {
-  const int64_t n = shape_.tokens();
-  return 4 * (2 * n + (shape_.positions ? n : 0) + (shape_.bounds ? bounds_elements() : 0));
+  int64_t by_row = 2 + (shape_.positions ? 1 : 0) + (shape_.sequence_values > 0 ? 1 : 0);
+  for (const model::ColumnSpec& column : shape_.columns) by_row += column.width;
+  const int64_t elements = by_row * shape_.tokens() + (shape_.bounds ? bounds_elements() : 0);
+  return values_bytes() + (4 * elements + 7) / 8 * 8;
 }
 
 int64_t BatchTensors::padded_sequences(int64_t sequences) const {
@@ -132,10 +147,20 @@ void BatchTensors::bind(const memory::MemoryPlan& plan, const memory::Arenas& ar
     m.index = index++;
     m.loss_weight = make_tensor(weights, DType::f32, {n});
     if (shape_.loss_weights) weights += n * 4;
-    m.ids = make_tensor(next, DType::i32, {n});
-    m.target = make_tensor(next + n * 4, DType::i32, {n});
-    std::byte* more = next + n * 8;
-    if (shape_.positions) m.positions = make_tensor(std::exchange(more, more + n * 4), DType::i32, {n});
+    // fill() writes them in this order.
+    if (shape_.sequence_values > 0)
+      m.sequence_values = make_tensor(next, DType::f64, {0, shape_.sequence_values});
+    std::byte* more = next + values_bytes();
+    const auto rows = [&](DType dtype, int64_t width = 1) {
+      std::byte* const at = std::exchange(more, more + n * width * 4);
+      return width == 1 ? make_tensor(at, dtype, {n}) : make_tensor(at, dtype, {n, width});
+    };
+    m.ids = rows(DType::i32);
+    m.target = rows(DType::i32);
+    if (shape_.positions) m.positions = rows(DType::i32);
+    if (shape_.sequence_values > 0) m.segment = rows(DType::i32);
+    for (const model::ColumnSpec& column : shape_.columns)
+      m.columns.push_back(rows(column.dtype, column.width));
     if (shape_.bounds && !share_) m.cu_seqlens = make_tensor(more, DType::i32, {padded_sequences(0) + 1});
     if (shape_.bounds && share_) {  // their shapes, which fill() changes
       std::vector<int32_t> scratch(static_cast<size_t>(bounds_elements()));
@@ -160,31 +185,44 @@ void BatchTensors::fill(int64_t microbatch, const data::HostMicroBatch& batch, i
   const auto most = static_cast<size_t>(shape_.sequences * shape_.length);
   NRL_CHECK(microbatch == filled_ && microbatch < shape_.microbatches &&
             (n == most || (shape_.packed > 0 && !share_ && n > 0 && n < most)) && batch.targets.size() == n &&
-            batch.positions.size() == (shape_.positions ? n : 0));
+            batch.positions.size() == (shape_.positions ? n : 0) &&
+            batch.columns.size() == shape_.columns.size());
   model::MicroBatch& m = tensors_[microbatch];
   m.first_row = first_sample * shape_.length;
   if (shape_.packed > 0) {
     m.share = share;
-    if (!share_)
-      for (Tensor* t : {&m.ids, &m.target, &m.positions, &m.loss_weight})
+    if (!share_) {
+      for (Tensor* t : {&m.ids, &m.target, &m.positions, &m.loss_weight, &m.segment})
         t->shape[0] = static_cast<int64_t>(n);
+      for (Tensor& t : m.columns) t.shape[0] = static_cast<int64_t>(n);
+    }
   }
   if (microbatch == 0 && pinned_) copied_[staging_index_].synchronize();
   std::byte* at = staging() + step_offset_ + aligned(8) + microbatch * input_bytes();
+  if (shape_.sequence_values > 0) {
+    NRL_CHECK(batch.sequence_values.size() == static_cast<size_t>(batch.sequences * shape_.sequence_values));
+    m.sequence_values.shape[0] = batch.sequences;
+    std::memcpy(at, batch.sequence_values.data(), batch.sequence_values.size() * 8);
+    at += values_bytes();
+  }
   // The rows of this rank; room for the most follows.
-  const auto append_rows = [&](const std::vector<int32_t>& values) {
+  const auto append_rows = [&](const std::vector<int32_t>& values, int64_t width = 1) {
     if (values.empty()) return;
+    NRL_CHECK(values.size() == n * static_cast<size_t>(width));
     if (share_)
       share_->for_each_chunk([&](int64_t row, int64_t from, int64_t count) {
-        std::memcpy(at + row * 4, values.data() + from, static_cast<size_t>(count) * 4);
+        std::memcpy(at + row * width * 4, values.data() + from * width,
+                    static_cast<size_t>(count * width) * 4);
       });
     else
-      std::memcpy(at, values.data(), n * 4);
-    at += shape_.tokens() * 4;
+      std::memcpy(at, values.data(), values.size() * 4);
+    at += shape_.tokens() * width * 4;
   };
   append_rows(batch.tokens);
   append_rows(batch.targets);
   append_rows(batch.positions);
+  if (shape_.sequence_values > 0) append_rows(segments_of(batch));
+  for (size_t c = 0; c < shape_.columns.size(); ++c) append_rows(batch.columns[c], shape_.columns[c].width);
   if (shape_.bounds) {
     const int64_t end = static_cast<int64_t>(n), count = static_cast<int64_t>(batch.bounds.size()) - 1;
     NRL_CHECK(count >= shape_.sequences && count <= end && batch.bounds.back() == end);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/data/loader.h"
+#include "apps/model/spec/loss_rule.h"
 #include "apps/model/spec/micro_batch.h"
 #include "core/device/runtime.h"
 #include "memory/plan.h"
@@ -24,7 +25,9 @@ struct BatchShape {
   bool positions = false;     ///< positions come with every batch, else 0 .. length - 1
   bool bounds = false;        ///< sequence bounds come with every batch, else one sequence per sample
   bool loss_weights = false;  ///< one tensor of loss weights per microbatch, else all share one
-  bool staged = false;        ///< filled in pinned memory and copied to the device (GPU)
+  std::vector<model::ColumnSpec> columns = {};  ///< MicroBatch::columns
+  int64_t sequence_values = 0;                  ///< model::LossNeeds::sequence_values; > 0: packed only
+  bool staged = false;                          ///< filled in pinned memory and copied to the device (GPU)
   /// Context parallelism: ranks that split every sample, and the exchanges of the layers
   /// (model::distinct_exchanges()) with the model's window, which need boundaries.
   int context = 1, context_rank = 0;
@@ -79,8 +82,9 @@ class BatchTensors {
   const std::vector<model::MicroBatch>& largest() const { return shape_.packed > 0 ? largest_ : tensors_; }
 
  private:
-  int64_t input_bytes() const;  // of one microbatch in the block
-  std::byte* staging() const;   // host copy of the block
+  int64_t input_bytes() const;   // of one microbatch in the block, a multiple of 8
+  int64_t values_bytes() const;  // of its sequences' values, with which it begins
+  std::byte* staging() const;    // host copy of the block
   int64_t padded_sequences(int64_t sequences) const;
   int64_t bounds_elements() const;  // room for the boundaries of a microbatch
   std::vector<int32_t> whole_samples() const;

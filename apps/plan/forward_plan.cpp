@@ -1,5 +1,7 @@
 #include "apps/plan/forward_plan.h"
 
+#include "core/ops/step.h"
+
 namespace nrl::plan {
 
 using memory::Category;
@@ -25,7 +27,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
         return GroupOptions{.strategy = parallel::sharding::ddp, .bucket_elements = 0, .recipe = p.recipe};
       },
       p.memory);
-  p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  p.evaluation = p.memory.add("evaluation sums", Category::data, ops::StepScalar::max_metrics * 8);
   add_staging(p);
   p.tensors =
       std::make_unique<BatchTensors>(p.memory, BatchShape{.sequences = options.micro_batch,

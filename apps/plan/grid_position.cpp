@@ -6,6 +6,7 @@
 #include "apps/model/attention_core/context_parallel.h"
 #include "apps/model/spec/parameters.h"
 #include "apps/model/spec/rank_groups.h"
+#include "apps/plan/loss.h"
 #include "apps/plan/pipeline.h"
 #include "core/base/error.h"
 #include "parallel/pipeline/messages.h"
@@ -114,6 +115,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
   if (sizes.tp > 1) out.push_back(group::tp);
   if (sizes.cp > 1) {
     out.push_back(model::microbatch_ranks(sizes.tp, sizes.cp));  // of routers
+    if (loss_needs(config).sequence_values > 0) out.push_back(model::segment_ranks);
     // Of all types that a layer may have.
     const auto types = static_cast<int64_t>(d.cp_comm_type.size());
     const auto used = model::context_groups(context_exchanges(d, types), sizes.cp);

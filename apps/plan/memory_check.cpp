@@ -105,8 +105,8 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const double expert_ranks =
       n(config.distributed.expert_parallel_size) * n(config.distributed.expert_tensor_parallel_size);
   const double experts = of_experts / (expert_ranks * stages);
-  const double tokens = n(batch.micro) * n(config.policy.max_total_sequence_length) /
-                        n(config.distributed.context_parallel_size);
+  const double tokens =
+      n(batch.micro) * n(example_tokens(config)) / n(config.distributed.context_parallel_size);
   const double element = static_cast<double>(size_of(recipe.activations()));
   const parallel::ShardingStrategy sharding = parallel::sharding_of(config.distributed.shard_strategy);
   const double shards = n(batch.data_parallel) * n(config.distributed.context_parallel_size) /

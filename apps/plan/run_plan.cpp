@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "apps/plan/dry_rank.h"
+#include "apps/plan/loss.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/recompute_choice.h"
 #include "core/base/text.h"
@@ -234,7 +235,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.recipe = recipe_for(config, device, p.spec.layers);
   model::keep_in_fp8(p.recipe, p.parameters);
   if (p.recipe.quantizes_any()) {
-    const int64_t rows = batch.micro * p.sequence_length / p.layout.context;
+    const int64_t rows = batch.micro * example_tokens(config) / p.layout.context;
     NRL_CHECK(rows % row_unit(p.recipe.quantized().input.scaling) == 0,
               "a microbatch of {} tokens was not checked against the scales of FP8", rows);
   }
@@ -249,18 +250,22 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   if (gpu)
     p.host_scalars = p.memory.add("step scalars, host copies", Category::data,
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
-  p.evaluation = p.memory.add("evaluation sum", Category::data, 8);
+  p.evaluation = p.memory.add("evaluation sums", Category::data, ops::StepScalar::max_metrics * 8);
   if (gpu) add_offload_staging(p, config.kernels, threads);
   add_staging(p);
   const bool packed = trains_on_examples(config);
+  model::LossNeeds loss = loss_needs(config);
+  if (own_loss_weights) loss.dependence = model::Dependence::batch;
   p.tensors = std::make_unique<BatchTensors>(
       p.memory, BatchShape{.microbatches = batch.accumulation,
                            .sequences = packed ? 1 : batch.micro,
-                           .length = (packed ? batch.micro : 1) * p.sequence_length,
+                           .length = packed ? batch.micro * example_tokens(config) : p.sequence_length,
                            .packed = packed ? p.sequence_length : 0,
                            .positions = packed || config.data.reset_position_ids,
                            .bounds = packed || config.data.reset_attention_mask,
-                           .loss_weights = own_loss_weights,
+                           .loss_weights = loss.dependence == model::Dependence::batch,
+                           .columns = loss.columns,
+                           .sequence_values = loss.sequence_values,
                            .staged = gpu,
                            .context = p.layout.context,
                            .context_rank = p.layout.context_rank,
@@ -276,7 +281,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   sharded.prefetch = config.distributed.overlap_param_gather;
   sharded.overlap_reduce = config.distributed.overlap_grad_reduce;
   const model::DecoderOptions options{
-      .tokens = batch.micro * p.sequence_length / p.layout.context,
+      .tokens = p.microbatch_tokens() / p.layout.context,
       .max_sequence = p.sequence_length,
       .sequences = p.tensors->shape().sequences,
       .recipe = p.recipe,
@@ -289,7 +294,8 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .fewer = packed ? pipeline::equivalents_of_fewer(schedule, p.layout.stage)
                       : std::vector<pipeline::Schedule>(),
       .evaluated = p.layout.stages > 1 && !sharded.any() ? schedule.microbatches : 1,
-      .sharded = sharded};
+      .sharded = sharded,
+      .loss = loss};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
   add_workspace(p);
   declare_buckets(p.groups, p.decoder->buckets(), p.memory);

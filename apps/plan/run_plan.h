@@ -52,6 +52,9 @@ struct RunPlan {
   int host_threads = 1;
   std::unique_ptr<BatchTensors> tensors;
   std::unique_ptr<model::Decoder> decoder;
+
+  /// Most tokens of a microbatch, over its context-parallel ranks.
+  int64_t microbatch_tokens() const { return tensors->shape().sequences * tensors->shape().length; }
 };
 
 /// The solved plan of the rank at `position` with `threads` CPU threads. On the heap, because the decoder

@@ -5,6 +5,7 @@
 
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
+#include "apps/train/loop/reference.h"
 #include "apps/train/loop/step_loop.h"
 #include "apps/train/start/run_setup.h"
 #include "core/device/cpu/memory.h"
@@ -27,6 +28,7 @@ Exit train(comm::World& world, const ConfigResult& config) {
     };
   StartPhases phases(show);
   const std::unique_ptr<Run> run = set_up_run(world, config, phases);
+  prepare_references(*run, phases);
   std::unique_ptr<TextSamples> samples;
   std::optional<RunReport> report;
   run_collectively(world, [&] {

@@ -65,7 +65,7 @@ Outcome Learner::collect() {
   position_.skipped_in_a_row = result.skipped_in_a_row;
   position_.loss_scale = result.loss_scale;
   position_.clean_steps = result.clean_steps;
-  return {.loss = objective().loss(result.metrics, static_cast<double>(totals.loss_tokens)),
+  return {.loss = objective().loss(result.metrics, totals.counts()),
           .norm = result.grad_norm,
           .loss_scale = result.loss_scale,
           .skipped = result.skipped,
@@ -85,7 +85,7 @@ std::vector<Outcome> Learner::train(int64_t first, int64_t count) {
 
 double Learner::evaluate(int64_t batch) {
   const auto validation = source((batch - 1) * plan().batch.global, 1);
-  return train::mean_loss(*engine_, *validation, 1, *setting_.groups);
+  return train::mean_metrics(*engine_, *validation, 1, *setting_.groups).front();
 }
 
 std::string Learner::save(const std::string& store, const RankGroup& group) {

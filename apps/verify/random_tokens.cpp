@@ -24,14 +24,16 @@ std::string RandomTokens::describe() const {
   return fmt::format("random tokens, seed {}", seed_);
 }
 
-RandomExamples::RandomExamples(int64_t size, int64_t most, int64_t vocab_size, uint64_t seed) {
+RandomExamples::RandomExamples(int64_t size, int sequences_per_example, int64_t most, int64_t vocab_size,
+                               uint64_t seed)
+    : sequences_(sequences_per_example) {
   const PhiloxStream stream(seed, "random examples");
   NRL_CHECK(most >= 2 && vocab_size > 0);
   uint64_t at = 0;
   const auto below = [&](int64_t end) {
     return static_cast<int64_t>(stream.bits(at++) % static_cast<uint64_t>(end));
   };
-  for (int64_t i = 0; i < size; ++i) {
+  for (int64_t i = 0; i < size * sequences_; ++i) {
     const int64_t longest = below(4) == 0 ? most : std::max<int64_t>(most / 4, 2);
     std::vector<int32_t>& ids = ids_.emplace_back(static_cast<size_t>(2 + below(longest - 1)));
     for (int32_t& id : ids) id = static_cast<int32_t>(below(vocab_size));
@@ -43,13 +45,13 @@ bool RandomExamples::in_loss(int64_t example, int, int64_t token) const {
 }
 
 data::SequenceLength RandomExamples::length(int64_t example, int sequence) const {
-  data::SequenceLength out{.tokens = static_cast<int32_t>(ids_[static_cast<size_t>(example)].size())};
+  data::SequenceLength out{.tokens = static_cast<int32_t>(ids(example, sequence).size())};
   for (int64_t t = 1; t < out.tokens; ++t) out.loss_tokens += in_loss(example, sequence, t) ? 1 : 0;
   return out;
 }
 
-std::span<const int32_t> RandomExamples::ids(int64_t example, int) const {
-  return ids_[static_cast<size_t>(example)];
+std::span<const int32_t> RandomExamples::ids(int64_t example, int sequence) const {
+  return ids_[static_cast<size_t>(example * sequences_ + sequence)];
 }
 
 std::string RandomExamples::where(int64_t example) const {
@@ -69,7 +71,8 @@ train::TrainData random_tokens(const ConfigResult& config, int64_t steps) {
   train::TrainData out;
   out.samples = out.epoch_samples = samples;
   if (trains_on_examples(c)) {
-    out.examples = std::make_shared<RandomExamples>(samples, length, vocabulary, seed);
+    out.examples = std::make_shared<RandomExamples>(
+        samples, static_cast<int>(example_tokens(c) / length), length, vocabulary, seed);
     return out;
   }
   data::DocumentRules rules = train::document_rules(c);

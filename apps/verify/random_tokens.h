@@ -36,10 +36,10 @@ class RandomTokens : public data::TokenDataset {
 /// Examples of 2 to `most` random tokens, most of them short, of which the second and some more have a loss.
 class RandomExamples : public data::Examples {
  public:
-  RandomExamples(int64_t size, int64_t most, int64_t vocab_size, uint64_t seed);
+  RandomExamples(int64_t size, int sequences_per_example, int64_t most, int64_t vocab_size, uint64_t seed);
 
-  int64_t size() const override { return static_cast<int64_t>(ids_.size()); }
-  int sequences_per_example() const override { return 1; }
+  int64_t size() const override { return std::ssize(ids_) / sequences_; }
+  int sequences_per_example() const override { return sequences_; }
   data::SequenceLength length(int64_t example, int sequence) const override;
   std::span<const int32_t> ids(int64_t example, int sequence) const override;
   bool in_loss(int64_t example, int sequence, int64_t token) const override;
@@ -48,7 +48,8 @@ class RandomExamples : public data::Examples {
   std::string describe() const override;
 
  private:
-  std::vector<std::vector<int32_t>> ids_;
+  int sequences_;
+  std::vector<std::vector<int32_t>> ids_;  // [size * sequences_]
 };
 
 /// The samples of `steps` steps of a configuration, or as many examples. Where documents have rules, the last

@@ -16,10 +16,14 @@ std::optional<int64_t> packed_tokens(const PolicyConfig& policy) {
   return std::nullopt;
 }
 
-std::optional<int64_t> packed_micro_batch(const PolicyConfig& policy) {
-  const auto tokens = packed_tokens(policy);
-  return tokens ? std::optional(std::max<int64_t>(*tokens / policy.max_total_sequence_length, 1))
-                : std::nullopt;
+std::optional<int64_t> packed_micro_batch(const Config& config) {
+  const auto tokens = packed_tokens(config.policy);
+  return tokens ? std::optional(std::max<int64_t>(*tokens / example_tokens(config), 1)) : std::nullopt;
+}
+
+int64_t example_tokens(const Config& config) {
+  const bool pairs = config.algorithm == Algorithm::dpo || config.algorithm == Algorithm::rm;
+  return config.policy.max_total_sequence_length * (pairs ? 2 : 1);
 }
 
 const LoopConfig& resolved_loop(const Config& config) {
@@ -29,10 +33,13 @@ const LoopConfig& resolved_loop(const Config& config) {
     case Algorithm::sft:
       return config.sft;
     case Algorithm::dpo:
+      return config.dpo;
     case Algorithm::rm:
+      return config.rm;
     case Algorithm::grpo:
+      return config.grpo;
     case Algorithm::distill:
-      break;
+      return config.distill;
   }
   fail(Exit::internal, "algorithm {} has no training loop", name_of(config.algorithm));
 }

@@ -383,7 +383,9 @@ bool trains_on_examples(const Config& config);
 /// Tokens that policy.sequence_packing or dynamic_batching give a microbatch, and train_micro_batch_size in
 /// their place; none if they do not.
 std::optional<int64_t> packed_tokens(const PolicyConfig& policy);
-std::optional<int64_t> packed_micro_batch(const PolicyConfig& policy);
+std::optional<int64_t> packed_micro_batch(const Config& config);
+/// Most tokens of one element of a batch: a sequence, or the two of a pair.
+int64_t example_tokens(const Config& config);
 /// The loop of the configured algorithm.
 const LoopConfig& resolved_loop(const Config& config);
 /// True if the run evaluates during training.

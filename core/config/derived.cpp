@@ -28,7 +28,7 @@ int64_t microbatch_unit(const Config& config) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
   const int64_t rows = std::lcm(fp8.enabled ? row_unit(rules_of(fp8.fp8_recipe).input) : 1,
                                 d.splits_sequence() ? d.tensor_parallel_size : 1);
-  return rows / std::gcd(rows, config.policy.max_total_sequence_length / d.context_parallel_size);
+  return rows / std::gcd(rows, example_tokens(config) / d.context_parallel_size);
 }
 
 // The largest divisor of `all` up to `most` that is a multiple of `unit`; else the least such one, else the
@@ -78,10 +78,10 @@ BatchPlan resolve_batch(const Config& config, int world_size) {
   plan.data_parallel = world_size / config.distributed.model_ranks();
   plan.global = config.policy.train_global_batch_size;
   const int64_t per_replica = plan.global / plan.data_parallel;
-  const int64_t sequence = config.policy.max_total_sequence_length;
+  const int64_t sequence = example_tokens(config);
   if (!config.policy.train_micro_batch_size.is_auto()) {
     plan.micro = config.policy.train_micro_batch_size.value();
-  } else if (const auto packed = packed_micro_batch(config.policy)) {
+  } else if (const auto packed = packed_micro_batch(config)) {
     plan.micro = *packed;
   } else if (config.policy.gradient_accumulation_steps) {
     plan.micro = per_replica / *config.policy.gradient_accumulation_steps;

@@ -8,7 +8,7 @@ namespace nrl::ops {
 
 /// Indices of a (StepScalar::count) f64 tensor. Integers are exact up to 2^53.
 struct StepScalar {
-  static constexpr int max_metrics = 4;
+  static constexpr int max_metrics = 12;
   enum Index : int {
     // Summed over the data-parallel ranks in one all_reduce of `sums` elements from the first on.
     squared_norm,                  ///< of the gradients

@@ -163,7 +163,7 @@ TEST_CASE("an engine for forward passes only has the log-probabilities of one th
       sum += value;
     }
     for (int64_t count = 1; count <= 3; ++count)
-      CHECK(forward.evaluate(count, [&]() -> const data::HostMicroBatch& { return batch; }) ==
+      CHECK(forward.evaluate(count, [&]() -> const data::HostMicroBatch& { return batch; }).front() ==
             Approx(static_cast<double>(count) * sum).epsilon(1e-9));
     engine::LanguageModeling objective;
     CHECK_THROWS_AS(forward.step({.number = 1, .learning_rate = 0, .loss_tokens = 1}, objective), Error);

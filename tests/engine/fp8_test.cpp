@@ -325,7 +325,7 @@ TEST_CASE("an evaluation rounds the weights to FP8 once", "[engine][fp8]") {
         random_batch(engine.plan().batch.micro * engine.plan().sequence_length, 5);
     const auto evaluate = [&](int64_t count) {
       roundings = 0;
-      return engine.evaluate(count, [&]() -> const data::HostMicroBatch& { return batch; });
+      return engine.evaluate(count, [&]() -> const data::HostMicroBatch& { return batch; }).front();
     };
     const double one = evaluate(1);
     const int64_t of_one = roundings;

@@ -14,18 +14,19 @@ namespace {
 /// sequences of each microbatch. In host memory.
 class Preferences : public engine::Objective {
  public:
-  std::span<const std::string_view> metrics() const override {
-    static constexpr std::string_view names[] = {"loss", "margin"};
-    return names;
+  std::span<const engine::MetricSpec> metrics() const override {
+    static constexpr engine::MetricSpec specs[] = {{"loss"}, {"margin"}};
+    return specs;
   }
-  bool needs_log_probs_first() const override { return true; }
+  model::Dependence dependence() const override { return model::Dependence::batch; }
   void loss_weights(ops::Exec&, const model::MicroBatch& batch, const Tensor& log_prob) override {
     const double slope = -beta / (1 + std::exp(beta * margin(log_prob)));  // dloss/dmargin
     for (int64_t i = 0; i < 2 * T; ++i)
       batch.loss_weight.ptr<float>()[i] = static_cast<float>(i < T ? slope : -slope);
   }
-  void add_metrics(ops::Exec&, const model::MicroBatch&, const Tensor& log_prob,
+  void add_metrics(ops::Exec&, const model::MicroBatch&, const model::HeadOutput& out,
                    const Tensor& sums) override {
+    const Tensor& log_prob = out.log_prob;
     sums.ptr<double>()[0] += std::log1p(std::exp(-beta * margin(log_prob)));
     sums.ptr<double>()[1] += margin(log_prob);
   }

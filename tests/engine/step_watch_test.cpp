@@ -53,11 +53,11 @@ bool contains(const std::string& text, const std::string& part) {
 class ThrowingObjective final : public engine::Objective {
  public:
   explicit ThrowingObjective(int n) : left_(n) {}
-  std::span<const std::string_view> metrics() const override { return inner_.metrics(); }
-  void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob,
+  std::span<const engine::MetricSpec> metrics() const override { return inner_.metrics(); }
+  void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out,
                    const Tensor& sums) override {
     if (--left_ == 0) fail(Exit::internal, "thrown inside");
-    inner_.add_metrics(exec, batch, log_prob, sums);
+    inner_.add_metrics(exec, batch, out, sums);
   }
 
  private:

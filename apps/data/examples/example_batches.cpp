@@ -8,17 +8,14 @@
 #include "core/base/error.h"
 
 namespace nrl::data {
-namespace {
-
-int64_t rows_of(SequenceLength length) {
-  return std::max(length.tokens - 1, 1);
-}
-
-}  // namespace
 
 ExampleBatches::ExampleBatches(std::shared_ptr<const Examples> examples, const ExampleBatchOptions& options)
     : examples_(std::move(examples)), options_(options), position_(options.consumed_samples) {
   NRL_CHECK(examples_->size() > 0 && options.global_batch > 0 && options.most_rows > 0);
+}
+
+int64_t ExampleBatches::rows_of(SequenceLength length) const {
+  return std::max(options_.scores ? length.tokens : length.tokens - 1, 1);
 }
 
 int64_t ExampleBatches::example_at(int64_t position) {
@@ -50,7 +47,7 @@ const ExampleStep& ExampleBatches::begin_step() {
       const SequenceLength length = examples_->length(example, s);
       unit.rows += rows_of(length);
       unit.work += options_.work ? options_.work(rows_of(length)) : static_cast<double>(rows_of(length));
-      step_.loss_tokens += length.loss_tokens;
+      step_.loss_tokens += options_.scores ? 1 : length.loss_tokens;
     }
     step_.rows += unit.rows;
     units.push_back(unit);
@@ -73,6 +70,7 @@ const ExampleStep& ExampleBatches::begin_step() {
   step_.imbalance = packing_.imbalance;
   position_ += count;
   next_bin_ = 0;
+  if (options_.numbers) options_.numbers->begin_step(chosen_, step_);
   return step_;
 }
 
@@ -81,14 +79,16 @@ void ExampleBatches::append(int64_t example, int sequence) {
   const int64_t rows = rows_of(examples_->length(example, sequence));
   NRL_CHECK(rows <= options_.most_rows, "a sequence of {} rows", rows);
   for (int64_t t = 0; t < rows; ++t) {
-    const bool has_target =
-        t + 1 < static_cast<int64_t>(ids.size()) && examples_->in_loss(example, sequence, t + 1);
+    const bool last = t + 1 == std::ssize(ids);
+    const bool has_target = options_.scores ? last : !last && examples_->in_loss(example, sequence, t + 1);
     batch_.tokens.push_back(ids[t]);
-    batch_.targets.push_back(has_target ? ids[t + 1] : -1);
+    batch_.targets.push_back(!has_target ? -1 : options_.scores ? 0 : ids[t + 1]);
     batch_.positions.push_back(static_cast<int32_t>(t));
     batch_.loss_tokens += has_target ? 1 : 0;
   }
   batch_.bounds.push_back(static_cast<int32_t>(batch_.tokens.size()));
+  ++batch_.sequences;
+  if (options_.numbers) options_.numbers->append(example, sequence, rows, batch_);
 }
 
 const HostMicroBatch& ExampleBatches::next() {
@@ -97,7 +97,11 @@ const HostMicroBatch& ExampleBatches::next() {
   batch_.index = static_cast<int64_t>(next_bin_);
   for (auto* values : {&batch_.tokens, &batch_.targets, &batch_.positions, &batch_.bounds}) values->clear();
   batch_.bounds.push_back(0);
-  batch_.loss_tokens = 0;
+  batch_.loss_tokens = batch_.sequences = 0;
+  batch_.sequence_values.clear();
+  const std::vector<int64_t> widths = options_.numbers ? options_.numbers->widths() : std::vector<int64_t>();
+  batch_.columns.resize(widths.size());
+  for (auto& column : batch_.columns) column.clear();
   for (const int32_t unit : bins[next_bin_++])
     for (int s = 0; s < examples_->sequences_per_example(); ++s)
       append(chosen_[static_cast<size_t>(unit)], s);
@@ -111,6 +115,8 @@ const HostMicroBatch& ExampleBatches::next() {
     batch_.targets.resize(batch_.positions.size(), -1);
     batch_.bounds.push_back(static_cast<int32_t>(batch_.tokens.size()));
   }
+  for (size_t c = 0; c < widths.size(); ++c)
+    batch_.columns[c].resize(batch_.tokens.size() * static_cast<size_t>(widths[c]), 0);
   return batch_;
 }
 

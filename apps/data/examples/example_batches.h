@@ -13,6 +13,20 @@
 
 namespace nrl::data {
 
+struct ExampleStep;
+
+/// What an objective reads beside the tokens of examples: HostMicroBatch::sequence_values and columns.
+class ExampleNumbers {
+ public:
+  virtual ~ExampleNumbers() = default;
+  /// Numbers of each row's entry in every column.
+  virtual std::vector<int64_t> widths() const = 0;
+  /// Called before the microbatches of a step, with its examples.
+  virtual void begin_step(std::span<const int64_t> examples, const ExampleStep& step) = 0;
+  /// Appends the numbers of a sequence, which has the last `rows` rows of the batch.
+  virtual void append(int64_t example, int sequence, int64_t rows, HostMicroBatch& batch) = 0;
+};
+
 struct ExampleBatchOptions {
   int64_t global_batch = 1;      ///< examples per step
   int64_t consumed_samples = 0;  ///< position of the first one in the order
@@ -28,6 +42,9 @@ struct ExampleBatchOptions {
   int64_t most_rows = 1;                          ///< of a sequence
   bool pad_to_capacity = false;                   ///< every microbatch has as many rows as fit
   std::function<double(int64_t rows)> work = {};  ///< of a sequence, for balance; null: its rows
+  /// Sequences are scored: every token is an input, and the row of the last one has the target 0.
+  bool scores = false;
+  std::shared_ptr<ExampleNumbers> numbers = nullptr;  ///< null: there are none
 };
 
 /// Counts of a step over all ranks, without padding.
@@ -43,9 +60,10 @@ struct ExampleStep {
 /// number of ranks and the packing. Every rank knows the counts of all from the lengths in the set, without
 /// communication.
 ///
-/// A sequence of n tokens has n - 1 rows: each of its tokens but the last one is an input, whose target is
-/// the next token if that is in the loss. Sequences of a microbatch are attention sequences of their own,
-/// with positions from 0. Rows of padding follow as sequences of their own, without targets.
+/// The sequences of an example adjoin in one microbatch. A sequence of n tokens has n - 1 rows: each of its
+/// tokens but the last one is an input, whose target is the next token if that is in the loss. Sequences of a
+/// microbatch are attention sequences of their own, with positions from 0. Rows of padding follow as
+/// sequences of their own, without targets.
 class ExampleBatches {
  public:
   ExampleBatches(std::shared_ptr<const Examples> examples, const ExampleBatchOptions& options);
@@ -60,6 +78,7 @@ class ExampleBatches {
 
  private:
   int64_t example_at(int64_t position);
+  int64_t rows_of(SequenceLength length) const;
   void append(int64_t example, int sequence);
 
   std::shared_ptr<const Examples> examples_;

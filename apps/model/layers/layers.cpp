@@ -2,6 +2,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/model/layers/boundary.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
 
@@ -12,24 +13,6 @@ using memory::generation;
 using memory::training;
 using precision::Gemm;
 using precision::Role;
-
-namespace {
-
-std::vector<int> present(std::initializer_list<int> parameters) {
-  std::vector<int> out;
-  for (const int p : parameters)
-    if (p >= 0) out.push_back(p);
-  return out;
-}
-
-/// The gradient that a layer passes to the one `below`.
-StreamGradient input_gradient(const LayerBuilder& b, const Ports& below) {
-  StreamGradient d_x{b.gradient("d_x", b.spec.hidden, sequence_rows)};
-  if (below.d_out_amax) d_x.amax = b.number("d_x amax");
-  return d_x;
-}
-
-}  // namespace
 
 Embedding::Embedding(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe)
     : Layer("embedding", c),
@@ -129,121 +112,6 @@ void Block::forward(Run& r) {
 void Block::backward(Run& r) {
   mlp_->backward(r);
   attention_->backward(r);
-}
-
-Head::Head(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe,
-           int64_t chunk_tokens, const Ports& below)
-    : Layer("loss_computation", c),
-      weight_(parameters.head),
-      norm_parameters_(present({parameters.final_norm, parameters.final_norm_bias})),
-      tied_(parameters.head == parameters.embedding),
-      d_logits_dtype_(recipe.of(0, Gemm::lm_head, Role::gradient).dtype),
-      chunk_tokens_(chunk_tokens),
-      vocabulary_(tensor_slice(c.layout, c.spec->vocab_size)) {
-  const LayerBuilder b = builder(recipe);
-  const ModelSpec& m = b.spec;
-  ports_.x = b.port("x", recipe.activations());
-  ports_.residual = b.port("residual in", recipe.activations());
-  const StreamGradient d_x = input_gradient(b, below);
-  ports_.d_x = d_x.slot, ports_.d_x_amax = d_x.amax;
-  const Stream in{.x = ports_.x,
-                  .residual = ports_.residual,
-                  .layer = static_cast<int>(m.layers) - 1,
-                  .site = DropoutSite::mlp};
-  norm_.emplace(b, in, parameters.final_norm, parameters.final_norm_bias);
-  // GEMMs on bf16 rows that are not 16-byte aligned are slow.
-  constexpr int64_t aligned = 8;
-  const bool bf16_logits = recipe.logits() == DType::bf16;
-  const int64_t columns = vocabulary_.count;
-  logits_ = slot({.name = "logits of a chunk",
-                  .width = bf16_logits ? (columns + aligned - 1) / aligned * aligned : columns,
-                  .dtype = recipe.logits(),
-                  .rows = head_chunk_rows});
-  if (c.layout.tensor > 1)
-    statistics_ = slot({.name = "logit statistics", .width = 3 * c.layout.tensor, .rows = head_chunk_rows});
-  d_norm_ = b.gradient("d_norm", m.hidden, sequence_rows);
-  input_.emplace(b, norm_->out, d_norm_, Boundary{.overlaps = false});
-  describe();
-}
-
-void Head::forward(Run& r) {
-  const Slot hidden = input_->x;
-  norm_->forward(r);
-  input_->gather(r);
-  r.step(training, "loss", reads(hidden), writes(logits_, statistics_, over(input_->d_x, hidden), d_norm_),
-         [&] {
-           chunks(r, true);
-           input_->reduce(r);
-         });
-  r.step(evaluation, "log_probs", reads(hidden), writes(logits_, statistics_), [&] { chunks(r, false); });
-  r.step(generation, "logits", reads(hidden), writes(), [&] {
-    const Tensor all = r[hidden];
-    ops::linear_forward(
-        r.exec(),
-        {.x = all.rows(all.dim(0) - 1, 1), .weight = r.weight(weight_), .out = r.context().next_logits});
-  });
-}
-
-// The gradient of the weight is computed in the forward pass.
-ParameterUse Head::parameters(bool backward) const {
-  if (backward) return {norm_parameters_, norm_parameters_};
-  std::vector<int> read = norm_parameters_;
-  read.push_back(weight_);
-  return {read, {weight_}};
-}
-
-void Head::backward(Run& r) {
-  norm_->backward(r, d_norm_, {}, {ports_.d_x, ports_.d_x_amax});
-}
-
-void Head::chunks(Run& r, bool train) const {
-  const MicroBatch& mb = r.batch();
-  const Tensor hidden = r[input_->x], all_logits = r[logits_];
-  const int64_t n = hidden.dim(0);
-  for (int64_t begin = 0; begin < n; begin += chunk_tokens_) {
-    const int64_t count = std::min(chunk_tokens_, n - begin);
-    const Tensor x = hidden.rows(begin, count),
-                 logits = all_logits.rows(0, count).columns(0, vocabulary_.count),
-                 target = mb.target.rows(begin, count);
-    Tensor d_logits = logits;
-    const bool shorter = d_logits_dtype_ != logits.dtype;
-    if (shorter) {  // stored in the first half of each row of the logits
-      d_logits.dtype = d_logits_dtype_;
-      d_logits.stride[0] = logits.stride[0] * size_of(logits.dtype) / size_of(d_logits_dtype_);
-    }
-    ops::linear_forward(r.exec(), {.x = x, .weight = r.weight(weight_), .out = logits});
-    const Tensor statistics = gathered_statistics(r, logits, target);
-    ops::cross_entropy(r.exec(), {.logits = logits,
-                                  .target = target,
-                                  .weight = train ? mb.loss_weight.rows(begin, count) : Tensor{},
-                                  .loss_scale = train ? r.context().loss_scale : Tensor{},
-                                  .log_prob = r.context().log_prob.rows(begin, count),
-                                  .dlogits = train && shorter ? d_logits : Tensor{},
-                                  .first_column = statistics ? vocabulary_.begin : 0,
-                                  .statistics = statistics});
-    if (!train) continue;
-    // d_logits overwrites the logits. The weight gradient reads x first, because d_norm may overwrite x.
-    if (r.context().trains(weight_))
-      ops::linear_backward_weight(r.exec(), {.dout = d_logits,
-                                             .x = x,
-                                             .dweight = r.grad(weight_),
-                                             .accumulate = begin > 0 || r.accumulates(weight_)});
-    ops::linear_backward_data(
-        r.exec(), {.dout = d_logits, .weight = r.weight(weight_), .dx = r[input_->d_x].rows(begin, count)});
-  }
-  if (train && !tied_) r.gradient_ready({weight_});
-}
-
-Tensor Head::gathered_statistics(Run& r, const Tensor& logits, const Tensor& target) const {
-  if (!statistics_) return {};
-  const int64_t count = logits.dim(0), ranks = r.layout().tensor;
-  auto* const data = static_cast<float*>(r[statistics_].data);
-  const Tensor own = make_tensor(data + r.layout().tensor_rank * count * 3, DType::f32, {count, 3}),
-               all = make_tensor(data, DType::f32, {ranks, count, 3});
-  ops::cross_entropy_statistics(
-      r.exec(), {.logits = logits, .target = target, .first_column = vocabulary_.begin, .out = own});
-  r.all_gather_async(own, all).wait();
-  return all;
 }
 
 ChunkBegin::ChunkBegin(const LayerContext& c, const precision::Recipe& recipe) : Layer("chunk_begin", c) {

@@ -57,6 +57,7 @@ void Adapter::drop(Run& r, Slot x, const std::function<void()>& ready) const {
 }
 
 void Adapter::add(const Run& r, Slot x, const Tensor& y, const GemmRows& rows) const {
+  if (!r.context().adapters) return;
   const Tensor in = rows.input(r[dropped_ ? dropped_ : x]), u = rows.input(r[u_]), out = rows.output(y);
   ops::linear_forward(r.exec(), {.x = in, .weight = r.weight(parameters_.a), .out = u, .scale = scale_});
   for_each_piece(r.weight(parameters_.b), [&](const AdapterParameters::Piece& piece, const Tensor& b) {

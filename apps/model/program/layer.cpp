@@ -4,6 +4,13 @@
 
 namespace nrl::model {
 
+HeadOutput LayerContext::results(int64_t rows) const {
+  HeadOutput out = head;
+  for (Tensor* t : {&out.log_prob, &out.entropy, &out.weight, &out.entropy_weight})
+    if (*t) *t = t->rows(0, rows);
+  return out;
+}
+
 comm::View view_of(const Tensor& t) {
   NRL_CHECK(t.contiguous(), "{} is communicated", describe(t));
   return {t.data, t.numel(), t.dtype};

@@ -19,6 +19,7 @@
 
 #include "apps/model/program/builder.h"
 #include "apps/model/spec/layout.h"
+#include "apps/model/spec/loss_rule.h"
 #include "apps/model/spec/micro_batch.h"
 #include "apps/model/spec/parameters.h"
 #include "apps/model/spec/row_domains.h"
@@ -52,12 +53,17 @@ struct LayerContext {
   std::optional<parallel::ZigZag> share = {};  ///< context parallelism: this rank's tokens
   std::vector<ParameterView> parameters;       ///< indexed like ParameterList::all
   std::vector<bool> trainable = {};            ///< the same; empty: all are
+  bool adapters = true;                        ///< false, in evaluation only: the model without its adapters
   const Fp8State* fp8 = nullptr;               ///< linear/fp8_state.h; null: no GEMM reads FP8
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
   Tensor rope_table;
   uint64_t seed = 0;   ///< of dropout
-  Tensor log_prob;     ///< (N) f32, written by the head in training and evaluation
+  /// What the head computes, in training and evaluation: N rows, of which results() has a microbatch's.
+  HeadOutput head;
+  Tensor lse;                ///< (N) f32: log-sum-exp of the logits; absent with Dependence::none and batch
+  LossNeeds loss;            ///< of the objective
+  LossRule* rule = nullptr;  ///< the objective; null while a plan is made
   Tensor next_logits;  ///< (1, V) f32, written by the head in generation
   /// Experts: aux loss, z loss and load of the step, (3) f64 (ops::RouterBalance); may be absent.
   Tensor router_metrics;
@@ -77,6 +83,8 @@ struct LayerContext {
   /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;
 
+  /// The part of `head` of a microbatch of `rows` rows.
+  HeadOutput results(int64_t rows) const;
   /// True if the model has the parameter and the run trains it: layers have no steps, and write nothing, for
   /// other gradients.
   bool trains(int parameter) const {

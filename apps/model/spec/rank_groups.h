@@ -13,6 +13,9 @@ inline parallel::GroupId microbatch_ranks(int tensor, int context) {
   return tensor > 1 && context == 1 ? parallel::group::tp : parallel::group::tp_cp.on_lane(2);
 }
 
+/// The context-parallel ranks that have parts of the same sequences, for sums over a sequence.
+inline constexpr parallel::GroupId segment_ranks = parallel::group::cp.on_lane(2);
+
 /// microbatch_ranks() of all data-parallel ranks.
 inline parallel::GroupId batch_ranks(int tensor) {
   return tensor > 1 ? parallel::group::tp_dp_cp : parallel::group::dp_cp;

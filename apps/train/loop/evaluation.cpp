@@ -118,7 +118,7 @@ EvaluationSums StoredModelEvaluator::run(const IndexedDataset& data, int64_t max
       return batch;
     };
     const int64_t batches = first < windows ? (windows - first + stride - 1) / stride : 0;
-    sum = engine_->evaluate(batches, next);
+    sum = engine_->evaluate(batches, next).front();
   });
   world_.comm().all_reduce(std::span(&sum, 1));
   return {-sum, total - 1};

@@ -6,28 +6,40 @@
 
 namespace nrl::train {
 
-double mean_loss(engine::Engine& engine, StepSource& source, int64_t batches,
-                 const parallel::Groups& groups) {
-  double sum = 0, loss_tokens = 0;
+std::vector<double> mean_metrics(engine::Engine& engine, StepSource& source, int64_t batches,
+                                 const parallel::Groups& groups) {
+  const std::span<const engine::MetricSpec> specs = engine.objective().metrics();
+  std::vector<double> sums(specs.size());
+  engine::LossCounts counts;
   for (int64_t b = 0; b < batches; ++b) {
-    sum += engine.evaluate(
+    const engine::Engine::Metrics of_batch = engine.evaluate(
         source.begin(), [&]() -> const data::HostMicroBatch& { return source.next().batch; }, b == 0);
-    loss_tokens += static_cast<double>(source.totals().loss_tokens);
+    const engine::LossCounts more = source.totals().counts();
+    // A metric without a divisor is a mean over its global batch.
+    for (size_t i = 0; i < sums.size(); ++i)
+      sums[i] += of_batch[i] * (specs[i].per == engine::Per::one ? more.examples : 1);
+    counts.tokens += more.tokens;
+    counts.examples += more.examples;
   }
-  groups.host(parallel::group::all).all_reduce(std::span(&sum, 1));
-  return -sum / std::max(loss_tokens, 1.0);
+  groups.host(parallel::group::all).all_reduce(std::span(sums));
+  for (size_t i = 0; i < sums.size(); ++i) {
+    if (specs[i].per == engine::Per::one) sums[i] /= std::max(counts.examples, 1.0);
+    sums[i] = counts.mean(specs[i], sums[i]);
+  }
+  return sums;
 }
 
-double evaluate(Run& run) {
+std::vector<double> evaluate(Run& run) {
   const parallel::Groups& groups = run.placement.groups();
   const auto source = validation_source(run.config, *run.validation, run.plan(), groups);
-  const double loss = mean_loss(*run.engine, *source, run.validation->batches, groups);
+  std::vector<double> metrics = mean_metrics(*run.engine, *source, run.validation->batches, groups);
+  const double loss = metrics.front();
   Position& at = run.position;
   if (std::isfinite(loss) && (at.best_val_loss == 0 || loss < at.best_val_loss)) {
     at.best_val_loss = loss;
     at.best_val_step = at.step;
   }
-  return loss;
+  return metrics;
 }
 
 }  // namespace nrl::train

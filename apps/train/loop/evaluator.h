@@ -1,17 +1,20 @@
 #pragma once
 // Evaluation during training.
 
+#include <vector>
+
 #include "apps/train/loop/step_source.h"
 #include "apps/train/start/run.h"
 
 namespace nrl::train {
 
-/// Collective, between steps. The mean loss of an engine over `batches` global batches of `source`, the same
-/// on all ranks of `groups`.
-double mean_loss(engine::Engine& engine, StepSource& source, int64_t batches, const parallel::Groups& groups);
+/// Collective, between steps. The means of the objective's metrics over `batches` global batches of `source`,
+/// the same on all ranks of `groups`; the first one is the loss.
+std::vector<double> mean_metrics(engine::Engine& engine, StepSource& source, int64_t batches,
+                                 const parallel::Groups& groups);
 
-/// Collective, between steps. Returns the mean loss over run.validation, which must be set, and updates the
+/// Collective, between steps. Returns mean_metrics() over run.validation, which must be set, and updates the
 /// best loss in run.position.
-double evaluate(Run& run);
+std::vector<double> evaluate(Run& run);
 
 }  // namespace nrl::train

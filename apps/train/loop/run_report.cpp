@@ -103,8 +103,12 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   StepFacts facts;
   facts.step = step.step;
   facts.max_steps = run_.max_steps();
-  facts.loss = run_.engine->objective().loss(
-      result.metrics, static_cast<double>(std::max<int64_t>(step.totals.loss_tokens, 1)));
+  const engine::Objective& objective = run_.engine->objective();
+  const engine::LossCounts counts = step.totals.counts();
+  facts.loss = objective.loss(result.metrics, counts);
+  for (size_t i = 1; i < objective.metrics().size(); ++i)
+    if (const engine::MetricSpec& metric = objective.metrics()[i]; !metric.name.empty())
+      facts.metrics.emplace_back(metric.name, counts.mean(metric, result.metrics[i]));
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
   if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)
@@ -172,10 +176,12 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   }
 }
 
-void RunReport::evaluation(double loss, double seconds) {
+void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
   EvalFacts facts;
   facts.step = run_.position.step;
-  facts.losses = {{"val_loss", loss}};
+  const std::span<const engine::MetricSpec> specs = run_.engine->objective().metrics();
+  for (size_t i = 0; i < metrics.size(); ++i)
+    if (!specs[i].name.empty()) facts.losses.emplace_back(fmt::format("val_{}", specs[i].name), metrics[i]);
   facts.seconds = seconds;
   log_row([&] { metrics_.eval(facts); });
   terminal_.eval(facts);

@@ -2,6 +2,7 @@
 // Reports a training run: terminal output, metrics.jsonl and the final summary.
 
 #include <string>
+#include <vector>
 
 #include "apps/train/loop/memory_watch.h"
 #include "apps/train/loop/step_profile.h"
@@ -38,7 +39,8 @@ class RunReport {
   /// Must be called before a step that starts with none in flight: restarts the step clock.
   void restart_step_clock() { last_result_ = Timers::steady_seconds(); }
   void step(const StepInFlight& step, const engine::StepResult& result);
-  void evaluation(double loss, double seconds);
+  /// `metrics`: of the objective.
+  void evaluation(const std::vector<double>& metrics, double seconds);
   void checkpoint(const std::string& path, double seconds);
   void sample(const std::string& text);
   void trace(const std::string& path);

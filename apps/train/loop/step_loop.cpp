@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
@@ -176,8 +177,8 @@ std::optional<Exit> StepLoop::stopped() {
 void StepLoop::evaluate() {
   const auto scope = report_.timers().time(RunSection::eval);
   const double begin = Timers::steady_seconds();
-  const double loss = train::evaluate(run_);
-  report_.evaluation(loss, Timers::steady_seconds() - begin);
+  const std::vector<double> metrics = train::evaluate(run_);
+  report_.evaluation(metrics, Timers::steady_seconds() - begin);
 }
 
 void StepLoop::save(bool stopping) {

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "apps/train/loop/example_numbers.h"
+
 namespace nrl::train {
 
 TokenSource::TokenSource(const data::TokenDataset& dataset, const data::LoaderOptions& loading,
@@ -26,7 +28,8 @@ StepSource::Item TokenSource::next() {
 StepSource::Totals TokenSource::totals() {
   const int64_t tokens = loading_.global_batch() * plan_.sequence_length;
   return {.tokens = tokens,
-          .loss_tokens = loss_tokens_of_all(dataset_, tokens, counts_, groups_, plan_.layout)};
+          .loss_tokens = loss_tokens_of_all(dataset_, tokens, counts_, groups_, plan_.layout),
+          .examples = loading_.global_batch()};
 }
 
 int64_t ExampleSource::begin() {
@@ -42,6 +45,7 @@ StepSource::Item ExampleSource::next() {
 StepSource::Totals ExampleSource::totals() {
   return {.tokens = step_.rows,
           .loss_tokens = step_.loss_tokens,
+          .examples = step_.examples,
           .efficiency = step_.efficiency,
           .imbalance = step_.imbalance};
 }
@@ -63,6 +67,8 @@ data::PackAlgorithm pack_algorithm(const PolicyConfig& policy) {
   }
   NRL_CHECK(false);
 }
+
+}  // namespace
 
 std::unique_ptr<StepSource> example_source(const Config& config,
                                            std::shared_ptr<const data::Examples> examples,
@@ -87,6 +93,7 @@ std::unique_ptr<StepSource> example_source(const Config& config,
     return microbatches;
   };
   options.most_rows = shape.packed;
+  options.scores = config.algorithm == Algorithm::rm;
   // Libraries of a GPU choose their kernels for every shape; context-parallel ranks divide a fixed number of
   // rows.
   options.pad_to_capacity = gpu || layout.context > 1;
@@ -98,15 +105,14 @@ std::unique_ptr<StepSource> example_source(const Config& config,
       std::make_unique<data::ExampleBatches>(std::move(examples), options));
 }
 
-}  // namespace
-
 std::unique_ptr<StepSource> training_source(const Config& config, const TrainData& data,
                                             const plan::RunPlan& plan, const parallel::Groups& groups,
                                             int64_t consumed_samples, int64_t steps) {
   if (data.examples)
-    return example_source(
-        config, data.examples, plan,
-        {.consumed_samples = consumed_samples, .seed = static_cast<uint64_t>(data_seed(config))});
+    return example_source(config, data.examples, plan,
+                          {.consumed_samples = consumed_samples,
+                           .seed = static_cast<uint64_t>(data_seed(config)),
+                           .numbers = example_numbers(config, data.examples, data.reference)});
   data::LoaderOptions loading = make_loader_options(config, plan.batch, plan.position);
   loading.consumed_samples = consumed_samples;
   loading.steps = steps;
@@ -115,7 +121,11 @@ std::unique_ptr<StepSource> training_source(const Config& config, const TrainDat
 
 std::unique_ptr<StepSource> validation_source(const Config& config, const ValidationData& data,
                                               const plan::RunPlan& plan, const parallel::Groups& groups) {
-  if (data.examples) return example_source(config, data.examples, plan, {.shuffle = false, .repeat = false});
+  if (data.examples)
+    return example_source(config, data.examples, plan,
+                          {.shuffle = false,
+                           .repeat = false,
+                           .numbers = example_numbers(config, data.examples, data.reference)});
   data::LoaderOptions loading = make_loader_options(config, plan.batch, plan.position);
   loading.steps = data.batches;
   loading.prefetch = data::LoaderOptions{}.prefetch;  // small: allocated in addition to the training loader

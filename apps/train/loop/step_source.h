@@ -27,8 +27,12 @@ class StepSource {
   struct Totals {
     int64_t tokens = 0;       ///< inputs, without padding
     int64_t loss_tokens = 0;  ///< targets with a loss
+    int64_t examples = 0;     ///< samples, or examples of any lengths
     double efficiency = 1;    ///< tokens relative to those that the microbatches have room for
     double imbalance = 0;     ///< largest work of a data-parallel rank relative to their mean, - 1
+    engine::LossCounts counts() const {
+      return {.tokens = static_cast<double>(loss_tokens), .examples = static_cast<double>(examples)};
+    }
   };
   /// After the last microbatch of a global batch. Collective.
   virtual Totals totals() = 0;
@@ -66,6 +70,10 @@ class ExampleSource final : public StepSource {
   data::ExampleStep step_;
 };
 
+/// Steps of any examples. `options`: everything that does not follow from configuration and plan.
+std::unique_ptr<StepSource> example_source(const Config& config,
+                                           std::shared_ptr<const data::Examples> examples,
+                                           const plan::RunPlan& plan, data::ExampleBatchOptions options);
 /// The steps of a run from `consumed_samples` on; at most `steps` of them are read.
 std::unique_ptr<StepSource> training_source(const Config& config, const TrainData& data,
                                             const plan::RunPlan& plan, const parallel::Groups& groups,

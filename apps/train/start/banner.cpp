@@ -89,7 +89,7 @@ RunFacts describe_run(const Run& run, double peak_flops) {
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   if (const std::string trained = trained_text(spec); !trained.empty()) add("trains", trained);
   if (run.train.examples) {
-    const int64_t rows = plan.batch.micro * plan.sequence_length;
+    const int64_t rows = plan.microbatch_tokens();
     add("batch",
         fmt::format("{} examples of up to {} tokens a step, {} x {} dp   {} steps", plan.batch.global,
                     grouped(plan.sequence_length), microbatches_text(c.policy, plan.batch.micro, rows),

@@ -42,6 +42,19 @@ struct Listed {
   FileIdentity (*identify)(const std::string&);
 };
 
+std::vector<Listed> model_files(const Config& config) {
+  std::vector<Listed> files;
+  if (!config.policy.model_name || !is_directory(*config.policy.model_name)) return files;
+  for (const std::string& name : list_directory(*config.policy.model_name)) {
+    const std::string path = join_path(*config.policy.model_name, name);
+    if (name.ends_with(".safetensors"))
+      files.push_back({path, identify_file_by_samples});
+    else if (name == "config.json" || name.ends_with(".safetensors.index.json"))
+      files.push_back({path, identify_file});
+  }
+  return files;
+}
+
 // All files of data and model; those of the data first.
 std::vector<Listed> listed(const Config& config) {
   std::vector<Listed> files;
@@ -54,14 +67,8 @@ std::vector<Listed> listed(const Config& config) {
       files.push_back({path + ".idx", identify_file});
       files.push_back({path + ".bin", identify_file_by_samples});
     }
-  if (!config.policy.model_name || !is_directory(*config.policy.model_name)) return files;
-  for (const std::string& name : list_directory(*config.policy.model_name)) {
-    const std::string path = join_path(*config.policy.model_name, name);
-    if (name.ends_with(".safetensors"))
-      files.push_back({path, identify_file_by_samples});
-    else if (name == "config.json" || name.ends_with(".safetensors.index.json"))
-      files.push_back({path, identify_file});
-  }
+  const std::vector<Listed> model = model_files(config);
+  files.insert(files.end(), model.begin(), model.end());
   return files;
 }
 
@@ -99,6 +106,13 @@ Inputs identify_inputs(const Config& config) {
   std::vector<InputFile> files;
   for (const auto& [path, identify] : listed(config)) files.emplace_back(path, identity_text(path, identify));
   return with_sources(config, std::move(files));
+}
+
+std::vector<InputFile> identify_model(const Config& config) {
+  std::vector<InputFile> files;
+  for (const auto& [path, identify] : model_files(config))
+    files.emplace_back(path, identity_text(path, identify));
+  return files;
 }
 
 std::string places_of_inputs(const Config& config) {

@@ -28,6 +28,9 @@ struct Inputs {
 /// (core/io/file_identity.h). Unreadable files are recorded as such; opening them later reports the error.
 Inputs identify_inputs(const Config& config);
 
+/// The files of policy.model_name alone; empty for a model from scratch.
+std::vector<InputFile> identify_model(const Config& config);
+
 /// Where the files lie (device, number, size and time of change), without reading them: two ranks of a host
 /// for which this is equal read the same files. They may not: the ranks' directories or mounts may differ.
 std::string places_of_inputs(const Config& config);

@@ -67,11 +67,11 @@ Verdict judge_packed_tokens(const ConfigResult& r) {
   if (!tokens) return {};
   const std::string key = fmt::format("policy.{}.train_mb_tokens",
                                       p.sequence_packing.enabled ? "sequence_packing" : "dynamic_batching");
-  const int64_t length = p.max_total_sequence_length, below = *tokens / length * length;
+  const int64_t length = example_tokens(r.config), below = *tokens / length * length;
   if (*tokens % length != 0)
     return {
-        {.reason = fmt::format("{}: {} is not a multiple of policy.max_total_sequence_length, {}", key,
-                               *tokens, length),
+        {.reason = fmt::format("{}: {} is not a multiple of {}policy.max_total_sequence_length, {}", key,
+                               *tokens, length > p.max_total_sequence_length ? "2 x " : "", length),
          .remedy = {fmt::format("fits: {}{}", below > 0 ? fmt::format("{} or ", below) : "", below + length)},
          .key = key}};
   if (p.train_micro_batch_size.value_or(*tokens / length) != *tokens / length)

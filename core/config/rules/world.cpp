@@ -198,7 +198,7 @@ Verdict judge_batch(const Config& config, std::optional<int64_t> replicas) {
   constexpr const char* key = "policy.train_global_batch_size";
   const int64_t global = config.policy.train_global_batch_size, dp = replicas.value_or(1);
   AutoOr<int64_t> micro = config.policy.train_micro_batch_size;
-  if (const auto packed = packed_micro_batch(config.policy)) micro = *packed;
+  if (const auto packed = packed_micro_batch(config)) micro = *packed;
   const auto& steps = config.policy.gradient_accumulation_steps;
   const int64_t factor = micro.value_or(1);
   int64_t slice = 0, product = 0;

@@ -1,0 +1,64 @@
+#pragma once
+// The last layer of a decoder.
+//
+// Shapes: n tokens of this rank's residual stream (sequence_rows), N of the microbatch, H hidden size, V this
+// rank's vocabulary.
+
+#include <optional>
+#include <vector>
+
+#include "apps/model/layers/sublayer.h"
+
+namespace nrl::model {
+
+/// Final norm, LM head and loss, computed in chunks of tokens: the logits of the whole microbatch are never
+/// materialized. Training computes the gradient of the logits in the forward pass, from the loss weights of
+/// the batch or of LayerContext::rule (Dependence).
+class Head : public Layer {
+ public:
+  /// `below`: the ports of the previous layer.
+  Head(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe,
+       int64_t chunk_tokens, const Ports& below);
+  void forward(Run& r) override;
+  void backward(Run& r) override;
+  ParameterUse parameters(bool backward) const override;
+
+ private:
+  /// The rows of a chunk.
+  struct Rows {
+    int64_t begin, count;
+    Tensor x, logits, target;
+    Tensor d_logits = {};  ///< overwrites the logits, in fewer bits their first half
+  };
+  template <class F>
+  void for_each_chunk(Run& r, F&& work) const;
+  void train(Run& r) const;
+  void compute_logits(Run& r, const Rows& rows) const;
+  /// Log-probabilities, and what else the rule reads, of logits that stay as they are.
+  void compute_log_probs(Run& r, const Rows& rows) const;
+  /// The gradients of log-probabilities and logits at once, with the weights of the batch.
+  void fused_gradient(Run& r, const Rows& rows) const;
+  /// The gradient of the logits with the weights of the rule.
+  void gradient_of_logits(Run& r, const Rows& rows) const;
+  /// The gradients of x and of the matrix.
+  void gradients(Run& r, const Rows& rows) const;
+  Tensor separate_gradient(const Rows& rows) const;
+  /// Gathers the statistics of a chunk of logits from all tensor-parallel ranks; empty on a single rank.
+  Tensor gathered_statistics(Run& r, const Rows& rows) const;
+  int statistics_width() const { return context().loss.entropy ? 4 : 3; }
+
+  int weight_;
+  std::vector<int> norm_parameters_;
+  bool tied_;
+  DType d_logits_dtype_;
+  int64_t chunk_tokens_;
+  Slice vocabulary_;  ///< the rows of the matrix on this rank, V of them
+  std::optional<PreNorm> norm_;
+  std::optional<ColumnInput> input_;
+  Slot logits_;      ///< (chunk, V)
+  Slot statistics_;  ///< (chunk, 3 or 4 x t) f32, read as (t, chunk, 3 or 4): of each rank's logits; unset if
+                     ///< t = 1
+  Slot d_norm_;      ///< (n, H)
+};
+
+}  // namespace nrl::model

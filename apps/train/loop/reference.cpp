@@ -1,0 +1,227 @@
+#include "apps/train/loop/reference.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "apps/data/order_file.h"
+#include "apps/plan/loss.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/loop/step_source.h"
+#include "apps/train/start/initial_state.h"
+#include "apps/train/state/input_identity.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/io/atomic_file.h"
+#include "core/ops/transfer.h"
+#include "parallel/context/zigzag.h"
+
+namespace nrl::train {
+
+using Kind = data::SequenceNumbers::Kind;
+
+namespace {
+
+/// Notes which sequences the microbatches of a step have. Its numbers are zeros.
+class SequencesOfRows final : public data::ExampleNumbers {
+ public:
+  struct Place {
+    int64_t example;
+    int sequence;
+    int64_t first_row, rows;
+  };
+  explicit SequencesOfRows(const model::LossNeeds& needs) : needs_(needs) {}
+
+  std::vector<int64_t> widths() const override {
+    std::vector<int64_t> widths;
+    for (const model::ColumnSpec& column : needs_.columns) widths.push_back(column.width);
+    return widths;
+  }
+  void begin_step(std::span<const int64_t>, const data::ExampleStep&) override { places_.clear(); }
+  void append(int64_t example, int sequence, int64_t rows, data::HostMicroBatch& batch) override {
+    if (batch.sequences == 1) places_.emplace_back();
+    places_.back().push_back({example, sequence, std::ssize(batch.tokens) - rows, rows});
+    batch.sequence_values.resize(batch.sequence_values.size() + static_cast<size_t>(needs_.sequence_values));
+    const std::vector<int64_t> of_columns = widths();
+    for (size_t c = 0; c < of_columns.size(); ++c)
+      batch.columns[c].resize(batch.columns[c].size() + static_cast<size_t>(rows * of_columns[c]));
+  }
+  /// Must be called after a microbatch was read, which may have no sequence.
+  void end_microbatch(const data::HostMicroBatch& batch) {
+    if (batch.sequences == 0) places_.emplace_back();
+  }
+  /// The places of the oldest microbatch that was not taken.
+  std::vector<Place> take() {
+    std::vector<Place> out = std::move(places_.front());
+    places_.pop_front();
+    return out;
+  }
+
+ private:
+  const model::LossNeeds needs_;
+  std::deque<std::vector<Place>> places_;
+};
+
+}  // namespace
+
+std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& config, engine::Engine& engine,
+                                                               std::shared_ptr<const data::Examples> examples,
+                                                               Kind kind, const parallel::Groups& groups) {
+  const plan::RunPlan& plan = engine.plan();
+  const plan::BatchShape& shape = plan.tensors->shape();
+  auto out = std::make_shared<data::SequenceNumbers>(*examples, kind);
+  const auto places = std::make_shared<SequencesOfRows>(plan.decoder->options().loss);
+  const auto source =
+      example_source(config, examples, plan, {.shuffle = false, .repeat = false, .numbers = places});
+  std::optional<parallel::ZigZag> share;
+  if (shape.context > 1) share.emplace(shape.sequences, shape.length, shape.context, shape.context_rank);
+  std::vector<float> log_probs;
+  const auto read = [&](const model::MicroBatch&, const model::HeadOutput& results) {
+    log_probs.resize(static_cast<size_t>(results.log_prob.dim(0)));
+    ops::download(engine.exec(), results.log_prob, log_probs.data());
+    std::vector<double> rows(static_cast<size_t>(share ? shape.length : std::ssize(log_probs)));
+    for (int64_t r = 0; r < std::ssize(log_probs); ++r)
+      rows[static_cast<size_t>(share ? share->global_row(r) : r)] = static_cast<double>(log_probs[r]);
+    for (const SequencesOfRows::Place& p : places->take())
+      for (int64_t t = 0; t < p.rows; ++t)
+        out->of(p.example, p.sequence)[kind == Kind::one ? 0 : t] += rows[p.first_row + t];
+  };
+  const auto next = [&]() -> const data::HostMicroBatch& {
+    const data::HostMicroBatch& batch = source->next().batch;
+    places->end_microbatch(batch);
+    return batch;
+  };
+  for (int64_t done = 0; done < examples->size(); done += plan.batch.global)
+    engine.run_forward(source->begin(), next, read, done == 0);
+  // Every rank has the rows of its examples, context and stage, and zeros elsewhere.
+  groups.host(parallel::group::all).all_reduce(out->all());
+  return out;
+}
+
+namespace {
+
+constexpr std::string_view magic = "nrl-train reference 1\n";
+
+// Everything that the numbers depend on.
+std::string key_of(const Run& run, const data::Examples& examples, Kind kind) {
+  const Config& config = run.config;
+  std::string model;
+  for (const auto& [path, content] : identify_model(config)) model += content + "\n";
+  std::string ids;
+  const auto add = [&](const void* data, size_t bytes) { ids.append(static_cast<const char*>(data), bytes); };
+  std::string digests;
+  for (int64_t e = 0; e < examples.size(); ++e)
+    for (int s = 0; s < examples.sequences_per_example(); ++s) {
+      const std::span<const int32_t> tokens = examples.ids(e, s);
+      const int32_t count = static_cast<int32_t>(tokens.size());
+      add(&count, sizeof count);
+      add(tokens.data(), tokens.size_bytes());
+      for (int64_t t = 0; t < count; ++t) ids.push_back(examples.in_loss(e, s, t) ? 1 : 0);
+      if (ids.size() > (size_t{1} << 20) || (e + 1 == examples.size())) {
+        digests += data::digest(ids);
+        ids.clear();
+      }
+    }
+  const plan::RunPlan& plan = run.plan();
+  return data::digest(fmt::format("{}{}\n{}\n{}\n{} {} {}\n{}", model, config.policy.model_json, digests,
+                                  static_cast<int>(kind), name_of(config.policy.precision),
+                                  name_of(plan.recipe.weights()), config.policy.fp8_cfg.enabled,
+                                  resolved_loop(config).seed));
+}
+
+std::string file_of(const Config& config, const DatasetConfig& data, const std::string& key) {
+  const std::string& first = data.data_path.front();
+  const std::string directory = config.data.cache_dir.value_or(parent_path(first)),
+                    name = first.substr(first.find_last_of('/') + 1);
+  return join_path(directory, fmt::format("{}.reference-{}.cache", name, key));
+}
+
+// False if there is no such file, or it is damaged.
+bool read_numbers(const std::string& path, const std::string& key, std::span<double> values) {
+  if (!path_exists(path)) return false;
+  const std::string head = fmt::format("{}{}\n", magic, key);
+  const uint64_t bytes = head.size() + values.size() * sizeof(double) + data::digest("").size();
+  const std::string text = read_file(path, bytes + 1);
+  const std::string_view content = std::string_view(text).substr(0, text.size() - data::digest("").size());
+  if (text.size() != bytes || !text.starts_with(head) ||
+      text.substr(content.size()) != data::digest(content)) {
+    log::warn("{}: the file is damaged; the log-probabilities of the reference are computed again", path);
+    return false;
+  }
+  std::memcpy(values.data(), content.data() + head.size(), values.size() * sizeof(double));
+  return std::ranges::all_of(values, [](double v) { return std::isfinite(v); });
+}
+
+void write_numbers(const std::string& path, const std::string& key, std::span<const double> values) {
+  std::string content = fmt::format("{}{}\n", magic, key);
+  content.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(double));
+  try {
+    AtomicFile file(path);
+    file.write(content);
+    file.write(data::digest(content));
+    file.commit();
+  } catch (const Error& e) {
+    log::warn("the log-probabilities of the reference are not kept for the next run: {}", e.what());
+  }
+}
+
+}  // namespace
+
+void prepare_references(Run& run, StartPhases& phases) {
+  const Config& c = run.config;
+  if (!plan::needs_reference(c)) return;
+  const auto kind = c.algorithm == Algorithm::dpo ? Kind::one : Kind::by_row;
+  const parallel::Groups& groups = run.placement.groups();
+  comm::World& world = run.world;
+  bool other_weights = !run.resumed_from.empty(), loaded = false;
+  const auto prepare = [&](const DatasetConfig& data, const std::shared_ptr<const data::Examples>& examples,
+                           std::shared_ptr<const data::SequenceNumbers>& out) {
+    phases.begin("reference", "log-probabilities of the reference");
+    std::string key, path;
+    auto stored = std::make_shared<data::SequenceNumbers>(*examples, kind);
+    std::vector<double> found{0};
+    run_collectively(world, [&] {
+      if (world.rank() != 0) return;
+      key = key_of(run, *examples, kind);
+      path = file_of(c, data, key);
+      found[0] = read_numbers(path, key, stored->all()) ? 1 : 0;
+      if (found[0] == 0) std::ranges::fill(stored->all(), 0.0);
+    });
+    groups.host(parallel::group::all).all_reduce(std::span(found));
+    if (found[0] > 0) {
+      groups.host(parallel::group::all).all_reduce(stored->all());  // zeros but on rank 0
+      out = std::move(stored);
+      return;
+    }
+    if (std::exchange(other_weights, false)) {
+      run_collectively(
+          world, [&] { load_initial_weights(c, *run.engine, {}, run.placement.exec().threads, phases); });
+      loaded = true;
+    }
+    phases.begin("reference",
+                 fmt::format("log-probabilities of {} examples under the reference", examples->size()));
+    // The reference of a policy with adapters is the model that they adapt.
+    run.plan().decoder->use_adapters(false);
+    out = compute_log_probs(c, *run.engine, examples, kind, groups);
+    run.plan().decoder->use_adapters(true);
+    run_collectively(world, [&] {
+      if (std::ranges::any_of(out->all(), [](double v) { return !std::isfinite(v); }))
+        fail(Exit::data,
+             "the reference model gives log-probabilities that are not finite. Fix: check its weights and "
+             "policy.precision");
+      if (world.rank() == 0) write_numbers(path, key, out->all());
+    });
+  };
+  prepare(c.data.train, run.train.examples, run.train.reference);
+  if (run.validation) prepare(c.data.validation, run.validation->examples, run.validation->reference);
+  if (!loaded) return;
+  const std::vector<std::string> warnings = run.warnings, changes = run.changes;
+  initialize(run, phases, [] {});
+  run.warnings = warnings;
+  run.changes = changes;
+}
+
+}  // namespace nrl::train

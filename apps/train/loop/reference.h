@@ -1,0 +1,27 @@
+#pragma once
+// Log-probabilities of a reference model, which objectives compare the policy with. The reference is the
+// model that a run begins with; its numbers are computed once, before the first step, and kept in a file.
+
+#include <memory>
+
+#include "apps/data/examples/sequence_numbers.h"
+#include "apps/engine/engine.h"
+#include "apps/train/report/start_phases.h"
+#include "apps/train/start/run.h"
+
+namespace nrl::train {
+
+/// Collective. The log-probabilities of all `examples` under the weights in the engine, the same on all
+/// ranks: of each row, or the sum over each sequence.
+std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& config, engine::Engine& engine,
+                                                               std::shared_ptr<const data::Examples> examples,
+                                                               data::SequenceNumbers::Kind kind,
+                                                               const parallel::Groups& groups);
+
+/// Collective, after set_up_run(), if the objective needs a reference: sets TrainData::reference and
+/// ValidationData::reference, from their files where these fit, else with the weights that the run begins
+/// with. A run that was resumed loads these first, and its checkpoint again afterwards. Files lie beside the
+/// caches of the examples; one that cannot be written is a warning.
+void prepare_references(Run& run, StartPhases& phases);
+
+}  // namespace nrl::train
