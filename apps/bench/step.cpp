@@ -119,7 +119,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
   const parallel::Groups ranks(position.grid, world.comm(), plan::needed_groups(c, position, false));
   engine::Engine engine(
       plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position, DeviceType::cuda,
-                          train::threads_for(c.kernels, 1), false,
+                          train::threads_for(c.kernels, 1), {},
                           train::memory_for_rank(c.kernels, DeviceType::cuda, gpu.properties().memory)),
       engine::training_options(c), ranks, exec);
   const Prediction prediction = predict(engine, gpu);

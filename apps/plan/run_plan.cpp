@@ -212,7 +212,7 @@ void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) 
 std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const Config& config,
                                    model::ModelSpec spec, const BatchPlan& batch,
                                    const GridPosition& position, DeviceType device, int threads,
-                                   bool own_loss_weights) {
+                                   const model::LossNeeds& loss) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -254,8 +254,6 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   if (gpu) add_offload_staging(p, config.kernels, threads);
   add_staging(p);
   const bool packed = trains_on_examples(config);
-  model::LossNeeds loss = loss_needs(config);
-  if (own_loss_weights) loss.dependence = model::Dependence::batch;
   p.tensors = std::make_unique<BatchTensors>(
       p.memory, BatchShape{.microbatches = batch.accumulation,
                            .sequences = packed ? 1 : batch.micro,
@@ -320,9 +318,10 @@ GridPosition first_of_stage(const Config& config, const GridPosition& position) 
 
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
                                        const GridPosition& position, DeviceType device, int threads,
-                                       bool own_loss_weights, size_t memory) {
+                                       std::optional<model::LossNeeds> loss, size_t memory) {
+  if (!loss) loss = loss_needs(config);
   const auto make = [&](const GridPosition& at, const std::optional<Rules>& recompute) {
-    return plan_with(recompute, config, spec, batch, at, device, threads, own_loss_weights);
+    return plan_with(recompute, config, spec, batch, at, device, threads, *loss);
   };
   const bool gpu = device == DeviceType::cuda;
   if (!recompute_is_open(config.policy)) return make(position, {});

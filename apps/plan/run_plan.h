@@ -3,6 +3,7 @@
 // the run allocates and is complete before the first allocation; `nrl-train plan` prints it.
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -59,12 +60,12 @@ struct RunPlan {
 
 /// The solved plan of the rank at `position` with `threads` CPU threads. On the heap, because the decoder
 /// refers to its members. `config` must have passed validate_for_world(). Planning for a GPU does not need
-/// one. `own_loss_weights`: for objectives that compute loss weights (BatchShape::loss_weights).
+/// one. `loss`: for an objective other than the configured one.
 /// `memory`: bytes of the GPU if the rank has it to itself, or the rank's share of the machine's, which
 /// policy.recompute: auto needs to know: it must be the same on all ranks. 0: unknown.
 std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
                                        const GridPosition& position, DeviceType device, int threads,
-                                       bool own_loss_weights = false, size_t memory = 0);
+                                       std::optional<model::LossNeeds> loss = {}, size_t memory = 0);
 
 /// Declares the workspace of the passes and of the update in a plan that has everything else that they use.
 void add_workspace(RunPlan& plan);

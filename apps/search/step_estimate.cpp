@@ -164,7 +164,7 @@ StagePlans plan_stages(const ConfigResult& config, int world, const ModeledDevic
     // Stages are the slowest axis.
     out.plans.push_back(plan::make_run_plan(c, spec, batch,
                                             plan::grid_position(c, world, world / stages * stage),
-                                            device.type(), device.threads(), false, memory));
+                                            device.type(), device.threads(), {}, memory));
   }
   return out;
 }

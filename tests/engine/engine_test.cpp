@@ -26,10 +26,13 @@ class Learner {
   }
   void evaluate() {
     uint64_t seed = 100;
-    numbers.push_back(engine_->evaluate(2, [&]() -> const data::HostMicroBatch& {
-      batch_ = next(seed++);
-      return batch_;
-    }));
+    numbers.push_back(engine_
+                          ->evaluate(2,
+                                     [&]() -> const data::HostMicroBatch& {
+                                       batch_ = next(seed++);
+                                       return batch_;
+                                     })
+                          .front());
   }
   void finish() { weights = bytes_of(*engine_, engine_->groups().front().weights); }
 

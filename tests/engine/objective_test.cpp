@@ -50,7 +50,8 @@ TEST_CASE("an objective may need the log-probabilities before its weights", "[en
   engine::TrainingOptions options;
   options.optimizer.eps = eps;
   options.optimizer.weight_decay = 0;
-  const auto engine = make_engine(placement, config, options, true);
+  const auto engine =
+      make_engine(placement, config, options, model::LossNeeds{.dependence = model::Dependence::batch});
   Preferences objective;
   int64_t number = 0;
   const auto step = [&](double lr) {

@@ -58,10 +58,11 @@ inline data::HostMicroBatch random_batch(int64_t tokens, uint64_t seed) {
 /// A new engine with the initial weights of the configuration.
 inline std::unique_ptr<engine::Engine> make_engine(
     train::Placement& placement, const ConfigResult& result,
-    std::optional<engine::TrainingOptions> options = std::nullopt, bool own_loss_weights = false) {
+    std::optional<engine::TrainingOptions> options = std::nullopt,
+    std::optional<model::LossNeeds> loss = {}) {
   const Config& c = result.config;
   auto plan = plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1),
-                                  placement.grid_position(), placement.device(), 1, own_loss_weights);
+                                  placement.grid_position(), placement.device(), 1, std::move(loss));
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
                                        placement.groups(), placement.exec());

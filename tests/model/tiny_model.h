@@ -72,6 +72,7 @@ struct TinyOptions {
   bool overwrite = true;          ///< false: all gradients are zeroed and accumulated
   model::OffloadPolicy offload = {};
   model::TrainedPart trained = {};
+  model::LossNeeds loss = {};
 };
 
 inline model::ModelSpec tiny_spec(const std::string& config, const model::TrainedPart& trained) {
@@ -106,7 +107,8 @@ class TinyModel {
                   .device = options.device,
                   .head_chunk_tokens = options.head_chunk_tokens,
                   .layout = {.chunks = static_cast<int>(options.schedule.stashes.size())},
-                  .training = std::move(options.schedule)},
+                  .training = std::move(options.schedule),
+                  .loss = options.loss},
                  plan_) {
     exec_.kernels = &kernels;
     (options.device == DeviceType::cuda ? exec_.reduction_blocks : exec_.threads) = threads;

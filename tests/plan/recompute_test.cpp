@@ -24,7 +24,7 @@ std::unique_ptr<RunPlan> plan_for(DeviceType device, size_t memory,
   REQUIRE(result.ok());
   const Config& c = result.config;
   return make_run_plan(c, model::parse_model_config(llama, "test"), resolve_batch(c, 1),
-                       grid_position(c, 1, 0), device, 2, false, memory);
+                       grid_position(c, 1, 0), device, 2, {}, memory);
 }
 
 constexpr DeviceType host = DeviceType::cpu, gpu = DeviceType::cuda;

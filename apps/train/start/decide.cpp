@@ -186,7 +186,7 @@ ConfigResult with_microbatch(ConfigResult result, const BatchPlan& batch) {
 std::unique_ptr<plan::RunPlan> plan_rank(const ConfigResult& result, const model::ModelSpec& spec,
                                          const BatchPlan& batch, const Placement& placement) {
   return plan::make_run_plan(result.config, spec, batch, placement.grid_position(), placement.device(),
-                             placement.host_threads(), false, placement.memory());
+                             placement.host_threads(), {}, placement.memory());
 }
 
 namespace {

@@ -55,7 +55,7 @@ plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& s
   for (const int rank : plan::typical_ranks(config, world)) {
     const plan::CategoryBytes need = plan::planned_memory(
         config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank), device,
-                                     threads, false, memory));
+                                     threads, {}, memory));
     if (plan::total(need) > plan::total(most)) most = need;
   }
   return most;

@@ -107,7 +107,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   for (const auto& [need, ranks] : by_need) {
     const int first = *std::min_element(ranks.begin(), ranks.end()), threads = need.threads;
     auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
-                                    threads, false, rank_memory(c, world, device));
+                                    threads, {}, rank_memory(c, world, device));
     EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
     equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
     if (equal.plan) continue;
@@ -173,7 +173,7 @@ void print_recompute_advice(const Config& c, int world, const EqualRanks& ranks,
   const plan::RunPlan& plan = *ranks.plan;
   const auto automatic =
       plan::make_run_plan(open, plan.spec, plan.batch, plan::grid_position(c, world, ranks.ranks.front()),
-                          device.type, ranks.threads, false, rank_memory(c, world, device));
+                          device.type, ranks.threads, {}, rank_memory(c, world, device));
   const auto bytes = [](const plan::RunPlan& p) {
     return static_cast<uint64_t>(p.memory.bytes(memory::Category::activations));
   };
@@ -356,7 +356,7 @@ void print_program(const ConfigResult& result, int world, const BatchPlan& batch
                    const DeviceChoice& device) {
   const Config& c = result.config;
   const plan::GridPosition position = plan::grid_position(c, world, rank);
-  const auto plan = plan::make_run_plan(c, load_model_spec(result), batch, position, device.type, 1, false,
+  const auto plan = plan::make_run_plan(c, load_model_spec(result), batch, position, device.type, 1, {},
                                         rank_memory(c, world, device));
   output::write(output::Stream::out, plan->decoder->program_text());
 }
