@@ -73,7 +73,7 @@ class OpCases {
     machine.need_workspace(
         std::max({ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.partials()),
                   ops::qk_norm_rope_workspace(s_.head_dim, e_.partials()),
-                  ops::sum_of_squares_workspace(s_.parameters),
+                  ops::sum_of_squares_workspace(s_.parameters), ops::policy_loss_workspace(e_.partials()),
                   machine.gpu() ? std::max(ops::gpu_linear_workspace(s_.hidden, e_.partials()),
                                            ops::embedding_backward_workspace(s_.tokens, s_.hidden))
                                 : ops::linear_workspace(s_.tokens, s_.hidden, s_.hidden, a_, e_.threads,
@@ -83,6 +83,7 @@ class OpCases {
     activations_();
     embeddings();
     loss();
+    objectives();
     optimizer();
     fp8();
     experts();
@@ -251,6 +252,62 @@ class OpCases {
       c.weight = m.constant(DType::f32, {n}, -1e-3);
       return [this, c] { ops::cross_entropy(e_, c); };
     });
+  }
+
+  /// The losses of sequences of 256 tokens, and sums over them. They read little beside the head: their time
+  /// counts, not their bandwidth.
+  void objectives() {
+    const int64_t n = s_.tokens, length = std::min<int64_t>(n, 256),
+                  sequences = std::max<int64_t>(n / length, 2);
+    const auto segments = [=](Tensors& m) {
+      std::vector<int32_t> segment(static_cast<size_t>(n));
+      for (int64_t i = 0; i < n; ++i) segment[i] = static_cast<int32_t>(std::min(i / length, sequences - 1));
+      return m.copy_of(DType::i32, {n}, segment.data());
+    };
+    const auto numbers = [=](Tensors& m, std::initializer_list<int64_t> shape, double value) {
+      const std::vector<double> all(static_cast<size_t>(make_tensor(nullptr, DType::f64, shape).numel()),
+                                    value);
+      return m.copy_of(DType::f64, shape, all.data());
+    };
+    const auto log_probs = [=](Tensors& m) { return m.normal(DType::f32, {n}, 0.1); };
+    add("segment_sum", false, k_.segment_sum, [=, this](Tensors& m) -> Run {
+      const ops::SegmentSum s{.x = log_probs(m),
+                              .minus = log_probs(m),
+                              .target = m.integers({n}, s_.vocab),
+                              .segment = segments(m),
+                              .out = numbers(m, {sequences}, 0)};
+      return [this, s] { ops::segment_sum(e_, s); };
+    });
+    add("segment_rows", false, k_.segment_rows, [=, this](Tensors& m) -> Run {
+      const ops::SegmentRows s{.values = numbers(m, {sequences}, 1),
+                               .target = m.integers({n}, s_.vocab),
+                               .segment = segments(m),
+                               .out = log_probs(m)};
+      return [this, s] { ops::segment_rows(e_, s); };
+    });
+    add("pair_loss", false, k_.pair_loss, [=, this](Tensors& m) -> Run {
+      const int64_t paired = sequences / 2 * 2;
+      const ops::PairLoss p{.sums = numbers(m, {paired}, -300),
+                            .values = numbers(m, {paired, ops::PairValue::count}, 1),
+                            .options = {},
+                            .gradient = numbers(m, {paired}, 0),
+                            .metrics = numbers(m, {ops::PairMetric::count}, 0)};
+      return [this, p] { ops::pair_loss(e_, p); };
+    });
+    for (const bool metrics : {false, true})
+      add(metrics ? "policy_loss_metrics" : "policy_loss", false, k_.policy_loss,
+          [=, this](Tensors& m) -> Run {
+            ops::PolicyLoss p{.log_prob = log_probs(m),
+                              .target = m.integers({n}, s_.vocab),
+                              .normalizer = m.constant(DType::f32, {n}, 1e-3),
+                              .advantage = m.normal(DType::f32, {n}),
+                              .old = log_probs(m),
+                              .reference = log_probs(m),
+                              .options = {.kl_penalty = 0.01},
+                              .weight = log_probs(m)};
+            if (metrics) p.metrics = numbers(m, {ops::PolicyMetric::count}, 0);
+            return [this, p] { ops::policy_loss(e_, p); };
+          });
   }
 
   /// Zeros of any type.

@@ -9,7 +9,7 @@
 namespace nrl::bench {
 namespace {
 
-constexpr std::string_view other = "other", experts = "router and dispatch";
+constexpr std::string_view other = "other", experts = "router and dispatch", objective = "objective";
 
 struct PartRule {
   std::string_view op, layers, head;  ///< `head`: within loss_computation; empty: the same
@@ -44,6 +44,10 @@ constexpr PartRule rules[] = {
     {"add_rows", "attention, backward", ""},
     {"cross_entropy", "cross entropy", ""},
     {"cross_entropy_statistics", "cross entropy", ""},
+    {"segment_sum", objective, ""},
+    {"segment_rows", objective, ""},
+    {"pair_loss", objective, ""},
+    {"policy_loss", objective, ""},
     {"column_sums", "bias gradients", ""},
     {"dropout", "dropout", ""},
     {"embedding_forward", "embedding", ""},
@@ -66,7 +70,7 @@ constexpr PartRule rules[] = {
     {"zero", other, ""},
 };
 
-constexpr std::array<std::string_view, 23> order{"layer GEMMs, forward",
+constexpr std::array<std::string_view, 24> order{"layer GEMMs, forward",
                                                  "layer GEMMs, dgrad",
                                                  "layer GEMMs, wgrad",
                                                  "head GEMM, forward",
@@ -83,6 +87,7 @@ constexpr std::array<std::string_view, 23> order{"layer GEMMs, forward",
                                                  "recomputed",
                                                  "quantization",
                                                  "cross entropy",
+                                                 objective,
                                                  "bias gradients",
                                                  "dropout",
                                                  "embedding",

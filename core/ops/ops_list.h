@@ -14,10 +14,13 @@
 #include "core/ops/merge.h"
 #include "core/ops/norm.h"
 #include "core/ops/optimizer.h"
+#include "core/ops/pair_loss.h"
+#include "core/ops/policy_loss.h"
 #include "core/ops/qk_norm_rope.h"
 #include "core/ops/quantize.h"
 #include "core/ops/rope.h"
 #include "core/ops/router.h"
+#include "core/ops/segments.h"
 #include "core/ops/step.h"
 
 namespace nrl::ops {
@@ -39,6 +42,10 @@ namespace nrl::ops {
   X(attention_backward, AttentionBackward)          \
   X(cross_entropy, CrossEntropy)                    \
   X(cross_entropy_statistics, CrossEntropyStatistics) \
+  X(segment_sum, SegmentSum)                        \
+  X(segment_rows, SegmentRows)                      \
+  X(pair_loss, PairLoss)                            \
+  X(policy_loss, PolicyLoss)                        \
   X(dropout, Dropout)                               \
   X(adamw, AdamW)                                   \
   X(add_sum_of_squares, SumOfSquares)               \
@@ -82,7 +89,7 @@ struct KernelTable;
 #define NRL_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
-  X(fp8) X(quantize)
+  X(fp8) X(quantize) X(segments) X(pair_loss) X(policy_loss)
 /// Ops with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) \

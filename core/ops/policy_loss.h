@@ -13,9 +13,9 @@ struct PolicyMetric {
     kl,              ///< with the normalizers: the estimate of the divergence from the reference
     ratio,           ///< sum of the ratios to the old policy
     ratio_clamped,   ///< the same after clipping
-    clipped,         ///< rows whose gradient the clipping removes
+    clipped,         ///< rows whose gradient the clipping removes; cispo: whose ratio it changes
     entropy,         ///< sum of the entropies
-    approx_entropy,  ///< sum of -log_prob, as NeMo RL reports it
+    approx_entropy,  ///< sum of -(ratio of the token) log_prob, as NeMo RL estimates the entropy
     count
   };
 };
@@ -26,21 +26,30 @@ struct PolicyMetric {
 ///   clip       o max(-A rho, -A clip(rho, 1 - lower, 1 + upper)); if A < 0 at most -A dual_clip o
 ///   cispo      -o A stop_gradient(clip(rho, 1 - lower, 1 + upper)) log_prob
 ///   reinforce  -o A log_prob
-///   gspo       the clip of a whole sequence with rho = exp(min(mean of log_prob - old over its tokens, 10));
-///              every row has a part of 1/n of the sequence's loss
-///   rloo       the same with rho = exp(clamp(sum of log_prob - old, -20, 20)): the REINFORCE loss of a
-///   sequence
-/// The normalizer c of gspo and rloo is the sequence's, in every row; each row then contributes c f / n.
-/// Plus kl_penalty * c * k(reference - log_prob), k = clamp(kappa, -20, 20) with a zero gradient outside,
-///   k1 -kappa   k2 kappa^2 / 2   k3 exp(kappa) - kappa - 1     (values clamped to [-10, 10] as in NeMo RL)
-/// minus entropy_coef * c * entropy, whose derivative goes to entropy_weight. Sources: Schulman et al. 2017
-/// (PPO), Ye et al. 2020 (dual clip), MiniMax-M1 2025 (CISPO), Zheng et al. 2025 (GSPO), Ahmadian et al. 2024
-/// (RLOO).
+///   gspo       the clip of a whole sequence of n tokens, with rho = exp(min(D / n, 10)) and D the sum of
+///              log_prob - old over its tokens; every row has a part of 1/n of the sequence's loss
+///   rloo       the same with rho = exp(clamp(D, -20, 20)): the REINFORCE loss of a sequence
+/// Where rho, its logarithm or the bound of dual_clip is clamped, the gradient is 0; on the bounds it is not.
+/// gspo and rloo have the sequence's c in every row and use c / n in its place, also in the terms below.
+///
+/// Plus kl_penalty * c * k(reference - log_prob), k(x) with kappa = clamp(x, -20, 20):
+///   k1 -kappa   k2 kappa^2 / 2   k3 exp(kappa) - kappa - 1
+/// with values clamped to [-10, 10], as in NeMo RL; the gradient is 0 where either clamp acts. k1 as a loss
+/// has the expected gradient 0. Minus entropy_coef * c * entropy, whose derivative goes to entropy_weight.
+///
+/// Rows without a target, with c = 0 or (gspo, rloo) without a segment have the weight 0 and contribute
+/// nothing, even if other inputs are NaN there; a NaN of another row reaches the loss. Arithmetic is in f64,
+/// weights are rounded once. Sums do not depend on the number of threads.
+///
+/// Sources: Schulman et al. 2017 (PPO), Ye et al. 2020 (dual clip), MiniMax-M1 2025 (CISPO), Zheng et al.
+/// 2025 (GSPO), Ahmadian et al. 2024 (RLOO), Schulman 2020 (Approximating KL Divergence). TRL has the same
+/// clip, gspo and rloo without the clamps at 20 and 10; its cispo bounds rho from above only, by
+/// `epsilon_high` itself: lower = 1, upper = epsilon_high - 1.
 struct PolicyLoss {
   struct Options {
     PolicyObjective type = PolicyObjective::clip;
-    double lower = 0.2, upper = 0.2;
-    double dual_clip = 0;  ///< 0: none, else > 1
+    double lower = 0.2, upper = 0.2;  ///< >= 0
+    double dual_clip = 0;             ///< 0: none, else > 1; clip, gspo and rloo only
     double kl_penalty = 0;
     KlEstimator kl_type = KlEstimator::k3;
     double entropy_coef = 0;
@@ -53,7 +62,8 @@ struct PolicyLoss {
   Tensor reference = {};   ///< (N) f32; needed with a kl_penalty
   Tensor importance = {};  ///< optional (N) f32
   Tensor entropy = {};     ///< (N) f32; needed with an entropy_coef
-  /// gspo and rloo: (N) i32, (S) f64 sums of log_prob - old of all ranks (segment_sum), (S) f64 tokens.
+  /// gspo and rloo only: (N) i32; optional (S) f64, D of all ranks (segment_sum), 0 if absent: the policy is
+  /// the old one; (S) f64, n of all ranks, at least 1.
   Tensor segment = {}, log_ratios = {}, tokens = {};
   Options options;
   Tensor weight = {};          ///< optional (N) f32: dLoss/dlog_prob, overwritten
@@ -62,5 +72,14 @@ struct PolicyLoss {
 };
 void policy_loss(Exec& exec, const PolicyLoss& a);
 Cost cost(const Exec& exec, const PolicyLoss& a);
+size_t workspace(const Exec& exec, const PolicyLoss& a);
+
+/// True for the types whose ratio is a sequence's.
+constexpr bool is_of_sequences(PolicyObjective type) {
+  return type == PolicyObjective::gspo || type == PolicyObjective::rloo;
+}
+
+/// Scratch bytes of policy_loss on a GPU.
+size_t policy_loss_workspace(int partials);
 
 }  // namespace nrl::ops

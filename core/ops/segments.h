@@ -7,13 +7,14 @@ namespace nrl::ops {
 
 /// out[s] = sum of x[n] - minus[n] over the rows n of segment s that have a target. In f64 and in an order
 /// that depends on the rows of the segment only, not on their places, so that a sequence's sum does not
-/// change with its neighbors. Segments without such rows get 0.
+/// change with its neighbors; nor with the number of threads. Segments without such rows get 0.
 struct SegmentSum {
   Tensor x;           ///< (N) f32
   Tensor minus = {};  ///< optional (N) f32
   Tensor target;      ///< (N) i32; < 0: no target
-  Tensor segment;  ///< (N) i32, the row's segment, 0 .. S - 1; < 0: none. Rows of a segment need not adjoin
-  Tensor out;      ///< (S) f64, overwritten
+  Tensor
+      segment;  ///< (N) i32, the row's segment, 0 .. S - 1; others: none. Rows of a segment need not adjoin
+  Tensor out;   ///< (S) f64, overwritten
 };
 void segment_sum(Exec& exec, const SegmentSum& a);
 Cost cost(const Exec& exec, const SegmentSum& a);

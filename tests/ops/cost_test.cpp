@@ -45,12 +45,13 @@ class Counted {
   }
   Exec& exec() { return exec_; }
 
+  /// `not_read`: bytes that the formula counts although no result depends on them.
   template <class Arguments>
-  void check(void (*op)(Exec&, const Arguments&), const Arguments& a) {
+  void check(void (*op)(Exec&, const Arguments&), const Arguments& a, double not_read = 0) {
     const std::vector<std::byte> before = snapshot();
     op(exec_, a);
     const std::vector<std::byte> after = snapshot();
-    double read = index_bytes_, written = 0;
+    double read = index_bytes_ + not_read, written = 0;
     for (const Tensor& t : varied_)
       for (int64_t i = 0; i < t.numel(); ++i) {
         const size_t at = offset(t, i), size = static_cast<size_t>(size_of(t.dtype));
@@ -570,6 +571,63 @@ TEST_CASE("attention counts the pairs that its mask leaves", "[cost]") {
           CHECK(cost(exec, a).flops == c.flops);
           CHECK(cost(exec, a).keys == c.keys);
         }
+}
+
+TEST_CASE("the bytes of losses of sequences are those that their kernels touch", "[cost]") {
+  Counted sum;
+  sum.check(segment_sum, SegmentSum{.x = sum.random(DType::f32, {6}),
+                                    .minus = sum.random(DType::f32, {6}),
+                                    .target = sum.indices({0, 0, 0, 0, 0, 0}),
+                                    .segment = sum.indices({0, 1, 1, 2, 2, 2}),
+                                    .out = sum.random(DType::f64, {3})});
+  Counted rows;
+  rows.check(segment_rows, SegmentRows{.values = rows.random(DType::f64, {2}),
+                                       .target = rows.indices({0, 0, 0}),
+                                       .segment = rows.indices({1, 0, 1}),
+                                       .out = rows.random(DType::f32, {3})});
+  // The normalizer and the margin of a pair are the chosen sequence's: the rejected one's are not read, but
+  // lie between numbers that are.
+  Counted pairs;
+  const Tensor values = pairs.random(DType::f64, {4, PairValue::count});
+  PairLoss pair{.sums = pairs.random(DType::f64, {4}),
+                .values = values,
+                .options = {.average = true},
+                .gradient = pairs.random(DType::f64, {4}),
+                .metrics = pairs.random(DType::f64, {PairMetric::count})};
+  pairs.check(pair_loss, pair, 2 * 2 * sizeof(double));
+  // Ratios are within the range, so that every input counts.
+  Counted tokens;
+  const auto near = [&](Counted& c) { return c.random(DType::f32, {5}); };
+  tokens.check(policy_loss,
+               PolicyLoss{.log_prob = near(tokens),
+                          .target = tokens.indices({0, 0, 0, 0, 0}),
+                          .normalizer = near(tokens),
+                          .advantage = near(tokens),
+                          .old = near(tokens),
+                          .reference = near(tokens),
+                          .importance = near(tokens),
+                          .entropy = near(tokens),
+                          .options = {.lower = 1, .upper = 50, .kl_penalty = 0.5, .entropy_coef = 0.1},
+                          .weight = near(tokens),
+                          .entropy_weight = near(tokens),
+                          .metrics = tokens.random(DType::f64, {PolicyMetric::count})});
+  Counted sequences;
+  const PolicyLoss gspo{.log_prob = near(sequences),
+                        .target = sequences.indices({0, 0, 0, 0, 0}),
+                        .normalizer = near(sequences),
+                        .advantage = near(sequences),
+                        .segment = sequences.indices({0, 0, 1, 1, 1}),
+                        .log_ratios = sequences.random(DType::f64, {2}),
+                        .tokens = sequences.random(DType::f64, {2}),
+                        .options = {.type = PolicyObjective::gspo, .lower = 1, .upper = 50},
+                        .weight = near(sequences),
+                        .metrics = sequences.random(DType::f64, {PolicyMetric::count})};
+  sequences.check(policy_loss, gspo);
+  CHECK(cost(sequences.exec(), gspo).launches == 2);
+  PolicyLoss only_weights = gspo;
+  only_weights.metrics = {};
+  CHECK(cost(sequences.exec(), only_weights).launches == 1);
+  CHECK(cost(sequences.exec(), only_weights).scratch == 0);
 }
 
 TEST_CASE("ops only add their calls while calls are collected", "[cost]") {

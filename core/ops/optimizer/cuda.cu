@@ -12,6 +12,7 @@
 #include "core/ops/optimizer/adamw_step.h"
 #include "core/ops/optimizer/decide_step.h"
 #include "core/ops/shared/gpu/rows.cuh"
+#include "core/ops/shared/gpu/sums.cuh"
 #include "core/ops/shared/moments.h"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/transfer.h"
@@ -335,21 +336,6 @@ void adamw_launch(Exec& exec, const AdamW& a) {
 }
 
 // --- sums in double --------------------------------------------------------------------------------------
-
-/// Sum over the block in thread 0; every thread must call it.
-__device__ __forceinline__ double block_sum_double(double v) {
-  NRL_SHARED(double, part, [32]);
-  const int lane = threadIdx.x % warp, w = threadIdx.x / warp, warps = blockDim.x / warp;
-#pragma unroll
-  for (int o = warp / 2; o; o >>= 1) v += __shfl_xor_sync(all_lanes, v, o);
-  if (lane == 0) part[w] = v;
-  __syncthreads();
-  v = 0.0;
-  if (threadIdx.x == 0)
-    for (int i = 0; i < warps; ++i) v += part[i];
-  __syncthreads();
-  return v;
-}
 
 __device__ __forceinline__ double square(float x) {
   const auto v = static_cast<double>(x);
