@@ -23,7 +23,7 @@ void Objective::loss_weights(ops::Exec&, const model::MicroBatch&, const Tensor&
 }
 
 std::span<const MetricSpec> LanguageModeling::metrics() const {
-  static constexpr MetricSpec specs[] = {{"loss", Per::tokens, -1}};
+  static constexpr MetricSpec specs[] = {{"loss", Per::tokens, {}, -1}};
   return specs;
 }
 

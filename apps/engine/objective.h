@@ -17,6 +17,7 @@ enum class Per : uint8_t { one, tokens, examples };
 struct MetricSpec {
   std::string_view name;  ///< as it is logged; empty: not logged. Must outlive the steps in flight
   Per per = Per::one;
+  std::string_view brief = {};  ///< its name in the terminal; empty: not shown there
   double sign = 1;  ///< factor of what is reported
 };
 

@@ -28,6 +28,7 @@ struct PairMetric {
     accuracy,         ///< pairs in which the chosen one has the larger reward
     rewards_chosen,
     rewards_rejected,
+    rewards_margin,    ///< rewards_chosen - rewards_rejected
     log_probs_chosen,  ///< of the policy, or scores: S
     log_probs_rejected,
     count

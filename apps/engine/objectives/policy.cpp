@@ -14,10 +14,10 @@ std::span<const MetricSpec> PolicyGradient::metrics() const {
   static constexpr auto specs = [] {
     std::array<MetricSpec, PolicyM::count> s;
     s[PolicyM::loss] = {"loss"};
-    s[PolicyM::kl] = {"kl_penalty"};
+    s[PolicyM::kl] = {"kl_penalty", Per::one, "kl"};
     s[PolicyM::ratio] = {"probs_ratio", Per::tokens};
     s[PolicyM::ratio_clamped] = {"probs_ratio_clamped", Per::tokens};
-    s[PolicyM::clipped] = {"clip_fraction", Per::tokens};
+    s[PolicyM::clipped] = {"clip_fraction", Per::tokens, "clipped"};
     s[PolicyM::entropy] = {"entropy", Per::tokens};
     s[PolicyM::approx_entropy] = {"approx_entropy", Per::tokens};
     return s;

@@ -14,9 +14,10 @@ std::span<const MetricSpec> Pairs::metrics() const {
     s[PairM::loss] = {"loss"};
     s[PairM::preference_loss] = {scores ? "" : "preference_loss"};
     s[PairM::sft_loss] = {scores ? "" : "sft_loss"};
-    s[PairM::accuracy] = {"accuracy", Per::examples};
+    s[PairM::accuracy] = {"accuracy", Per::examples, "acc"};
     s[PairM::rewards_chosen] = {"rewards_chosen_mean", Per::examples};
     s[PairM::rewards_rejected] = {"rewards_rejected_mean", Per::examples};
+    s[PairM::rewards_margin] = {"rewards_margin_mean", Per::examples, "margin"};
     s[PairM::log_probs_chosen] = {scores ? "" : "logps_chosen_mean", Per::examples};
     s[PairM::log_probs_rejected] = {scores ? "" : "logps_rejected_mean", Per::examples};
     return s;

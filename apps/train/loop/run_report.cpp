@@ -108,7 +108,9 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.loss = objective.loss(result.metrics, counts);
   for (size_t i = 1; i < objective.metrics().size(); ++i)
     if (const engine::MetricSpec& metric = objective.metrics()[i]; !metric.name.empty())
-      facts.metrics.emplace_back(metric.name, counts.mean(metric, result.metrics[i]));
+      facts.metrics.push_back({.name = std::string(metric.name),
+                               .value = counts.mean(metric, result.metrics[i]),
+                               .brief = std::string(metric.brief)});
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
   if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)

@@ -29,7 +29,12 @@ struct StepFacts {
     double efficiency, imbalance;  ///< StepSource::Totals
   };
   std::optional<Examples> examples = {};         ///< of algorithms that train on examples
-  std::vector<std::pair<std::string, double>> metrics = {};  ///< of the objective, beside the loss
+  struct Metric {
+    std::string name;
+    double value = 0;
+    std::string brief = {};  ///< its name in the terminal; empty: not shown
+  };
+  std::vector<Metric> metrics = {};  ///< of the objective, beside the loss
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks
   double tokens_per_s = 0;                       ///< all ranks
   std::optional<double> mfu = {};                ///< 0 to 1; absent where the peak is unknown

@@ -145,6 +145,8 @@ std::string step_line(const StepFacts& f, double time, const StepMarks& marks, c
   add_marked(0, "loss " + number(f.loss, 4), marks.loss);
   add(4, fmt::format("lr {:.2e}", f.lr));
   add_marked(2, "gnorm " + number(f.grad_norm, 3), marks.grad_norm);
+  for (const StepFacts::Metric& metric : f.metrics)
+    if (!metric.brief.empty()) add(4, fmt::format("{} {}", metric.brief, number(metric.value, 3)));
   if (f.router) add(6, fmt::format("load {:.2f}", f.router->load));
   add(1, compact_count(f.tokens_per_s) + " tok/s");
   if (f.world_size > 1) add(7, fmt::format("({}/rank)", compact_count(f.tokens_per_s / f.world_size)), 1);

@@ -54,7 +54,7 @@ JsonValue step_row(const StepFacts& f) {
     row.set("expert_load", f.router->load);
     row.set("expert_rounds", f.router->rounds);
   }
-  for (const auto& [name, value] : f.metrics) row.set(name, value);
+  for (const StepFacts::Metric& metric : f.metrics) row.set(metric.name, metric.value);
   if (f.offload) {
     row.set("offload_bytes", f.offload->bytes);
     if (f.offload->ms > 0) {

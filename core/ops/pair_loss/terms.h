@@ -102,6 +102,7 @@ NRL_HOST_DEVICE inline Pair evaluate(const PairLoss::Options& o, const double* s
   out.metrics[PairMetric::accuracy] = o.beta * chosen > o.beta * rejected ? 1.0 : 0.0;
   out.metrics[PairMetric::rewards_chosen] = o.beta * chosen;
   out.metrics[PairMetric::rewards_rejected] = o.beta * rejected;
+  out.metrics[PairMetric::rewards_margin] = o.beta * chosen - o.beta * rejected;
   out.metrics[PairMetric::log_probs_chosen] = sums[0];
   out.metrics[PairMetric::log_probs_rejected] = sums[1];
   const double centering = 2.0 * o.center * both;

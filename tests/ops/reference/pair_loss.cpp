@@ -109,6 +109,7 @@ void losses_of_pairs(Exec&, const PairLoss& a) {
     add(PairMetric::accuracy, w.reward() > l.reward() ? 1 : 0);
     add(PairMetric::rewards_chosen, o.beta * w.reward());
     add(PairMetric::rewards_rejected, o.beta * l.reward());
+    add(PairMetric::rewards_margin, o.beta * (w.reward() - l.reward()));
     add(PairMetric::log_probs_chosen, w.sum);
     add(PairMetric::log_probs_rejected, l.sum);
     if (!a.gradient) continue;
