@@ -247,11 +247,31 @@ class OpCases {
       return [this, c] { ops::cross_entropy(e_, c); };
     });
     // As in the head: the gradient overwrites the logits.
-    add("cross_entropy_gradient", true, k_.cross_entropy, [=, this](Tensors& m) -> Run {
+    add("cross_entropy_with_gradient", true, k_.cross_entropy, [=, this](Tensors& m) -> Run {
       ops::CrossEntropy c = arguments(m);
       c.weight = m.constant(DType::f32, {n}, -1e-3);
       return [this, c] { ops::cross_entropy(e_, c); };
     });
+    for (const bool entropy : {false, true}) {
+      const char* suffix = entropy ? "_entropy" : "";
+      if (entropy)
+        add(std::string("cross_entropy") + suffix, false, k_.cross_entropy, [=, this](Tensors& m) -> Run {
+          ops::CrossEntropy c = arguments(m);
+          c.entropy = m.constant(DType::f32, {n}, 0);
+          return [this, c] { ops::cross_entropy(e_, c); };
+        });
+      add(std::string("cross_entropy_gradient") + suffix, false, k_.cross_entropy_gradient,
+          [=, this](Tensors& m) -> Run {
+            const ops::CrossEntropy c = arguments(m);
+            ops::CrossEntropyGradient g{.logits = c.logits,
+                                        .target = c.target,
+                                        .lse = m.constant(DType::f32, {n}, 10),
+                                        .weight = m.constant(DType::f32, {n}, -1e-3)};
+            if (entropy) g.entropy = m.constant(DType::f32, {n}, 5);
+            if (entropy) g.entropy_weight = m.constant(DType::f32, {n}, 1e-3);
+            return [this, g] { ops::cross_entropy_gradient(e_, g); };
+          });
+    }
   }
 
   /// The losses of sequences of 256 tokens, and sums over them. They read little beside the head: their time

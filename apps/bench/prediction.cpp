@@ -44,6 +44,7 @@ constexpr PartRule rules[] = {
     {"add_rows", "attention, backward", ""},
     {"cross_entropy", "cross entropy", ""},
     {"cross_entropy_statistics", "cross entropy", ""},
+    {"cross_entropy_gradient", "cross entropy", ""},
     {"segment_sum", objective, ""},
     {"segment_rows", objective, ""},
     {"pair_loss", objective, ""},

@@ -18,15 +18,15 @@ struct CrossEntropy {
   Tensor loss_scale = {};  ///< optional (1) f64: multiplies the weights
   Tensor log_prob;         ///< (N) f32
   Tensor lse = {};         ///< optional (N) f32
-  Tensor entropy = {};  ///< optional (N) f32, without `weight`: of softmax(z); 0 for tokens without a target
-  float inverse_temperature = 1;
+  Tensor entropy = {};     ///< optional (N) f32, without `weight`: of softmax(z); 0 where there is no target
+  float inverse_temperature = 1;  ///< > 0; must be 1 with `weight`
   /// Optional (N, V) bf16 or f16, requires `weight` and f32 logits: the gradient is written here, and the
   /// logits are overwritten with unspecified values. It may be the first half of each row of the logits' own
   /// memory (same address, row stride twice as many elements), which needs no second buffer.
   Tensor dlogits = {};
   /// The logits may be a slice of the columns, tokens [first_column, first_column + V). `statistics` of all
-  /// slices, (slices, N, 3 or 4) f32 contiguous, then replace the maximum and the sum over a row; 4 with an
-  /// entropy.
+  /// slices, (slices, N, 3) f32 contiguous, or (slices, N, 4) with an entropy, then replace the maximum and
+  /// the sums over a row.
   int64_t first_column = 0;
   Tensor statistics = {};
 };
@@ -36,7 +36,7 @@ Cost cost(const Exec& exec, const CrossEntropy& a);
 /// Computes the contribution of a slice of the columns to the log-sum-exp and log-probability of each row:
 ///   out[n] = (m, sum of exp(z[n] - m), z[n, target[n] - first_column], sum of exp(z[n] - m) (z[n] - m))
 /// with z as for CrossEntropy and the maximum m of the row, at least the lowest finite number; the third is 0
-/// where the slice does not have the target, the fourth is only there if `out` has room for it. Every rank of
+/// where the slice does not have the target, the fourth is computed if `out` has four columns. Every rank of
 /// a vocabulary split computes its own, and cross_entropy() combines them.
 struct CrossEntropyStatistics {
   Tensor logits;             ///< (N, V) f32 or bf16
@@ -48,11 +48,12 @@ struct CrossEntropyStatistics {
 void cross_entropy_statistics(Exec& exec, const CrossEntropyStatistics& a);
 Cost cost(const Exec& exec, const CrossEntropyStatistics& a);
 
-/// The gradient of the logits after cross_entropy() without a weight has found lse and, if wanted, entropy:
+/// Computes the gradient of the logits from the lse, and the entropy if wanted, of cross_entropy() without a
+/// weight:
 ///   dlogits[n, v] = t (w (1[v = target] - p_v) - e p_v (log p_v + entropy)),   p = exp(z - lse)
-/// with t the inverse temperature, w = weight[n] and e = entropy_weight[n], both times the loss scale. 0 for
-/// rows without a target. With equal weights and t = 1 the gradients are those of CrossEntropy to the
-/// rounding of one multiplication in f32.
+/// with z = t logits, t the inverse temperature, w = weight[n] and e = entropy_weight[n], both times the loss
+/// scale. 0 for rows without a target. With equal weights and t = 1 the gradients are those of CrossEntropy
+/// to the rounding of one multiplication and of lse in f32: p is off by a relative 2^-24 |lse|.
 struct CrossEntropyGradient {
   Tensor logits;               ///< (N, V) f32 or bf16, overwritten by the gradient unless there are dlogits
   Tensor target;               ///< (N) i32

@@ -42,6 +42,7 @@ namespace nrl::ops {
   X(attention_backward, AttentionBackward)          \
   X(cross_entropy, CrossEntropy)                    \
   X(cross_entropy_statistics, CrossEntropyStatistics) \
+  X(cross_entropy_gradient, CrossEntropyGradient)   \
   X(segment_sum, SegmentSum)                        \
   X(segment_rows, SegmentRows)                      \
   X(pair_loss, PairLoss)                            \

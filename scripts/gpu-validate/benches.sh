@@ -119,7 +119,7 @@ counters() {
   ncu=$(find_tool ncu || compgen -G '/opt/nvidia/nsight-compute/*/ncu' | head -n 1 | grep .) || skip "there is no ncu"
   case $1 in
     ncu-norm) kernel=norm_rows_backward benchmark=(ops --only rms_norm_backward) ;;
-    ncu-loss) kernel=row_kernel benchmark=(ops --only cross_entropy_gradient) ;;
+    ncu-loss) kernel=row_kernel benchmark=(ops --only cross_entropy_with_gradient) ;;
     ncu-qk) kernel=qk_backward benchmark=(ops --only qk_norm_rope_backward) ;;
     ncu-attention) kernel=mma_backward benchmark=(attention --only '8b t1024') ;;
   esac

@@ -382,6 +382,31 @@ TEST_CASE("the bytes of embeddings, dropout and cross entropy are those that the
       CHECK(in_bf16.read == over_logits.read);
       CHECK(over_logits.written - in_bf16.written == 3 * 5 * 2);
     }
+  for (const bool entropy : {false, true})
+    for (const DType dtype : types) {
+      Counted forward, slice, gradient;
+      CrossEntropy a{.logits = forward.random(dtype, {3, 5}),
+                     .target = forward.indices({4, 0, 2}),
+                     .log_prob = forward.random(DType::f32, {3}),
+                     .inverse_temperature = 0.5f};
+      if (entropy) a.entropy = forward.random(DType::f32, {3});
+      forward.check(cross_entropy, a);
+      slice.check(cross_entropy_statistics, {.logits = slice.random(dtype, {3, 5}),
+                                             .target = slice.indices({4, 0, 2}),
+                                             .out = slice.random(DType::f32, {3, entropy ? 4 : 3})});
+      CrossEntropyGradient b{.logits = gradient.random(dtype, {3, 5}),
+                             .target = gradient.indices({4, 0, 2}),
+                             .lse = gradient.random(DType::f32, {3}),
+                             .weight = gradient.random(DType::f32, {3}),
+                             .loss_scale = gradient.random(DType::f64, {1})};
+      if (entropy) b.entropy = gradient.random(DType::f32, {3});
+      if (entropy) b.entropy_weight = gradient.random(DType::f32, {3});
+      gradient.check(cross_entropy_gradient, b);
+      const Cost over_logits = cost(gradient.exec(), b);
+      b.dlogits = tensor(DType::bf16, {3, 5});
+      CHECK(over_logits.written - cost(gradient.exec(), b).written == 3 * 5 * (size_of(dtype) - 2));
+      CHECK(over_logits.read == cost(gradient.exec(), b).read);
+    }
 }
 
 TEST_CASE("the bytes of the optimizer and its companions are those that their kernels touch", "[cost]") {

@@ -4,6 +4,7 @@
 #include "core/ops/cross_entropy/row_plan.h"
 #include "core/ops/transfer.h"
 #include "tests/ops/cases.h"
+#include "tests/ops/gradient_place.h"
 
 namespace nrl::ops_test {
 namespace {
@@ -38,13 +39,11 @@ GradProblem gradient(DType t) {
   return g;
 }
 
-enum class Place : uint8_t { over_logits, apart, front_half };
-
 /// The gradient of (n, v) logits whose rows are `gap` longer, as a matrix of its own, in the type of the
 /// logits over them, else in `rounded`.
 Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, DType dtype = DType::f32,
                     double scale = 3.0, DType rounded = DType::bf16) {
-  Buffer logits = Buffer(dtype, {n, v}, gap).normal("logits", scale), apart(rounded, {n, v}, gap);
+  Buffer logits = Buffer(dtype, {n, v}, gap).normal("logits", scale);
   Buffer target = Buffer(DType::i32, {n}).integers("target", 0, v),
          weight = Buffer(DType::f32, {n}).normal("weight");
   Buffer log_prob(DType::f32, {n}), lse(DType::f32, {n});
@@ -54,29 +53,15 @@ Outputs gradient_in(Exec& e, int64_t n, int64_t v, int64_t gap, Place place, DTy
     weight.set(2, 0.0);
     target.set(3, 0);
   }
-  CrossEntropy a{.logits = logits, .target = target, .weight = weight, .log_prob = log_prob, .lse = lse};
-  Tensor front = logits;
-  front.dtype = rounded;
-  front.stride[0] *= 2;
-  if (place != Place::over_logits) a.dlogits = place == Place::apart ? apart.tensor() : front;
-  cross_entropy(e, a);
+  const PlacedGradient placed(logits, place, rounded, gap);
+  cross_entropy(e, {.logits = logits,
+                    .target = target,
+                    .weight = weight,
+                    .log_prob = log_prob,
+                    .lse = lse,
+                    .dlogits = placed.dlogits()});
   synchronize(e);
-  Outputs outputs{{"log_prob", log_prob, v}, {"lse", lse, v}};
-  if (place == Place::over_logits) outputs.push_back({"dlogits", logits, v});
-  if (place == Place::apart) outputs.push_back({"dlogits", apart, v});
-  if (place == Place::front_half) {
-    Buffer got(rounded, {n, v});
-    for (int64_t r = 0; r < n; ++r)
-      for (int64_t i = 0; i < v; ++i) {
-        const int64_t at = r * front.stride[0] + i;
-        got.set(r * v + i,
-                static_cast<double>(rounded == DType::f16 ? static_cast<float>(front.ptr<f16>()[at])
-                                                          : static_cast<float>(front.ptr<bf16>()[at])));
-      }
-    outputs.push_back({"dlogits", got, v});
-    expect(logits.gap_intact(), "wrote behind the rows");
-  }
-  return outputs;
+  return {{"log_prob", log_prob, v}, {"lse", lse, v}, placed.output()};
 }
 
 /// Where it is written does not change the gradient, bf16 rounds it once. The rows are longer than what a
@@ -331,9 +316,7 @@ NRL_OP_CASES(cross_entropy) {
         {fmt::format("cross_entropy ({}, {}) gap {} gradient over bf16 logits", n, v, gap),
          [=](Exec& e) { return gradient_in(e, n, v, gap, Place::over_logits, DType::bf16); }, true});
     for (Place place : {Place::over_logits, Place::apart, Place::front_half}) {
-      const char* name = place == Place::over_logits ? "over the logits"
-                         : place == Place::apart     ? "apart"
-                                                     : "front half";
+      const std::string_view name = name_of(place);
       registry.tests.push_back({fmt::format("cross_entropy ({}, {}) gap {} gradient {}", n, v, gap, name),
                                 [=](Exec& e) { return gradient_in(e, n, v, gap, place); }, true});
       if (place != Place::over_logits)

@@ -192,6 +192,28 @@ TEST_CASE("dispatch functions refuse arguments that the kernels do not support")
   ce.target = make_tensor(ids.data(), DType::i32, {3});
   ce.log_prob = f32(200, {4});
   CHECK(refuses([&] { cross_entropy(exec, ce); }, "target"));
+  ce.target = make_tensor(ids.data(), DType::i32, {4});
+  ce.inverse_temperature = 0;
+  CHECK(refuses([&] { cross_entropy(exec, ce); }, "inverse_temperature 0"));
+  ce.inverse_temperature = 2;
+  ce.weight = f32(210, {4});
+  CHECK(refuses([&] { cross_entropy(exec, ce); }, "inverse_temperature 2"));
+  ce.inverse_temperature = 1;
+  ce.entropy = f32(220, {4});
+  CHECK(refuses([&] { cross_entropy(exec, ce); }, "entropy is f32[4]"));
+  ce.weight = {};
+  ce.statistics = f32(230, {1, 4, 3});
+  CHECK(refuses([&] { cross_entropy(exec, ce); }, "statistics"));  // wanted four columns
+
+  CrossEntropyGradient from_lse{
+      .logits = ce.logits, .target = ce.target, .lse = f32(200, {4}), .weight = f32(210, {3})};
+  CHECK(refuses([&] { cross_entropy_gradient(exec, from_lse); }, "weight is f32[3]"));
+  from_lse.weight = f32(210, {4});
+  from_lse.entropy_weight = f32(220, {4});
+  CHECK(refuses([&] { cross_entropy_gradient(exec, from_lse); }, "entropy_weight is f32[4]"));
+  from_lse.entropy_weight = {};
+  from_lse.dlogits = f32(100, {4, 8});
+  CHECK(refuses([&] { cross_entropy_gradient(exec, from_lse); }, "dlogits"));
 
   Dropout drop;
   drop.x = f32(0, {4, 8});

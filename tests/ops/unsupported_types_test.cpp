@@ -104,6 +104,11 @@ TEST_CASE("ops without kernels for f16 refuse it") {
        [&] {
          cross_entropy(e, {.logits = f16({4, 8}), .target = i32({4}), .log_prob = f32({4})});
        }},
+      {"cross_entropy_gradient",
+       [&] {
+         cross_entropy_gradient(
+             e, {.logits = f16({4, 8}), .target = i32({4}), .lse = f32({4}), .weight = f32({4})});
+       }},
       // Types that kernels do not take together.
       {"norm_forward",
        [&] {
