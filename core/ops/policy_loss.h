@@ -29,8 +29,10 @@ struct PolicyMetric {
 ///   gspo       the clip of a whole sequence of n tokens, with rho = exp(min(D / n, 10)) and D the sum of
 ///              log_prob - old over its tokens; every row has a part of 1/n of the sequence's loss
 ///   rloo       the same with rho = exp(clamp(D, -20, 20)): the REINFORCE loss of a sequence
-/// Where rho, its logarithm or the bound of dual_clip is clamped, the gradient is 0; on the bounds it is not.
-/// gspo and rloo have the sequence's c in every row and use c / n in its place, also in the terms below.
+/// Where an argument of exp is clamped, or where clip or dual_clip decides the loss, the gradient is 0; on
+/// their bounds it is not.
+/// c, A and o of gspo and rloo must be the sequence's, the same in all of its rows; c / n takes the place of
+/// c, also in the terms below.
 ///
 /// Plus kl_penalty * c * k(reference - log_prob), k(x) with kappa = clamp(x, -20, 20):
 ///   k1 -kappa   k2 kappa^2 / 2   k3 exp(kappa) - kappa - 1

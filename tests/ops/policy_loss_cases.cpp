@@ -79,8 +79,9 @@ struct Policy {
     constexpr double drifts[] = {0.03, 0.09, -0.08};
     for (int64_t i = 0; i < n; ++i) {
       const int64_t s = i * segments / n;
-      const double lp = -0.2 - std::fabs(noise.get(i)),
-                   c = by_sequence ? 0.25 + 0.5 * (s % 3) : 0.5 + 0.1 * (i % 5);
+      const double lp = -0.2 - std::fabs(noise.get(i)), c = by_sequence
+                                                                ? 0.25 + 0.5 * static_cast<double>(s % 3)
+                                                                : 0.5 + 0.1 * static_cast<double>(i % 5);
       const double drift = drifts[s % 3];
       const double log_ratio =
           by_sequence ? drift * (1 + 0.5 * std::tanh(more.get(i))) : std::log(ratios[i % 12]);
@@ -90,7 +91,9 @@ struct Policy {
       normalizer.set(i, i % 7 == 5 ? 0.0 : c);
       const double of_sequence = (s % 4 == 1 || s % 4 == 2 ? 1 : -1) * (1 + 0.1 * static_cast<double>(s));
       advantage.set(i, by_sequence ? of_sequence : i % 24 == 3 ? 0.0 : more.get(i));
-      importance.set(i, i % 9 == 1 ? 0.0 : 0.5 + 0.25 * (i % 4));
+      importance.set(i, by_sequence  ? 0.75 + 0.25 * static_cast<double>(s % 3)
+                        : i % 9 == 1 ? 0.0
+                                     : 0.5 + 0.25 * static_cast<double>(i % 4));
       entropy.set(i, std::fabs(more.get(i)));
       target.set(i, i % 11 == 7 ? -1 : 3);
       segment.set(i, i + 1 == n && n > 1 ? -1 : static_cast<double>(s));
