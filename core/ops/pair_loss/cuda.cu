@@ -13,24 +13,25 @@ namespace {
 
 constexpr int threads = 256;
 
-__global__ void __launch_bounds__(threads)
+/// With a number of blocks in its bounds ptxas takes the four registers more without which it spills.
+__global__ void __launch_bounds__(threads, 2)
     pairs_kernel(PairLoss::Options options, const double* __restrict__ sums,
                  const double* __restrict__ values, int64_t pair_count, double* gradient, double* metrics) {
-  double added[PairMetric::count] = {};
-  for (int64_t p = threadIdx.x; p < pair_count; p += threads) {
-    const pairs::Pair pair = pairs::evaluate(options, sums + 2 * p, values + 2 * p * PairValue::count);
-    if (gradient) {
+  for (int64_t first = 0; first < pair_count; first += threads) {
+    const int64_t p = first + threadIdx.x;
+    const bool real = p < pair_count;
+    pairs::Pair pair;
+    if (real) pair = pairs::evaluate(options, sums + 2 * p, values + 2 * p * PairValue::count);
+    if (real && gradient) {
       gradient[2 * p] = pair.chosen;
       gradient[2 * p + 1] = pair.rejected;
     }
+    if (!metrics) continue;
 #pragma unroll
-    for (int m = 0; m < PairMetric::count; ++m) added[m] += pair.metrics[m];
-  }
-  if (!metrics) return;
-#pragma unroll
-  for (int m = 0; m < PairMetric::count; ++m) {
-    const double sum = block_sum_double(added[m]);
-    if (threadIdx.x == 0) metrics[m] += sum;
+    for (int m = 0; m < PairMetric::count; ++m) {
+      const double sum = block_sum_double(pair.metrics[m]);
+      if (threadIdx.x == 0) metrics[m] += sum;
+    }
   }
 }
 
