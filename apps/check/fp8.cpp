@@ -35,7 +35,9 @@ std::string refusal(const Config& config, const model::ModelSpec& spec, int majo
 std::string attention_refusal(const Config& config, const model::ModelSpec& spec, int major) {
   const precision::Recipe recipe = plan::recipe_for(config, DeviceType::cuda, spec.layers);
   if (!recipe.quantizes_any() || !recipe.quantized().attention) return {};
-  if (trains_on_examples(config)) return "FP8 operands of examples of different lengths (algorithm sft)";
+  if (trains_on_examples(config))
+    return fmt::format("FP8 operands of examples of different lengths (algorithm {})",
+                       name_of(config.algorithm));
   if (config.data.reset_attention_mask)
     return "FP8 operands of sequences of different lengths (data.reset_attention_mask)";
   return ops::fp8_attention_refusal(major, recipe.activations(), spec.head_dim);

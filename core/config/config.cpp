@@ -55,6 +55,49 @@ std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy) {
   return std::nullopt;
 }
 
+std::string format_refusal(Algorithm algorithm, ExampleFormat format) {
+  using enum ExampleFormat;
+  if (format == automatic) return "";
+  const auto refusal = [&](bool fits, std::string_view expected) {
+    return fits ? "" : fmt::format("algorithm {} trains on {}", name_of(algorithm), expected);
+  };
+  switch (algorithm) {
+    case Algorithm::pretrain:
+      return refusal(format == tokens, "token files");
+    case Algorithm::sft:
+      return refusal(format == text || format == messages || format == instruction,
+                     "text, messages or instructions");
+    case Algorithm::dpo:
+    case Algorithm::rm:
+      return refusal(format == preference, "preferences");
+    case Algorithm::grpo:
+      return refusal(format == rollouts, "rollouts");
+    case Algorithm::distill:
+      break;
+  }
+  return "";
+}
+
+bool averages_log_probs(const PreferenceConfig& loss) {
+  using enum PreferenceLoss;
+  const bool always = loss.loss_type == ipo || loss.loss_type == simpo || loss.loss_type == orpo;
+  return loss.average_log_probs.value_or(always);
+}
+
+bool averages_sft_log_probs(const PreferenceConfig& loss) {
+  return loss.sft_average_log_probs.value_or(averages_log_probs(loss));
+}
+
+LossAggregation loss_aggregation(const PolicyLossConfig& loss) {
+  const bool of_sequences = loss.type == PolicyObjective::gspo || loss.type == PolicyObjective::rloo;
+  return of_sequences ? LossAggregation::sequence_mean_token_sum
+                      : loss.aggregation.value_or(LossAggregation::token_mean);
+}
+
+bool compares_log_probs(const Config& config) {
+  return config.algorithm == Algorithm::dpo || config.algorithm == Algorithm::grpo;
+}
+
 std::string loop_key(const Config& config, std::string_view name) {
   return fmt::format("{}.{}", name_of(config.algorithm), name);
 }

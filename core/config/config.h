@@ -233,8 +233,8 @@ struct PreferenceConfig {
   double simpo_gamma = 0.5;            ///< target margin of simpo
   double preference_weight = 1;        ///< factor of the loss of pairs
   double sft_weight = 0;               ///< factor of the negative log-likelihood of the chosen sequences
-  bool average_log_probs = false;      ///< of pairs: means over tokens instead of sums
-  bool sft_average_log_probs = false;  ///< the same of the term of the chosen sequences
+  AutoOr<bool> average_log_probs;      ///< of pairs: means over tokens instead of sums
+  AutoOr<bool> sft_average_log_probs;  ///< the same of the term of the chosen sequences
   bool operator==(const PreferenceConfig&) const = default;
 };
 
@@ -247,7 +247,7 @@ struct RewardModelConfig {
 /// The loss of a policy (algorithm grpo).
 struct PolicyLossConfig {
   PolicyObjective type = PolicyObjective::clip;
-  LossAggregation aggregation = LossAggregation::token_mean;
+  AutoOr<LossAggregation> aggregation;  ///< auto: loss_aggregation()
   double ratio_clip_min = 0.2, ratio_clip_max = 0.2;
   std::optional<double> ratio_clip_c;      ///< dual clip: bound of the loss of negative advantages; > 1
   double reference_policy_kl_penalty = 0;  ///< factor of the divergence from the reference
@@ -392,6 +392,18 @@ const LoopConfig& resolved_loop(const Config& config);
 bool evaluates(const Config& config);
 /// What the loss is multiplied by; none with `auto`, unless the precision is float16.
 std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy);
+
+/// What the algorithm trains on, if it cannot train on files of this format; empty if it can, or for `auto`.
+std::string format_refusal(Algorithm algorithm, ExampleFormat format);
+/// True if the loss of pairs is that of means over the tokens of a sequence, and the same of its term of the
+/// chosen sequences.
+bool averages_log_probs(const PreferenceConfig& loss);
+bool averages_sft_log_probs(const PreferenceConfig& loss);
+/// What the normalizers of a policy's loss are those of. gspo and rloo: sequence_mean_token_sum, since a
+/// sequence has one loss.
+LossAggregation loss_aggregation(const PolicyLossConfig& loss);
+/// True if the loss depends on differences of log-probabilities of a token, so that rounded logits count.
+bool compares_log_probs(const Config& config);
 
 /// The full name of one of its keys, for messages: "pretrain.max_num_steps" for "max_num_steps".
 std::string loop_key(const Config& config, std::string_view name);

@@ -106,6 +106,10 @@ class Converter {
       wrong_type(node, "remove the line to use the default");
       return std::nullopt;
     }
+    if (!key_.unlimited.empty() && node.kind == Node::Kind::scalar && node.text == key_.unlimited) {
+      translated_ = yaml_text(Value{Null{}});
+      return Value{Null{}};
+    }
     if (key_.auto_ok && node.kind == Node::Kind::scalar && node.text == "auto") return Value{Auto{}};
     return std::nullopt;
   }
@@ -202,6 +206,9 @@ class Converter {
         name = s.name;
         translated_ = std::string(name);
       }
+    for (const Synonym& other : c.advice)
+      if (name.empty() && other.spelling == node.text)
+        return wrong_type(node, std::string(other.name)), std::nullopt;
     if (name.empty()) {
       wrong_type(node, node.text.size() <= 128 ? did_you_mean(nearest(node.text, c.names)) : "");
       return std::nullopt;

@@ -299,6 +299,9 @@ std::string config_markdown() {
       "- Unknown keys, duplicate keys, anchors, aliases and tags are errors. Booleans are `true` and "
       "`false`.\n"
       "- Keys that are not supported yet, and keys of other programs, have tables at the end of this page.\n"
+      "- `policy.dtensor_cfg` and `policy.megatron_cfg` are not read where they say `enabled: false`, as in "
+      "NeMo "
+      "RL.\n"
       "- *Only with* says what another value than the default needs to have an effect. Without that the key "
       "is\n"
       "  rejected. It is ignored with a warning where the file turns off what it needs (`enabled: false`), "
@@ -339,9 +342,13 @@ std::string config_markdown() {
         if (!key.built) row(key, key.path);
       });
   out +=
-      "\n## Keys of other programs\n\nThese keys and sections are refused.\n\n| key | instead |\n|---|---|\n";
+      "\n## Keys of other programs\n\nThese keys and sections are refused, unless their value asks for "
+      "nothing: "
+      "null, an\nempty list or section, a section with `enabled: false`, or a value given here.\n\n| key | "
+      "instead |\n|---|---|\n";
   for (const auto& [path, foreign] : schema.foreign())
-    out += fmt::format("| `{}` | {} |\n", path, markdown_cell(foreign.advice));
+    out += fmt::format("| `{}` | {}{} |\n", path, markdown_cell(foreign.advice),
+                       foreign.idle.empty() ? "" : fmt::format(" (`{}` is skipped)", foreign.idle));
   return out;
 }
 

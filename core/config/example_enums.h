@@ -7,8 +7,8 @@ namespace nrl {
 
 /// Content of the data files. `tokens`: token files of `nrl-train prepare`; the others are records with text,
 /// of which apps/data/examples makes examples.
-NRL_ENUM(ExampleFormat, (tokens, automatic, text, messages, instruction, preference),
-         ("tokens", "auto", "text", "messages", "instruction", "preference"), ())
+NRL_ENUM(ExampleFormat, (tokens, automatic, text, messages, instruction, preference, rollouts),
+         ("tokens", "auto", "text", "messages", "instruction", "preference", "rollouts"), ())
 /// Tokens that are predicted with loss. `automatic`: all of a text, all assistant messages of a conversation,
 /// the completion of a prompt.
 NRL_ENUM(TrainOn, (automatic, assistant, last_assistant, completion, all),

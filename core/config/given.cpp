@@ -9,6 +9,48 @@ namespace {
 
 constexpr size_t max_keys_listed = 12;
 
+/// The section of a backend of NeMo RL that the path is or lies in; empty if none.
+std::string_view backend_of(std::string_view path) {
+  for (const std::string_view backend : {"policy.dtensor_cfg", "policy.megatron_cfg"})
+    if (path == backend || (path.starts_with(backend) && path[backend.size()] == '.')) return backend;
+  return "";
+}
+
+const Entry* find_entry(const Node& map, std::string_view key) {
+  const auto it =
+      std::find_if(map.entries.begin(), map.entries.end(), [&](const Entry& e) { return e.key == key; });
+  return it == map.entries.end() ? nullptr : &*it;
+}
+
+std::optional<bool> boolean_in(const Node& node) {
+  return node.kind == Node::Kind::scalar && !node.quoted ? parse_boolean(node.text) : std::nullopt;
+}
+
+/// The value of the switch of a backend, in or at a path of it; null: not there.
+const Node* switch_of(std::string_view path, const Node& value) {
+  if (path.substr(backend_of(path).size()) == ".enabled") return &value;
+  const Entry* entry = path == backend_of(path) ? find_entry(value, "enabled") : nullptr;
+  return entry ? &entry->value : nullptr;
+}
+
+/// True for null, an empty list or section, the settings of a feature that is off, and `idle`.
+bool asks_for_nothing(const Node& value, std::string_view idle) {
+  switch (value.kind) {
+    case Node::Kind::null:
+      return true;
+    case Node::Kind::scalar:
+      if (!value.quoted && is_null_text(value.text)) return true;
+      if (const auto on = boolean_in(value)) return !idle.empty() && on == parse_boolean(idle);
+      return !idle.empty() && value.text == idle;
+    case Node::Kind::list:
+      return value.items.empty();
+    case Node::Kind::map:
+      break;
+  }
+  const Entry* enabled = find_entry(value, "enabled");
+  return value.entries.empty() || (enabled && boolean_in(enabled->value) == false);
+}
+
 std::string text_of(const Node& node) {
   if (node.kind == Node::Kind::scalar) return clipped(node.text, 80);
   return node.kind == Node::Kind::null ? "null" : "...";
@@ -32,7 +74,6 @@ void GivenKeys::lay_over(int source, const Node& root) {
   const bool follows = on_command_line_;
   on_command_line_ = report_.source(source).is_override;
   if (!follows || !on_command_line_) {
-    fresh_.clear();
     ++layer_;
   }
   walk(source, root, "", 0);
@@ -43,7 +84,9 @@ void GivenKeys::walk(int where, const Node& map, const std::string& section, int
     const std::string written = section.empty() ? entry.key : section + "." + entry.key;
     const std::string path = Schema::canonical_prefix(written);
     const bool is_map = entry.value.kind == Node::Kind::map;
+    if (defer(where, entry, section, path, parent_line)) continue;
     if (const Foreign* foreign = schema_.find_foreign(path)) {
+      if (asks_for_nothing(entry.value, foreign->path == path ? foreign->idle : "")) continue;
       report_.problem(where, entry.key_pos, parent_line, path,
                       fmt::format("'{}' is not a key of nrl-train", foreign->path), "", {foreign->advice});
       continue;
@@ -73,6 +116,67 @@ void GivenKeys::walk(int where, const Node& map, const std::string& section, int
   }
 }
 
+bool GivenKeys::defer(int where, const Entry& entry, const std::string& section, const std::string& path,
+                      int parent_line) {
+  const std::string_view backend = backend_of(path);
+  if (backend.empty()) return false;
+  // The switch of such a section was read by read_backends().
+  if (!defers_) return switch_of(path, entry.value) == &entry.value;
+  if (path == backend && entry.value.kind != Node::Kind::map) return false;
+  deferred_.push_back({where, entry, section, path, parent_line, layer_, on_command_line_});
+  return true;
+}
+
+void GivenKeys::read_backends() {
+  defers_ = false;
+  std::map<std::string_view, const Deferred*> off;
+  for (const Deferred& d : deferred_)
+    if (const Node* enabled = switch_of(d.path, d.entry.value)) {
+      const std::string_view backend = backend_of(d.path);
+      const auto on = boolean_in(*enabled);
+      if (!on)
+        report_.problem(d.where, enabled->pos, d.entry.key_pos.line, std::string(backend),
+                        fmt::format("{}.enabled: expected true or false", backend));
+      off[backend] = on.value_or(true) ? nullptr : &d;
+    }
+  for (const auto& [backend, d] : off)
+    if (d)
+      report_.result.translated.push_back({fmt::format("{}.enabled: false", backend),
+                                           fmt::format("no section {}", backend),
+                                           report_.place(d->where, d->entry.key_pos)});
+  for (const Deferred& d : deferred_) {
+    if (off[backend_of(d.path)]) continue;
+    layer_ = d.layer;
+    on_command_line_ = d.on_command_line;
+    Node map;
+    map.kind = Node::Kind::map;
+    map.entries = {d.entry};
+    walk(d.where, map, d.section, d.parent_line);
+  }
+}
+
+void GivenKeys::move(const std::string& from, const std::string& to) {
+  auto moved = values.extract(from);
+  const Given& given = moved.mapped();
+  if (const auto other = values.find(to); other != values.end()) {
+    if (other->second.layer > given.layer || same(other->second.node, given.node)) return;
+    if (other->second.layer == given.layer) return given_twice(given, to, other->second);
+    values.erase(other);
+  }
+  for (Translation& t : report_.result.translated)
+    if (t.given.starts_with(given.written + ": ") && t.canonical.starts_with(from + ": "))
+      t.canonical.replace(0, from.size(), to);
+  moved.key() = to;
+  values.insert(std::move(moved));
+}
+
+void GivenKeys::given_twice(const Given& given, const std::string& path, const Given& before) {
+  report_.problem(
+      given.source, given.key_pos, given.parent_line, path,
+      fmt::format("{} is given twice with different values", path), "",
+      {fmt::format("first as '{}' at {}", before.written, report_.place(before.source, before.key_pos))});
+}
+
 void GivenKeys::enter(int where, const Entry& entry, const std::string& path, int parent_line) {
   if (!report_.source(where).is_override)
     report_.result.sections[path] = report_.origin(where, entry.key_pos, parent_line);
@@ -80,8 +184,13 @@ void GivenKeys::enter(int where, const Entry& entry, const std::string& path, in
 }
 
 void GivenKeys::not_a_mapping(int where, const Entry& entry, const std::string& path, int parent_line) {
+  std::vector<std::string> notes{"keys here: " + keys_of(path)};
+  if (path == "policy.scheduler" && entry.value.kind == Node::Kind::list)
+    notes.emplace_back(
+        "a list is one of PyTorch's schedulers; LinearLR and ConstantLR are lr_decay_style: constant and "
+        "lr_warmup_iters: STEPS, where the rate rises from 0");
   report_.problem(where, entry.value.pos, parent_line, path, fmt::format("{}: expected a mapping", path), "",
-                  {"keys here: " + keys_of(path)});
+                  std::move(notes));
 }
 
 std::string GivenKeys::keys_of(const std::string& section) const {
@@ -140,8 +249,7 @@ void GivenKeys::by_alias(int where, const Schema::Aliased& found, const std::str
                          const Entry& entry, int parent_line) {
   Node value = entry.value;
   if (found.alias->is_switch()) {
-    const auto on =
-        value.kind == Node::Kind::scalar && !value.quoted ? parse_boolean(value.text) : std::nullopt;
+    const auto on = boolean_in(value);
     if (!on) {
       report_.problem(where, value.pos, parent_line, found.key->path,
                       fmt::format("{}: expected true or false", written));
@@ -168,27 +276,23 @@ void GivenKeys::by_alias(int where, const Schema::Aliased& found, const std::str
 
 void GivenKeys::take_back(const std::string& path, const std::string& written) {
   if (mixed_precision && mixed_precision->written == written) mixed_precision.reset();
-  if (const auto it = values.find(path); it != values.end() && it->second.written == written) {
+  if (const auto it = values.find(path); it != values.end() && it->second.written == written)
     values.erase(it);
-    fresh_.erase(path);
-  }
 }
 
 void GivenKeys::give(int where, const std::string& path, const std::string& written, const Entry& entry,
                      Node value, int parent_line) {
-  const auto given = values.find(path);
-  if (!fresh_.insert(path).second && given != values.end() &&
-      !(on_command_line_ && given->second.written == written)) {
-    const Given& before = given->second;
+  Given given{std::move(value), where, parent_line, entry.key_pos, written, layer_};
+  if (const auto it = values.find(path); it != values.end()) {
+    const Given& before = it->second;
+    if (before.layer > layer_) return;
     const auto refers = [&](const Node& node) {
       return node.kind == Node::Kind::scalar && node.text == "${" + path + "}";
     };
-    if (same(before.node, value) || refers(value)) return;
-    report_.problem(
-        where, entry.key_pos, parent_line, path, fmt::format("{} is given twice with different values", path),
-        "",
-        {fmt::format("first as '{}' at {}", before.written, report_.place(before.source, before.key_pos))});
-    return;
+    if (before.layer == layer_ && !(on_command_line_ && before.written == written)) {
+      if (!same(before.node, given.node) && !refers(given.node)) given_twice(given, path, before);
+      return;
+    }
   }
   if (schema_.find(path)->model) {
     // A mapping and a null for the same key replace each other.
@@ -199,7 +303,7 @@ void GivenKeys::give(int where, const std::string& path, const std::string& writ
     if (std::find(model_order.begin(), model_order.end(), path) == model_order.end())
       model_order.push_back(path);
   }
-  values[path] = Given{std::move(value), where, parent_line, entry.key_pos, written, layer_};
+  values[path] = std::move(given);
 }
 
 }  // namespace nrl::config_detail

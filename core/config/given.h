@@ -3,7 +3,6 @@
 
 #include <map>
 #include <optional>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -36,6 +35,11 @@ class GivenKeys {
   /// Adds the values of a text; they override those of earlier texts. All overrides of the command line count
   /// as one text, in which a key that is given again under the same name takes the later value.
   void lay_over(int source, const Node& root);
+  /// Reads the sections of NeMo RL's backends, policy.dtensor_cfg and policy.megatron_cfg, but for those that
+  /// are switched off (enabled: false), which have no effect in NeMo RL. Called once, after all texts.
+  void read_backends();
+  /// Gives the value of one key to another one, which must not have another value in the same text.
+  void move(const std::string& from, const std::string& to);
 
   std::map<std::string, Given> values;      ///< canonical key -> its value
   std::vector<std::string> model_order;     ///< keys of models in the order given
@@ -44,6 +48,8 @@ class GivenKeys {
 
  private:
   void walk(int where, const Node& map, const std::string& section, int parent_line);
+  bool defer(int where, const Entry& entry, const std::string& section, const std::string& path,
+             int parent_line);
   void enter(int where, const Entry& entry, const std::string& path, int parent_line);
   void not_a_mapping(int where, const Entry& entry, const std::string& path, int parent_line);
   void unknown(int where, const Entry& entry, const std::string& path, int parent_line);
@@ -53,13 +59,24 @@ class GivenKeys {
   void take_back(const std::string& path, const std::string& written);
   void give(int where, const std::string& path, const std::string& written, const Entry& entry, Node value,
             int parent_line);
+  void given_twice(const Given& given, const std::string& path, const Given& before);
   std::string keys_of(const std::string& section) const;
   /// Guesses the key that an unknown one means: the same without spaces, or one of similar letters.
   std::string nearest_key(std::string path) const;
 
   const Schema& schema_;
   Report& report_;
-  std::set<std::string> fresh_;   // keys given by the current text
+  /// A section of a backend, or keys of it.
+  struct Deferred {
+    int where;
+    Entry entry;
+    std::string section, path;
+    int parent_line;
+    int layer;
+    bool on_command_line;
+  };
+  std::vector<Deferred> deferred_;
+  bool defers_ = true;
   bool on_command_line_ = false;  // the current text
   int layer_ = 0;
 };

@@ -20,6 +20,7 @@ class Loader {
   Layers& layers() { return layers_; }
 
   void finish() {
+    given_.read_backends();
     apply_mixed_precision(given_, report_);
     apply_products(given_, report_);
     resolve_references(given_, schema_, report_);
@@ -28,15 +29,21 @@ class Loader {
     else
       infer_algorithm();
     if (result_.sound("algorithm")) {
-      move_loop_keys();
+      move_shared_names();
       refuse_other_algorithms();
     }
     for (auto& [path, given] : given_.values)
-      if (path != "algorithm") set(path, given);
+      if (path != "algorithm" && !belongs_to_idle_feature(path)) set(path, given);
     collect_models();
   }
 
  private:
+  /// True for a key that is not supported of a feature that the text switches off.
+  bool belongs_to_idle_feature(const std::string& path) const {
+    const auto feature = given_.values.find(schema_.find(path)->feature);
+    return feature != given_.values.end() && parse_boolean(feature->second.node.text) == false;
+  }
+
   void set(const std::string& path, const Given& given) {
     const Key& key = *schema_.find(path);
     Converted converted = convert(key, given.node);
@@ -71,20 +78,16 @@ class Loader {
       }
   }
 
-  /// Names of other programs for keys of the loop mean the loop of the configured algorithm.
-  void move_loop_keys() {
-    const std::string loop = loop_key(result_.config, ""),
-                      named = std::string(name_of(Algorithm::pretrain)) + ".";
-    std::vector<std::string> moved;
+  /// Names of other programs that several algorithms have, as those of the loop, mean the key of the
+  /// configured one.
+  void move_shared_names() {
+    const Algorithm algorithm = result_.config.algorithm;
+    std::vector<std::pair<std::string, std::string>> moves;
     for (const auto& [path, given] : given_.values)
-      if (loop != named && path.starts_with(named) && given.written != path &&
-          schema_.find(loop + path.substr(named.size())))
-        moved.push_back(path);
-    for (const std::string& path : moved) {
-      auto node = given_.values.extract(path);
-      node.key() = loop + path.substr(named.size());
-      given_.values.insert(std::move(node));
-    }
+      if (given.written != path && !schema_.find(path)->belongs_to(algorithm))
+        if (const auto own = schema_.find_alias(given.written, algorithm))
+          moves.emplace_back(path, own.key->path);
+    for (const auto& [from, to] : moves) given_.move(from, to);
   }
 
   /// Keys of other algorithms would have no effect: errors, reported once per section.

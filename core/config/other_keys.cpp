@@ -18,6 +18,8 @@ constexpr Section sections[] = {
     {"policy.dynamic_batching", "Microbatches of about equal numbers of tokens."},
     {"logger.tensorboard", "TensorBoard event files."},
     {"logger.wandb", "The run at Weights & Biases."},
+    {"logger.mlflow", "The run in MLflow."},
+    {"logger.swanlab", "The run in SwanLab."},
     {"logger.gpu_monitoring", "Sampling of the GPUs by logger.monitor_gpus."},
     {"kernels.cuda_graph", "CUDA graphs; policy.cuda_graph captures whole steps."},
     {"monitoring.stability", "Instability of the loss."},
@@ -35,6 +37,7 @@ struct Planned {
   const char *fallback;  ///< the default, in canonical YAML
   const char *help;
   const char *alias = "";
+  const char *feature = "";  ///< Key::feature
 };
 constexpr Planned planned[] = {
     {"policy.optimizer.main_params_dtype", "fp32 | fp16", "fp32",
@@ -62,11 +65,19 @@ constexpr Planned planned[] = {
     {"logger.mlflow_enabled", "true or false", "false", "Report to MLflow."},
     {"logger.swanlab_enabled", "true or false", "false", "Report to SwanLab."},
     {"logger.monitor_gpus", "true or false", "false", "Sample utilization and memory of the GPUs."},
-    {"logger.tensorboard.log_dir", "text, or null", "null", "Directory of the TensorBoard files."},
-    {"logger.wandb.project", "text, or null", "null", "Weights & Biases project."},
-    {"logger.wandb.name", "text, or null", "null", "Weights & Biases run name."},
-    {"logger.gpu_monitoring.collection_interval", "number above 0", "10", "Seconds between samples."},
-    {"logger.gpu_monitoring.flush_interval", "number above 0", "10", "Seconds between writes."},
+    {"logger.tensorboard.log_dir", "text, or null", "null", "Directory of the TensorBoard files.", "",
+     "logger.tensorboard_enabled"},
+    {"logger.wandb.project", "text, or null", "null", "Weights & Biases project.", "", "logger.wandb_enabled"},
+    {"logger.wandb.name", "text, or null", "null", "Weights & Biases run name.", "", "logger.wandb_enabled"},
+    {"logger.mlflow.experiment_name", "text, or null", "null", "MLflow experiment.", "", "logger.mlflow_enabled"},
+    {"logger.mlflow.run_name", "text, or null", "null", "MLflow run name.", "", "logger.mlflow_enabled"},
+    {"logger.mlflow.tracking_uri", "text, or null", "null", "MLflow server.", "", "logger.mlflow_enabled"},
+    {"logger.swanlab.project", "text, or null", "null", "SwanLab project.", "", "logger.swanlab_enabled"},
+    {"logger.swanlab.name", "text, or null", "null", "SwanLab run name.", "", "logger.swanlab_enabled"},
+    {"logger.gpu_monitoring.collection_interval", "number above 0", "10", "Seconds between samples.", "",
+     "logger.monitor_gpus"},
+    {"logger.gpu_monitoring.flush_interval", "number above 0", "10", "Seconds between writes.", "",
+     "logger.monitor_gpus"},
     {"kernels.cpu_binding", "text", "none", "Cores of the threads: auto, none, or a list."},
     {"kernels.cuda_graph.scope", "text, or null", "null", "Part of the step to capture."},
     {"monitoring.interval", "number above 0", "30", "Seconds between evaluations of the rules."},
@@ -102,18 +113,45 @@ constexpr Planned planned[] = {
     {"profiling.memory_snapshot", "true or false", "false", "Record every allocation with its lifetime."},
     {"profiling.nsys.steps", "text, or null", "null", "Steps between profiler start and stop."},
     {"profiling.nsys.workers", "list of texts, or one alone", "[]", "Names of the workers to profile."},
-    {"dpo.max_num_epochs", "integer from 1", "1", "Passes over the data."},
-    {"dpo.max_num_steps", "integer from 1", "150", "Optimizer steps."},
-    {"dpo.reference_policy_kl_penalty", "number above 0", "0.05",
-     "Strength of the KL penalty (beta).", "training.beta"},
-    {"dpo.loss_type", "sigmoid | ipo | hinge | cdpo | sigmoid_norm", "sigmoid",
-     "Preference loss.", "training.loss_type"},
-    {"dpo.preference_average_log_probs", "true or false", "false", "Mean instead of sum over tokens."},
-    {"dpo.preference_loss_weight", "number from 0", "1", "Weight of the preference loss."},
-    {"dpo.sft_loss_weight", "number from 0", "0", "Weight of the likelihood of the chosen answer."},
     {"dpo.reference", "precompute | online | worker_group", "precompute",
      "Where reference log-probabilities come from."},
-    {"dpo.val_period", "integer from 0", "25", "Steps between evaluations."},
+    {"grpo.num_prompts_per_step", "integer from 1, or null", "null", "Prompts of a step; rollouts come from files."},
+    {"grpo.num_generations_per_prompt", "integer from 1, or null", "null",
+     "Answers generated for a prompt; rollouts come from files."},
+    {"grpo.max_rollout_turns", "integer from 1", "1", "Turns of a generated conversation."},
+    {"grpo.normalize_rewards", "true or false, or null", "null",
+     "Divide by the deviation of a group; rollouts have their advantages."},
+    {"grpo.use_leave_one_out_baseline", "true or false, or null", "null",
+     "Subtract the mean of the others of a group; rollouts have their advantages."},
+    {"grpo.overlong_filtering", "true or false", "false", "No loss for answers that reach the length limit."},
+    {"grpo.advantage_clip_low", "number, or null", "null", "Lower bound of advantages."},
+    {"grpo.advantage_clip_high", "number, or null", "null", "Upper bound of advantages."},
+    {"grpo.use_dynamic_sampling", "true or false", "false", "Generate again where all rewards of a group are equal."},
+    {"grpo.dynamic_sampling_max_gen_batches", "integer from 1", "10", "Most batches generated for a step."},
+    {"grpo.batch_multiplier", "number from 1", "1", "Prompts generated in excess for dynamic sampling."},
+    {"grpo.max_val_samples", "integer from 1, or null", "null", "Prompts of an evaluation."},
+    {"grpo.val_batch_size", "integer from 1, or null", "null", "Prompts of an evaluation at a time."},
+    {"grpo.val_num_generations_per_prompt", "integer from 1", "1", "Answers generated for a prompt of an evaluation."},
+    {"grpo.val_start_at", "integer", "-1", "First step with an evaluation."},
+    {"grpo.stop_at_validation_metric", "text, or null", "null", "Metric that ends the run."},
+    {"grpo.stop_at_validation_threshold", "number, or null", "null", "Value of that metric."},
+    {"grpo.seq_logprob_error_threshold", "number, or null", "null",
+     "Leave out sequences whose generator and trainer disagree by more."},
+    {"grpo.invalid_tool_call_advantage", "number, or null", "null", "Advantage of tokens of invalid tool calls."},
+    {"grpo.malformed_thinking_advantage", "number, or null", "null", "Advantage of tokens of malformed thinking."},
+    {"loss_fn.kl_input_clamp_value", "number above 0", "20", "Bound of log-probability differences in the divergence."},
+    {"loss_fn.kl_output_clamp_value", "number above 0", "10", "Bound of the divergence of a token."},
+    {"loss_fn.use_on_policy_kl_approximation", "true or false", "false",
+     "Weights of importance for the divergence."},
+    {"loss_fn.use_importance_sampling_correction", "true or false", "false",
+     "Weights of importance between generator and trainer."},
+    {"loss_fn.truncated_importance_sampling_type", "tis | icepop | seq-mask-tis, or null", "null",
+     "How these weights are bounded."},
+    {"loss_fn.truncated_importance_sampling_ratio", "number above 0, or null", "null", "Their upper bound."},
+    {"loss_fn.truncated_importance_sampling_ratio_min", "number above 0, or null", "null", "Their lower bound."},
+    {"loss_fn.use_kl_in_reward", "true or false", "false", "The divergence as a part of the reward."},
+    {"loss_fn.positive_example_nll_weight", "number from 0", "0",
+     "Factor of the negative log-likelihood of tokens with a positive advantage."},
 };
 
 // Advice that several keys share.
@@ -122,49 +160,142 @@ constexpr const char* one_implementation = "remove it; there is one implementati
 constexpr const char* groups =
     "separate groups of ranks are not supported yet: remove it; mpirun -n RANKS or srun starts the ranks of a run";
 constexpr const char* python_class =
-    "a class of Python; write algorithm: pretrain or sft";
+    "a class of Python; write algorithm: pretrain, sft, dpo, rm or grpo";
 constexpr const char* ray_resources =
     "resources of Ray; start one process per GPU with mpirun -n RANKS or srun, and let cluster.gpus_per_node check "
     "their number";
 
+constexpr const char* own_batches = "evaluations take batches of policy.train_global_batch_size; remove it";
+constexpr const char* own_microbatches = "evaluations take microbatches of policy.train_micro_batch_size; remove it";
+constexpr const char* no_generation =
+    "there is no generation during training yet: rollouts come from files (data.train.format: rollouts); remove it";
+constexpr const char* fused = "a choice of kernels, which are fused here; remove it";
+constexpr const char* graphs = "write policy.cuda_graph: true, or remove it";
+constexpr const char* constant_decay = "weight decay is constant, policy.optimizer.weight_decay; remove it";
+constexpr const char* no_draft = "prediction of several tokens is not supported; remove it";
+constexpr const char* in_chunks = "logits are always computed a few rows at a time; remove it";
+constexpr const char* no_moving_reference = "the reference is the model that the run starts from; remove it";
+constexpr const char* only_reverse_kl = "the loss of pairs is that of the reverse KL divergence; remove it";
+
 /// Keys and sections of other trainers, with what to do instead.
 struct Other {
   const char *path, *advice;
+  const char *idle = "";  ///< a value that asks for nothing
 };
 constexpr Other others[] = {
-    {"sft.val_global_batch_size", "evaluations take batches of policy.train_global_batch_size; remove it"},
-    {"sft.val_micro_batch_size", "evaluations take microbatches of policy.train_micro_batch_size; remove it"},
+    {"sft.val_global_batch_size", own_batches},
+    {"sft.val_micro_batch_size", own_microbatches},
+    {"dpo.val_global_batch_size", own_batches},
+    {"dpo.val_micro_batch_size", own_microbatches},
+    {"rm.val_global_batch_size", own_batches},
+    {"rm.val_micro_batch_size", own_microbatches},
+    {"grpo.adv_estimator", "rollouts have their advantages; remove it"},
+    {"grpo.reward_shaping", "rollouts have their advantages; remove it"},
+    {"grpo.reward_scaling", "rollouts have their advantages; remove it"},
+    {"grpo.async_grpo", no_generation},
+    {"reward_penalties", "rollouts have their advantages; remove it"},
+    {"env", no_generation},
+    {"data_plane", no_generation},
+    {"on_policy_distillation", "distillation is not supported yet; remove it"},
+    {"training.rpo_alpha", "write dpo.sft_weight: ALPHA and dpo.sft_average_log_probs: true"},
+    {"training.loss_weights", "write dpo.preference_weight and dpo.sft_weight"},
+    {"training.precompute_ref_log_probs",
+     "log-probabilities of the reference are always computed before training; remove it", "true"},
+    {"training.f_divergence_type", only_reverse_kl, "reverse_kl"},
+    {"training.ld_alpha", "all tokens of an answer count; remove it"},
+    {"training.use_weighting", "pairs have equal weights; remove it", "false"},
+    {"training.sync_ref_model", no_moving_reference, "false"},
+    {"training.ref_model_mixup_alpha", no_moving_reference},
+    {"training.ref_model_sync_steps", no_moving_reference},
+    {"training.disable_dropout", "models with dropout are refused; set policy.model.attention_dropout: 0", "true"},
+    {"training.importance_sampling_level", "sequence: write loss_fn.type: gspo, or rloo", "token"},
+    {"training.num_generations", no_generation},
+    {"training.max_completion_length", no_generation},
+    {"training.use_vllm", no_generation, "false"},
+    {"training.num_iterations", "each rollout is in one step of an epoch; write grpo.max_num_epochs", "1"},
+    {"training.scale_rewards", "rollouts have their advantages; remove it"},
+    {"data.train.prompt_key", "write data.input_key for rollouts; the prompt of a preference is under \"prompt\"", "prompt"},
+    {"data.default.prompt_key", "write data.input_key for rollouts; the prompt of a preference is under \"prompt\"", "prompt"},
+    {"data.default.chosen_key", "the key is \"chosen\"; remove it", "chosen"},
+    {"data.default.rejected_key", "the key is \"rejected\"; remove it", "rejected"},
+    {"data.default.dataset_name", "records are read by data.train.format; remove it"},
     {"data.default.processor", "records are read by data.train.format; remove it"},
+    {"data.default.env_name", no_generation},
+    {"data.train.seed", "write data.seed"},
+    {"data.train.split_validation_size", "give data.validation.data_path"},
+    {"data.use_multiple_dataloader", "data.train.data_path may be a list; remove it", "false"},
+    {"cluster.master_port_range_low", "ports are those of mpirun or srun; remove it"},
+    {"cluster.master_port_range_high", "ports are those of mpirun or srun; remove it"},
+    {"logger.num_val_samples_to_print", "write logger.sample_period, for samples of text", "0"},
     {"data.train.dataset_name", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
     {"data.validation.dataset_name", "datasets are not downloaded: write data.validation.data_path: FILE.jsonl"},
     {"data.train.split", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
     {"data.validation.split", "datasets are not downloaded: write data.validation.data_path: FILE.jsonl"},
-    {"rm", "the section of another algorithm (rm); this version trains with algorithm: pretrain or sft"},
-    {"grpo", "the section of another algorithm (grpo); this version trains with algorithm: pretrain or sft"},
-    {"distill", "the section of another algorithm (distill); this version trains with algorithm: pretrain or sft"},
-    {"loss_fn", "the section of another algorithm (loss_fn); this version trains with algorithm: pretrain or sft"},
+    {"distill", "the section of an algorithm that is not supported yet; nrl-train explain algorithm lists the others"},
     {"include", "use 'defaults: base.yaml' to inherit from another file"},
     {"model.config", "write the model's keys under policy.model"},
     {"distributed.align_param_gather", early},
     {"policy.megatron_cfg.distributed_data_parallel_config.align_param_gather", early},
     {"model.backend", one_implementation},
-    {"policy.dtensor_cfg.enabled", one_implementation},
-    {"policy.megatron_cfg.enabled", one_implementation},
+    {"policy.dtensor_cfg._v2", one_implementation, "true"},
+    {"policy.dtensor_cfg.automodel_kwargs", "keyword arguments of Python; remove it"},
+    {"policy.dtensor_cfg.env_vars", "set environment variables in the launcher"},
+    {"policy.megatron_cfg.env_vars", "set environment variables in the launcher"},
+    {"policy.megatron_cfg.checkpoint", "checkpoints are always Hugging Face directories; remove it"},
+    {"policy.megatron_cfg.apply_rope_fusion", fused, "true"},
+    {"policy.megatron_cfg.bias_activation_fusion", fused, "true"},
+    {"policy.megatron_cfg.moe_permute_fusion", fused, "true"},
+    {"policy.megatron_cfg.gradient_accumulation_fusion", fused, "false"},
+    {"policy.megatron_cfg.use_fused_weighted_squared_relu", fused, "false"},
+    {"policy.megatron_cfg.use_fused_linear_logprobs", in_chunks, "false"},
+    {"policy.megatron_cfg.fused_linear_logprobs_chunk_size", in_chunks, "256"},
+    {"policy.megatron_cfg.defer_fp32_logits", in_chunks, "false"},
+    {"policy.megatron_cfg.cuda_graph_impl", graphs, "none"},
+    {"policy.megatron_cfg.cuda_graph_modules", graphs},
+    {"policy.megatron_cfg.cuda_graph_warmup_steps", graphs, "3"},
+    {"policy.megatron_cfg.force_reconvert_from_hf", "weights are read from policy.model_name; remove it", "false"},
+    {"policy.megatron_cfg.freeze_moe_router", "write policy.freeze: [gate]", "false"},
+    {"policy.megatron_cfg.model_overrides", "write the model's keys under policy.model"},
+    {"policy.megatron_cfg.moe_enable_deepep", "write policy.model.moe_token_dispatcher_type", "false"},
+    {"policy.megatron_cfg.moe_per_layer_logging", "remove it; the step line has the load of experts", "false"},
+    {"policy.megatron_cfg.moe_router_dtype", "routers compute in fp32; remove it"},
+    {"policy.megatron_cfg.moe_shared_expert_overlap", one_implementation, "false"},
+    {"policy.megatron_cfg.mtp_num_layers", no_draft, "0"},
+    {"policy.megatron_cfg.mtp_loss_scaling_factor", no_draft, "0.0"},
+    {"policy.megatron_cfg.mtp_use_repeated_layer", no_draft, "false"},
+    {"policy.megatron_cfg.mtp_detach_heads", no_draft, "false"},
+    {"policy.megatron_cfg.peft", "write policy.lora"},
+    {"policy.megatron_cfg.pipeline_dtype", "messages have the type of policy.precision; remove it",
+     "${policy.precision}"},
+    {"policy.megatron_cfg.use_gloo_process_groups", one_implementation, "false"},
+    {"policy.megatron_cfg.optimizer.params_dtype", "master weights are fp32; remove it", "float32"},
+    {"policy.megatron_cfg.optimizer.sgd_momentum", "of an optimizer that is not supported; remove it", "0.9"},
+    {"policy.megatron_cfg.optimizer.overlap_cpu_optimizer_d2h_h2d", "copies always overlap; remove it", "false"},
+    {"policy.megatron_cfg.distributed_data_parallel_config.use_custom_fsdp", "write distributed.shard_strategy",
+     "false"},
+    {"policy.megatron_cfg.scheduler.start_weight_decay", constant_decay,
+     "${policy.megatron_cfg.optimizer.weight_decay}"},
+    {"policy.megatron_cfg.scheduler.end_weight_decay", constant_decay,
+     "${policy.megatron_cfg.optimizer.weight_decay}"},
+    {"policy.megatron_cfg.scheduler.weight_decay_incr_style", constant_decay, "constant"},
+    {"policy.draft", "drafts for generation are not supported; remove it"},
+    {"policy.tokenizer.use_fastokens", one_implementation, "false"},
+    {"policy.logprob_chunk_size", in_chunks},
     {"policy.megatron_cfg.optimizer.adam_beta1", "write policy.optimizer.betas: [beta1, beta2]"},
     {"policy.megatron_cfg.optimizer.adam_beta2", "write policy.optimizer.betas: [beta1, beta2]"},
     {"policy.megatron_cfg.optimizer.optimizer_offload_fraction",
      "write the fraction as policy.offload_optimizer: 0.5 (0: false)"},
     {"policy.megatron_cfg.scheduler.lr_warmup_init", "the warm-up starts at 0; remove it"},
-    {"policy.optimizer.kwargs.foreach", "a switch of PyTorch; remove it"},
-    {"policy.optimizer.kwargs.fused", "a switch of PyTorch; remove it"},
+    {"policy.optimizer.kwargs.foreach", "a switch of PyTorch; remove it", "false"},
+    {"policy.optimizer.kwargs.fused", "a switch of PyTorch; remove it", "false"},
     {"policy.dtensor_cfg.lora_cfg.dropout_position", "dropout applies to the adapter's input (pre); remove it"},
     {"policy.dtensor_cfg.lora_cfg.match_all_linear", "write policy.lora.target_modules: all-linear (true), or a list"},
     {"policy.dtensor_cfg.lora_cfg.use_triton", one_implementation},
-    {"policy.generation_batch_size", "there is no generation during training; remove it"},
-    {"policy.generation", "there is no generation during training; remove it"},
+    {"policy.generation_batch_size", no_generation},
+    {"policy.generation", no_generation},
     {"policy.logprob_batch_size", "there is no separate log-probability pass; remove it"},
     {"policy.make_sequence_length_divisible_by", "lengths are padded as the grid needs; remove it"},
-    {"policy.reward_model_cfg", "belongs to algorithm rm, which is not supported yet"},
+    {"policy.reward_model_cfg", "algorithm: rm trains a scalar head with the loss of Bradley and Terry; remove it"},
     {"policy.dtensor_cfg.custom_parallel_plan", "Python code cannot be used; remove it"},
     {"policy.dtensor_cfg.clear_cache_every_n_steps", "memory is planned before the run; remove it"},
     {"policy.megatron_cfg.empty_unused_memory_level", "memory is planned before the run; remove it"},
@@ -197,12 +328,12 @@ constexpr Other others[] = {
 
 void add_other_keys(Table& t) {
   for (const Section& s : sections) t.section(s.path, s.help);
-  t.section("dpo", "The loop of algorithm dpo.", {Algorithm::dpo});
   for (const Planned& p : planned) {
     KeyBuilder key = t.planned(p.path, p.type, p.fallback).help(p.help);
     if (*p.alias) key.alias(p.alias);
+    if (*p.feature) key.feature(p.feature);
   }
-  for (const Other& o : others) t.foreign(o.path, o.advice);
+  for (const Other& o : others) t.foreign(o.path, o.advice, o.idle);
 }
 
 }  // namespace nrl::config_detail

@@ -91,37 +91,56 @@ class Resolver {
   /// Why a reference has no value; empty if it has.
   const std::string& complaint() const { return complaint_; }
 
-  /// The value behind the references of a value; as it is if it has none.
-  Node resolve(Node value, int depth = 0) {
+  /// The value behind the references of a value, which was given as `written`; as it is if it has none.
+  Node resolve(Node value, std::string written, int depth = 0) {
     while (complaint_.empty() && value.kind == Node::Kind::scalar && refers(value)) {
       if (++depth > 16)
         complaint_ = "the reference is circular";
       else
-        value = target(value.text, depth);
+        value = target(value.text, written, depth);
     }
     return value;
   }
 
  private:
-  Node target(const std::string& text, int depth) {
+  /// The value of the key that `text` names. `written`: the key that refers to it, then that key.
+  Node target(const std::string& text, std::string& written, int depth) {
     constexpr std::string_view product = "${mul:";
     if (text.starts_with(product) && text.ends_with("}"))
       return multiplied(std::string_view(text).substr(product.size(), text.size() - product.size() - 1),
-                        depth);
-    const std::string name =
-        text.starts_with("${") && text.ends_with("}") ? text.substr(2, text.size() - 3) : "";
-    if (name.empty() || name.find_first_of("${}:") != std::string::npos || name.starts_with('.'))
-      return refuse("a reference must be the whole value, written ${section.key} or ${mul:a,b}");
-    if (const auto at = keys_.values.find(name); at != keys_.values.end()) return at->second.node;
+                        written, depth);
+    std::string name = text.starts_with("${") && text.ends_with("}") ? text.substr(2, text.size() - 3) : "";
+    if (name.starts_with('.')) name = absolute(name, written);
+    if (name.empty() || name.find_first_of("${}:") != std::string::npos)
+      return refuse(
+          "a reference must be the whole value, written ${section.key}, ${.key of the same section} or "
+          "${mul:a,b}");
     const Key* key = schema_.find(name);
+    if (const Schema::Aliased alias = schema_.find_alias(name);
+        alias && !alias.alias->is_switch() && alias.alias->factor.empty())
+      key = alias.key;
     if (!key) return refuse(fmt::format("'{}' is not a key", clipped(name, 80)));
+    if (const auto at = keys_.values.find(key->path); at != keys_.values.end()) {
+      written = at->second.written;
+      return at->second.node;
+    }
     const std::string text_default = key->default_yaml();
     if (text_default.empty() || text_default[0] == '[') return refuse(fmt::format("'{}' is not given", name));
     return {text_default == "null" ? Node::Kind::null : Node::Kind::scalar, text_default, false, {}, {}, {}};
   }
 
+  /// ".key" of the section of `written`, "..key" of the one around it.
+  static std::string absolute(std::string_view name, std::string section) {
+    for (; name.starts_with('.'); name.remove_prefix(1)) {
+      if (section.empty()) return "";
+      const size_t dot = section.rfind('.');
+      section.resize(dot == std::string::npos ? 0 : dot);
+    }
+    return (section.empty() ? "" : section + ".") + std::string(name);
+  }
+
   /// "a,b": the product of two whole numbers or references to them.
-  Node multiplied(std::string_view factors, int depth) {
+  Node multiplied(std::string_view factors, const std::string& written, int depth) {
     const size_t comma = factors.find(',');
     int64_t product = 1;
     for (const std::string_view part :
@@ -133,7 +152,7 @@ class Resolver {
                   {},
                   {},
                   {}};
-      factor = resolve(std::move(factor), depth);
+      factor = resolve(std::move(factor), written, depth);
       if (!complaint_.empty()) return {};
       const auto number = whole_number(factor);
       if (!number || __builtin_mul_overflow(product, *number, &product))
@@ -162,7 +181,7 @@ void resolve_references(GivenKeys& keys, const Schema& schema, Report& report) {
     // A chat template may hold "${".
     if (path.ends_with(".chat_template") && !given.node.text.starts_with("${")) continue;
     Resolver resolver(keys, schema);
-    Node value = resolver.resolve(given.node);
+    Node value = resolver.resolve(given.node, given.written);
     if (!resolver.complaint().empty()) {
       report.problem(given.source, given.node.pos, given.parent_line, path,
                      fmt::format("{}: {}", path, resolver.complaint()));

@@ -20,6 +20,16 @@ std::string_view leaf_of(std::string_view path) {
   return dot == std::string_view::npos ? path : path.substr(dot + 1);
 }
 
+bool plain(const Alias& alias) {
+  return !alias.is_switch() && alias.factor.empty();
+}
+
+bool shares_algorithm(const Key& a, const Key& b) {
+  const auto has = [&](Algorithm algorithm) { return b.belongs_to(algorithm); };
+  return a.algorithms.empty() || b.algorithms.empty() ||
+         std::any_of(a.algorithms.begin(), a.algorithms.end(), has);
+}
+
 }  // namespace
 
 std::string Key::default_yaml() const {
@@ -142,7 +152,6 @@ Key& Table::add(std::string path) {
 }
 
 KeyBuilder& KeyBuilder::on_off(std::string path, std::string if_true, std::string if_false) {
-  if (!has_aliases_) return *this;
   if (policy_ != "policy") {
     if (!path.starts_with("policy.")) return *this;
     path.replace(0, std::string_view("policy").size(), policy_);
@@ -186,8 +195,8 @@ void Table::section(std::string path, std::string help, std::vector<Algorithm> a
   schema_.section_help_[std::move(path)] = std::move(help);
 }
 
-void Table::foreign(std::string path, std::string advice) {
-  schema_.foreign_.emplace(path, Foreign{path, std::move(advice)});
+void Table::foreign(std::string path, std::string advice, std::string idle) {
+  schema_.foreign_.emplace(path, Foreign{path, std::move(advice), std::move(idle)});
 }
 
 Schema::Schema(const std::function<void(Table&)>& fill) {
@@ -224,8 +233,12 @@ Schema::Schema(const std::function<void(Table&)>& fill) {
     NRL_CHECK(by_path_.emplace(key.path, i).second, "key {} is declared twice", key.path);
     note_sections(key.path, true);
     for (size_t a = 0; a < key.aliases.size(); ++a) {
-      NRL_CHECK(by_alias_.emplace(key.aliases[a].path, std::pair(i, a)).second, "alias {} is declared twice",
-                key.aliases[a].path);
+      auto& owners = by_alias_[key.aliases[a].path];
+      for (const auto& [other, index] : owners)
+        NRL_CHECK(!shares_algorithm(key, keys_[other]) && plain(key.aliases[a]) &&
+                      plain(keys_[other].aliases[index]),
+                  "alias {} is declared twice", key.aliases[a].path);
+      owners.emplace_back(i, a);
       note_sections(key.aliases[a].path, false);
     }
   }
@@ -265,8 +278,15 @@ const Key* Schema::find(std::string_view path) const {
 Schema::Aliased Schema::find_alias(std::string_view path) const {
   const auto it = by_alias_.find(std::string(path));
   if (it == by_alias_.end()) return {};
-  const Key& key = keys_[it->second.first];
-  return {&key, &key.aliases[it->second.second]};
+  const auto& [key, alias] = it->second.front();
+  return {&keys_[key], &keys_[key].aliases[alias]};
+}
+
+Schema::Aliased Schema::find_alias(std::string_view path, Algorithm algorithm) const {
+  if (const auto it = by_alias_.find(std::string(path)); it != by_alias_.end())
+    for (const auto& [key, alias] : it->second)
+      if (keys_[key].belongs_to(algorithm)) return {&keys_[key], &keys_[key].aliases[alias]};
+  return {};
 }
 
 const Foreign* Schema::find_foreign(std::string_view path) const {
@@ -315,7 +335,7 @@ std::string Schema::suggest(std::string_view path) const {
     if (parent_of(alias) == section) names.push_back(leaf_of(alias));
   std::sort(names.begin(), names.end());
   if (const std::string_view near = nearest(word, names); !near.empty())
-    return keys_[by_alias_.at(prefix + std::string(near)).first].path;
+    return find_alias(prefix + std::string(near)).key->path;
   // An exact name in another section, the shortest path first; then a near name anywhere.
   const Key* best = nullptr;
   for (const Key& key : keys_)

@@ -63,6 +63,7 @@ struct Choices {
   std::vector<std::string_view> names;
   std::vector<Synonym> synonyms;
   std::vector<std::string_view> built;  ///< empty: all of them
+  std::vector<Synonym> advice;          ///< values of other programs, and what to do instead
 };
 
 struct Key {
@@ -87,13 +88,15 @@ struct Key {
   std::string algorithm_section;      ///< the section that belongs to these algorithms
   double min = std::numeric_limits<double>::lowest(), max = std::numeric_limits<double>::max();
   bool min_open = false, max_open = false;
-  std::string words;  ///< further words allowed instead of a number, separated by '|'
+  std::string unlimited;  ///< a number of other programs that means null
+  std::string words;      ///< further words allowed instead of a number, separated by '|'
   Choices choices;
   std::string help;
   std::vector<Need> needs;        ///< all of them; without one the key has no effect (idle_keys())
   std::vector<std::string> idle;  ///< values, in canonical YAML, that ask for nothing, like the default
   std::vector<Alias> aliases;
-  std::string default_text;          ///< of keys without a member
+  std::string default_text;  ///< of keys without a member
+  std::string feature;       ///< of keys that are not built: a switch; they are skipped where it is off
   std::optional<ResumeRule> resume;  ///< unset: as the section says, innermost first; else the default
   std::function<void(Config&, const Value&)> set;
   std::function<Value(const Config&)> get;
@@ -114,6 +117,7 @@ struct Key {
 struct Foreign {
   std::string path;
   std::string advice;
+  std::string idle = {};  ///< a value that asks for nothing
 };
 
 class Table;
@@ -134,6 +138,8 @@ class Schema {
     explicit operator bool() const { return key != nullptr; }
   };
   Aliased find_alias(std::string_view path) const;
+  /// The same of an alias that keys of several algorithms have.
+  Aliased find_alias(std::string_view path, Algorithm algorithm) const;
   /// The entry of `path`, or of the innermost section of `path` that has one.
   const Foreign* find_foreign(std::string_view path) const;
   const std::map<std::string, Foreign>& foreign() const { return foreign_; }
@@ -156,7 +162,8 @@ class Schema {
   std::map<std::string, std::vector<Algorithm>> section_algorithms_;
   std::map<std::string, ResumeRule> section_resume_;
   std::unordered_map<std::string, size_t> by_path_;
-  std::unordered_map<std::string, std::pair<size_t, size_t>> by_alias_;
+  /// Key and alias of it; several only if their algorithms differ.
+  std::unordered_map<std::string, std::vector<std::pair<size_t, size_t>>> by_alias_;
   std::map<std::string, Foreign> foreign_;
   std::map<std::string, bool, std::less<>> sections_;  ///< value: has keys of our own
   std::map<std::string, std::vector<std::string>, std::less<>> children_;
@@ -184,6 +191,11 @@ class KeyBuilder {
     key_->text_name = std::move(name);
     return key_->from_text = std::move(parse), *this;
   }
+  KeyBuilder& unlimited(std::string number) { return key_->unlimited = std::move(number), *this; }
+  /// A value that other programs have, and what to do instead.
+  KeyBuilder& advice(std::string_view value, std::string_view instead) {
+    return key_->choices.advice.push_back({value, instead}), *this;
+  }
   KeyBuilder& words(std::string w) { return key_->words = std::move(w), *this; }
   /// The values of a choice; of a member with an enumeration: those that the key has.
   KeyBuilder& one_of(std::vector<std::string_view> names);
@@ -196,11 +208,11 @@ class KeyBuilder {
   KeyBuilder& only_with(Need any_of);
   /// A value, in canonical YAML, that asks for nothing, so that only_with() does not apply.
   KeyBuilder& idle(std::string value) { return key_->idle.push_back(std::move(value)), *this; }
+  KeyBuilder& feature(std::string path) { return key_->feature = std::move(path), *this; }
   KeyBuilder& not_built() { return key_->built = false, *this; }
+  /// Keys of different algorithms may have the same alias, which then means that of the configured one.
   KeyBuilder& alias(std::string path) { return on_off(std::move(path), "", ""); }
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
-  /// False: the key has no aliases, whatever follows.
-  KeyBuilder& aliases_if(bool has) { return has_aliases_ = has, *this; }
   /// An alias of the policy whose value is multiplied by that of the key `factor`.
   KeyBuilder& times(std::string path, std::string factor);
   /// The rule for a resumed run that changes the key.
@@ -216,7 +228,6 @@ class KeyBuilder {
  private:
   Key* key_;
   std::string policy_;
-  bool has_aliases_ = true;
 };
 
 namespace binding {
@@ -421,7 +432,7 @@ class Table {
   void section(std::string path, std::string help, std::vector<Algorithm> algorithms = {});
   /// The rule for keys of the section that have none of their own.
   void resume(std::string section, OnResume change) { schema_.section_resume_[section] = {.change = change}; }
-  void foreign(std::string path, std::string advice);
+  void foreign(std::string path, std::string advice, std::string idle = "");
 
  private:
   friend class PolicyTable;
@@ -476,12 +487,18 @@ class PolicyTable {
 
 /// Any evaluation during the run.
 Need evaluates();
-/// Algorithms that train on examples (trains_on_examples()), and on token files.
+/// Algorithms that train on examples (trains_on_examples()), on those of a prompt and a completion among
+/// others, and on token files.
 Need on_examples();
+Need on_prompts();
 Need on_tokens();
 
 void add_top_keys(Table& table);
 void add_run_keys(Table& table);
+/// The loop of an algorithm.
+void add_loop(Table& table, Algorithm algorithm, LoopConfig Config::*loop);
+/// Algorithms dpo, rm and grpo, and their losses.
+void add_objective_keys(Table& table);
 void add_distributed_keys(Table& table);
 /// The keys of the policy-like section `section`, stored in `member`.
 void add_policy_keys(Table& table, const std::string& section, PolicyConfig Config::*member);

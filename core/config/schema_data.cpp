@@ -19,9 +19,8 @@ void add_data_keys(Table& t) {
       .alias("data.train_files")
       .alias("data.train_dataset")
       .help(
-          "Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them (a blend). Of algorithm sft: "
-          "JSON lines, "
-          "compressed or not, directories of them, or a list.");
+          "Token file prefix (PREFIX.bin and PREFIX.idx), or a list of them (a blend). Of algorithms other "
+          "than pretrain: JSON lines, compressed or not, directories of them, or a list.");
   NRL_KEY(t, data.train.weights)
       .resume(ResumeChange::data, reordered)
       .above(0)
@@ -31,8 +30,9 @@ void add_data_keys(Table& t) {
       .only_with(on_tokens());
   NRL_KEY(t, data.train.format)
       .resume(ResumeChange::data, reordered)
-      .built({"auto", "tokens", "text", "messages", "instruction"})
-      .help("Content of the files; auto: tokens, of algorithm sft by the first record.");
+      .help(
+          "Content of the files: of pretrain tokens, of sft text, messages or instruction, of dpo and rm "
+          "preference, of grpo rollouts. auto: by the first record.");
   t.section("data.validation", "The token files of evaluations.");
   t.resume("data.validation", OnResume::unrelated);
   NRL_KEY(t, data.validation.data_path)
@@ -47,7 +47,6 @@ void add_data_keys(Table& t) {
       .only_with(evaluates())
       .only_with(on_tokens());
   NRL_KEY(t, data.validation.format)
-      .built({"auto", "tokens", "text", "messages", "instruction"})
       .help("Content of the files of evaluations, as data.train.format.")
       .only_with(evaluates());
   NRL_KEY(t, data.split)
@@ -106,34 +105,36 @@ void add_data_keys(Table& t) {
       .help(
           "Tokens with a loss: of the assistant's turns, of the last of them, of the completion, or all. "
           "auto: "
-          "assistant of conversations, completion of instructions, all of text.")
-      .only_with(on_examples());
+          "assistant of conversations, completion of instructions and preferences, all of text.")
+      .only_with({is("algorithm", {"sft", "dpo"})});
   NRL_KEY(t, data.chat_key)
       .resume(ResumeChange::data, rendered)
       .help("Key of the messages in a record of format messages; null: messages or conversations.")
-      .only_with(on_examples());
+      .only_with({is("algorithm", {"sft"})});
   NRL_KEY(t, data.input_key)
       .alias("data.train.input_key")
       .alias("data.default.input_key")
       .resume(ResumeChange::data, rendered)
-      .help("Key of the prompt in a record of format instruction.")
-      .only_with(on_examples());
+      .help("Key of the prompt in a record of format instruction or rollouts.")
+      .only_with(on_prompts());
   NRL_KEY(t, data.output_key)
       .alias("data.train.output_key")
       .alias("data.default.output_key")
       .resume(ResumeChange::data, rendered)
-      .help("Key of the completion in a record of format instruction.")
-      .only_with(on_examples());
+      .help("Key of the completion in a record of format instruction or rollouts.")
+      .only_with(on_prompts());
   NRL_KEY(t, data.system_prompt_file)
       .alias("data.default.system_prompt_file")
       .resume(ResumeChange::data, rendered)
-      .help("File whose text becomes the system message of every record of format instruction.")
-      .only_with(on_examples());
+      .help("File whose text becomes the system message of every record of format instruction or rollouts.")
+      .only_with(on_prompts());
   NRL_KEY(t, data.prompt_file)
       .alias("data.default.prompt_file")
       .resume(ResumeChange::data, rendered)
-      .help("File whose text, with {} replaced by the prompt, becomes the prompt of format instruction.")
-      .only_with(on_examples());
+      .help(
+          "File whose text, with {} replaced by the prompt, becomes the prompt of format instruction or "
+          "rollouts.")
+      .only_with(on_prompts());
   NRL_KEY(t, data.special_tokens_in_text)
       .resume(ResumeChange::data, rendered)
       .help("A record whose text contains the name of a special token: allow, stop with an error, or drop.")

@@ -37,6 +37,7 @@ void add_recompute(PolicyTable& t) {
       .alias("model.gradient_checkpointing")
       .alias("training.gradient_checkpointing")
       .alias("policy.activation_checkpointing")
+      .alias("policy.activation_checkpointing_enabled")
       .alias("policy.dtensor_cfg.activation_checkpointing")
       .alias("policy.megatron_cfg.activation_checkpointing")
       .alias("distributed.fsdp_config.activation_checkpointing")
@@ -380,7 +381,9 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "
           "bfloat16 "
           "halves their memory and traffic and needs precision bfloat16. auto: bfloat16 on a GPU where "
-          "precision is bfloat16, as under torch.autocast; else float32.");
+          "precision is bfloat16, as under torch.autocast; else float32, and always of dpo and grpo, which "
+          "compare log-probabilities.")
+      .only_with({is("algorithm", {"pretrain", "sft", "dpo", "grpo"})});
   NRL_POLICY_KEY(t, train_global_batch_size)
       .resume(OnResume::reported, "step count and data position are preserved")
       .at_least(1)
@@ -389,7 +392,8 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .alias("data.train_batch_size")
       .times("training.batch_size", "policy.gradient_accumulation_steps")
       .help(
-          "Sequences per optimizer step, over all ranks. training.batch_size counts those of one "
+          "Sequences, of dpo and rm pairs, per optimizer step, over all ranks. training.batch_size counts "
+          "those of one "
           "accumulation "
           "step: it is multiplied by gradient_accumulation_steps.");
   NRL_POLICY_KEY(t, train_micro_batch_size)

@@ -9,29 +9,28 @@ const Need saves{is("checkpointing.enabled", {"true"})};
 const Need monitors{is("monitoring.enabled", {"true"})};
 const Need samples{is_not("logger.sample_period", "0", "above 0")};
 
+}  // namespace
+
 // NRL_LOOP_KEY(a): the key "a" of the loop's section, bound to LoopConfig::a.
 #define NRL_LOOP_KEY(member)                                                         \
   t.key(                                                                             \
        section + "." #member, [loop](auto& c) -> auto& { return (c.*loop).member; }) \
-      .aliases_if(aliases)                                                           \
       .alias("loop." #member)
 
 void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
   const std::string section(name_of(algorithm));
-  // Other programs have one loop: their names and `loop` mean the loop of the configured algorithm
-  // (Loader::move_loop_keys()).
-  const bool aliases = algorithm == Algorithm::pretrain;
   t.section(section, fmt::format("The loop of algorithm {}.", section), {algorithm});
   NRL_LOOP_KEY(max_num_steps)
       .resume(OnResume::reported)
       .at_least(0)
       .at_most(many_steps)
       .size()
+      .unlimited("-1")
       .alias("training.max_steps")
       .alias("trainer.max_steps")
       .alias("policy.megatron_cfg.train_iters")
       .help(
-          "Optimizer steps of the run; null: as many as max_num_epochs gives; 0: write the initial "
+          "Optimizer steps of the run; null (or -1): as many as max_num_epochs gives; 0: write the initial "
           "checkpoint and stop.");
   NRL_LOOP_KEY(max_num_epochs)
       .resume(OnResume::reported)
@@ -50,7 +49,8 @@ void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
   NRL_LOOP_KEY(val_batches)
       .resume(OnResume::unrelated)
       .at_least(1)
-      .help("Global batches of an evaluation; null: the whole validation set.")
+      .unlimited("-1")
+      .help("Global batches of an evaluation; null (or -1): the whole validation set.")
       .only_with(evaluates());
   NRL_LOOP_KEY(val_at_start).resume(OnResume::unrelated).help("Evaluate before the first step.");
   NRL_LOOP_KEY(val_at_end).resume(OnResume::unrelated).help("Evaluate after the last step.");
@@ -70,6 +70,8 @@ void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
       .help("This many consecutive skipped steps stop the run (exit 79).")
       .only_with({is(section + ".on_nonfinite", {"skip"})});
 }
+
+namespace {
 
 void add_checkpointing(Table& t) {
   t.section("checkpointing", "Saving and resuming.");
@@ -226,7 +228,11 @@ Need evaluates() {
 }
 
 Need on_examples() {
-  return {is("algorithm", {"sft"})};
+  return {is("algorithm", {"sft", "dpo", "rm", "grpo"})};
+}
+
+Need on_prompts() {
+  return {is("algorithm", {"sft", "grpo"})};
 }
 
 Need on_tokens() {
@@ -237,7 +243,7 @@ void add_top_keys(Table& t) {
   t.section("", "The run.");
   NRL_KEY(t, algorithm)
       .resume(OnResume::unrelated)
-      .built({"pretrain", "sft"})
+      .built({"pretrain", "sft", "dpo", "rm", "grpo"})
       .alias("training.algorithm")
       .help("Training algorithm.");
   NRL_KEY(t, device)
@@ -248,6 +254,7 @@ void add_top_keys(Table& t) {
 void add_run_keys(Table& t) {
   add_loop(t, Algorithm::pretrain, &Config::pretrain);
   add_loop(t, Algorithm::sft, &Config::sft);
+  add_objective_keys(t);
   add_checkpointing(t);
   add_logger(t);
   t.section("kernels", "Kernels of the CPU and the GPU.");

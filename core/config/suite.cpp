@@ -208,6 +208,7 @@ class SuiteReader {
     const Schema& schema = Schema::get();
     GivenKeys given(schema, out_.report());
     given.lay_over(0, node);
+    given.read_backends();
     apply_mixed_precision(given, out_.report());
     apply_products(given, out_.report());
     for (const auto& [path, value] : given.values)

@@ -44,16 +44,15 @@ TEST_CASE("keys of another algorithm are refused where they are given", "[config
         std::vector<std::string>{
             "command line: dpo.loss_type=ipo:0:0 dpo.loss_type belongs to algorithm dpo" + note});
   // Also with its default, and by another spelling.
-  CHECK(
-      texts(load_text(base_yaml + "training:\n  beta: 0.05\n")) ==
-      std::vector<std::string>{"t.yaml:8:3 dpo.reference_policy_kl_penalty belongs to algorithm dpo" + note});
+  CHECK(texts(load_text(base_yaml + "training:\n  beta: 0.05\n")) ==
+        std::vector<std::string>{"t.yaml:8:3 dpo.beta belongs to algorithm dpo" + note});
   CHECK(texts(load_text("algorithm: pretrain\n" + base_yaml + "dpo: {loss_type: ipo}\n")) ==
         std::vector<std::string>{"t.yaml:8:1 the section 'dpo' belongs to algorithm dpo (the algorithm is "
                                  "pretrain (t.yaml:1:12); remove it)"});
 }
 
 TEST_CASE("an algorithm that is not supported is the only complaint", "[config][algorithm]") {
-  const ConfigResult result = load_text("algorithm: dpo\n" + base_yaml + "dpo: {loss_type: sigmoid}\n");
+  const ConfigResult result = load_text("algorithm: distill\n" + base_yaml + "dpo: {loss_type: sigmoid}\n");
   REQUIRE(result.diagnostics.size() == 1);
   CHECK(result.diagnostics[0].key == "algorithm");
 }
@@ -95,7 +94,12 @@ TEST_CASE("the loop is that of the algorithm", "[config][algorithm]") {
   CHECK(&resolved_loop(config) == &config.sft);
   CHECK(loop_key(config, "seed") == "sft.seed");
   config.algorithm = Algorithm::dpo;
-  CHECK_THROWS_AS(resolved_loop(config), Error);
+  CHECK(&resolved_loop(config) == &config.dpo);
+  config.algorithm = Algorithm::rm;
+  CHECK(&resolved_loop(config) == &config.rm);
+  config.algorithm = Algorithm::grpo;
+  CHECK(&resolved_loop(config) == &config.grpo);
+  CHECK(loop_key(config, "val_period") == "grpo.val_period");
 }
 
 TEST_CASE("another section can have the keys of a policy", "[config][policy]") {

@@ -193,17 +193,16 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"policy: {offload_optimizer: 1.5}", 1, 29, "out of range"},
       {"policy: {offload_optimizer: all}", 1, 29, "expected true, false or a number from 0 to 1"},
       {"policy: {offload_optimizer: \"true\"}", 1, 29, "expected true, false or a number from 0 to 1"},
-      {"grpo: {num_prompts_per_step: 32}", 1, 1, "another algorithm"},
-      {"dpo: {loss_type: sigmoid}", 1, 1, "algorithm dpo"},
+      {"distill: {topk: 64}", 1, 1, "algorithm that is not supported yet"},
+      {"algorithm: pretrain\ndpo: {loss_type: sigmoid}", 2, 1, "algorithm dpo"},
   };
   for (const Bad& bad : cases) require_problem(bad);
 }
 
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
-      {"algorithm: dpo", 1, 12, "not supported yet"},
-      {"data: {train: {format: rollouts}}", 1, 24, "expected"},
-      {"data: {train: {format: preference}}", 1, 24, "not supported yet"},
+      {"algorithm: distill", 1, 12, "not supported yet"},
+      {"grpo: {num_generations_per_prompt: 16}", 1, 36, "not supported yet"},
       {"policy: {sequence_packing: {sequence_length_round: 8}}", 1, 52, "not supported yet"},
       {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},
       {"logger: {wandb_enabled: true}", 1, 25, "not supported yet"},

@@ -37,7 +37,11 @@ inline void add_numbers(const config_detail::Key& key, KeyEnds& ends) {
   ends.inside.push_back(number(key.kind, high      ? key.max_open ? beside(key.max, -1) : key.max
                                          : integer ? 1e9
                                                    : Limits::max()));
-  if (low) ends.outside.push_back(number(key.kind, key.min_open ? key.min : beside(key.min, -1)));
+  if (!key.unlimited.empty()) ends.inside.push_back(key.unlimited);
+  if (low) {
+    const std::string below = number(key.kind, key.min_open ? key.min : beside(key.min, -1));
+    if (below != key.unlimited) ends.outside.push_back(below);
+  }
   if (high) ends.outside.push_back(number(key.kind, key.max_open ? key.max : beside(key.max, 1)));
   for (const char* none : {"1e400", ".nan", ".inf", "many"}) ends.outside.emplace_back(none);
 }

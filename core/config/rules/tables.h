@@ -26,6 +26,7 @@ inline constexpr const char *tensor = "distributed.tensor_parallel_size",
 using ConfigRule = Rule<ConfigResult>;
 
 std::span<const ConfigRule> training_rules();
+std::span<const ConfigRule> objective_rules();
 std::span<const ConfigRule> parallel_rules();
 std::span<const ConfigRule> memory_rules();
 std::span<const ConfigRule> precision_rules();

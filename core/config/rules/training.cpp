@@ -12,19 +12,25 @@ constexpr const char *steps = "loop.max_num_steps", *warmup = "policy.scheduler.
                      *ratio = "policy.scheduler.warmup_ratio", *decay = "policy.scheduler.lr_decay_iters",
                      *wsd = "policy.scheduler.lr_wsd_decay_iters", *style = "policy.scheduler.lr_decay_style";
 
+std::string format_advice(Algorithm algorithm, ExampleFormat format) {
+  const std::string_view of_format = format == ExampleFormat::tokens       ? "pretrain"
+                                     : format == ExampleFormat::preference ? "dpo or rm"
+                                     : format == ExampleFormat::rollouts   ? "grpo"
+                                                                           : "sft";
+  return fmt::format("{}; or set algorithm: {}",
+                     algorithm == Algorithm::pretrain ? "nrl-train prepare makes token files from text"
+                                                      : "docs/examples.md describes the records",
+                     of_format);
+}
+
 ConfigRule dataset(const std::string& set, DatasetConfig DataConfig::*member) {
   return {{set + ".data_path"}, [=](const ConfigResult& r) {
             const auto& [paths, weights, format] = r.config.data.*member;
             Verdict out;
-            const bool tokens = !trains_on_examples(r.config);
-            if (format != ExampleFormat::automatic && (format == ExampleFormat::tokens) != tokens)
-              out.push_back(
-                  {.reason = fmt::format("{}.format: {}, but algorithm {} trains on {}", set, name_of(format),
-                                         name_of(r.config.algorithm),
-                                         tokens ? "token files" : "text, messages or instructions"),
-                   .remedy = {tokens ? "nrl-train prepare makes token files from text; or set algorithm: sft"
-                                     : "give the JSON lines themselves, or set algorithm: pretrain"},
-                   .key = set + ".format"});
+            if (const std::string why = format_refusal(r.config.algorithm, format); !why.empty())
+              out.push_back({.reason = fmt::format("{}.format: {}, but {}", set, name_of(format), why),
+                             .remedy = {format_advice(r.config.algorithm, format)},
+                             .key = set + ".format"});
             if (weights && weights->size() != paths.size())
               out.push_back({.reason = fmt::format("{}.weights has {} numbers for {} paths", set,
                                                    weights->size(), paths.size()),
@@ -207,8 +213,8 @@ const ConfigRule training_table[] = {
          .label = "every attention kernel here is memory efficient; remove it"}),
     not_empty(
         {"data.train.data_path"}, "data.train.data_path must be given",
-        {"the prefix of a token file, which `nrl-train prepare` makes from text; for algorithm sft a file of "
-         "JSON lines"}),
+        {"the prefix of a token file, which `nrl-train prepare` makes from text; for other algorithms than "
+         "pretrain a file of JSON lines"}),
     row({is("policy.sequence_packing.enabled", {"true"}), is("policy.dynamic_batching.enabled", {"true"})},
         {"policy.sequence_packing and policy.dynamic_batching both say how microbatches are filled",
          {"set one of them to false; packing needs fewer microbatches"}}),

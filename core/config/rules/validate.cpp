@@ -43,6 +43,7 @@ std::vector<std::string> set_keys(const Config& config, std::vector<std::string>
 Diagnostics validate(const ConfigResult& result) {
   const Config& config = result.config;
   Diagnostics out = judge(training_rules(), result);
+  out += judge(objective_rules(), result);
   out += judge(parallel_rules(), result);
   if (config.device != DeviceKind::automatic && result.sound("device"))
     out += validate_device({result,

@@ -1,0 +1,302 @@
+// Keys of the losses of pairs, reward models and policies; files of NeMo RL and names of TRL.
+#include <algorithm>
+
+#include "tests/catch.h"
+#include "tests/config/helpers.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+/// A complete configuration of an algorithm.
+ConfigResult load(const std::string& algorithm, std::vector<std::string> overrides,
+                  const std::string& more = "") {
+  return load_text("algorithm: " + algorithm +
+                       "\npolicy: {model: {model_type: llama}, tokenizer: {name: bytes}}\n"
+                       "loop: {max_num_steps: 10}\n"
+                       "data: {train: {data_path: corpus}}\n" +
+                       more,
+                   std::move(overrides));
+}
+
+std::string problems(const ConfigResult& result) {
+  return render(result.diagnostics);
+}
+
+}  // namespace
+
+TEST_CASE("NeMo RL's names of the loss of pairs are read", "[config][objectives]") {
+  const ConfigResult result = load_text(
+      "dpo:\n"
+      "  max_num_epochs: 1\n"
+      "  max_num_steps: -1\n"
+      "  val_period: 25\n"
+      "  val_batches: -1\n"
+      "  reference_policy_kl_penalty: 0.05\n"
+      "  preference_average_log_probs: True\n"
+      "  sft_average_log_probs: ${.preference_average_log_probs}\n"
+      "  preference_loss_weight: 2\n"
+      "  sft_loss_weight: 0.5\n"
+      "policy: {model: {model_type: llama}, tokenizer: {name: bytes}}\n"
+      "data: {train: {data_path: a}, validation: {data_path: b}}\n");
+  INFO(problems(result));
+  REQUIRE(result.ok());
+  const Config& c = result.config;
+  CHECK(c.algorithm == Algorithm::dpo);
+  CHECK(c.dpo.max_num_epochs == 1);
+  CHECK(!c.dpo.max_num_steps);
+  CHECK(!c.dpo.val_batches);
+  CHECK(c.dpo.val_period == 25);
+  CHECK(evaluates(c));
+  CHECK(trains_on_examples(c));
+  CHECK(c.preference.beta == 0.05);
+  CHECK(c.preference.average_log_probs == AutoOr<bool>(true));
+  CHECK(c.preference.sft_average_log_probs == AutoOr<bool>(true));
+  CHECK(c.preference.preference_weight == 2);
+  CHECK(c.preference.sft_weight == 0.5);
+  const ConfigResult again = load_text(dump_resolved(result));
+  INFO(problems(again));
+  CHECK(again.ok());
+  CHECK(again.config == c);
+}
+
+TEST_CASE("the loss of pairs takes means where it is defined on them", "[config][objectives]") {
+  for (const auto& [type, always] : {std::pair("sigmoid", false),
+                                     {"robust", false},
+                                     {"hinge", false},
+                                     {"apo_zero", false},
+                                     {"apo_down", false},
+                                     {"ipo", true},
+                                     {"simpo", true},
+                                     {"orpo", true}}) {
+    CAPTURE(type);
+    const std::vector<std::string> given{fmt::format("dpo.loss_type={}", type), "dpo.sft_weight=1"};
+    const ConfigResult result = load("dpo", given);
+    CHECK(result.ok());
+    CHECK(averages_log_probs(result.config.preference) == always);
+    CHECK(averages_sft_log_probs(result.config.preference) == always);
+    CHECK(load_text(dump_resolved(result)).ok());
+    const auto with = [&](const char* key) {
+      std::vector<std::string> all = given;
+      all.emplace_back(key);
+      return load("dpo", all);
+    };
+    const ConfigResult mean = with("dpo.average_log_probs=true"), sum = with("dpo.average_log_probs=false");
+    CHECK(mean.ok());
+    CHECK(averages_log_probs(mean.config.preference));
+    CHECK(averages_sft_log_probs(mean.config.preference));
+    CHECK(sum.ok() == !always);
+    if (always) CHECK(contains(problems(sum), "dpo.average_log_probs: false contradicts dpo.loss_type: "));
+    CHECK(!averages_sft_log_probs(with("dpo.sft_average_log_probs=false").config.preference));
+  }
+}
+
+TEST_CASE("options of a loss of pairs need that loss", "[config][objectives]") {
+  const auto refusal = [](const char* type, const char* option) {
+    return problems(load("dpo", {fmt::format("dpo.loss_type={}", type), option}));
+  };
+  const char *smoothing = "dpo.label_smoothing=0.1", *gamma = "dpo.simpo_gamma=1.5";
+  for (const char* type : {"sigmoid", "robust", "simpo"}) CHECK(refusal(type, smoothing).empty());
+  for (const char* type : {"hinge", "ipo", "apo_zero", "apo_down"})
+    CHECK(contains(refusal(type, smoothing),
+                   "has no effect without dpo.loss_type: sigmoid or robust or simpo"));
+  CHECK(refusal("simpo", gamma).empty());
+  CHECK(contains(refusal("ipo", gamma), "has no effect without dpo.loss_type: simpo"));
+  CHECK(contains(refusal("robust", "dpo.label_smoothing=0.5"), "out of range"));
+  CHECK(contains(refusal("robust", "dpo.beta=0.2"), "is sigmoid where dpo.label_smoothing is 0"));
+  CHECK(load("dpo", {"dpo.loss_type=robust"}).ok());
+  CHECK(contains(refusal("orpo", "dpo.beta=0.2"), "dpo.sft_weight: 1"));
+  CHECK(!load("dpo", {"dpo.loss_type=orpo"}).ok());
+  CHECK(contains(refusal("sigmoid", "dpo.sft_average_log_probs=true"),
+                 "has no effect without dpo.sft_weight above 0"));
+  CHECK(contains(refusal("sigmoid", "dpo.beta=0"), "out of range"));
+}
+
+TEST_CASE("names of losses in other programs are answered with ours", "[config][objectives]") {
+  const auto answer = [](const char* value) {
+    return problems(load("dpo", {fmt::format("training.loss_type={}", value)}));
+  };
+  CHECK(contains(answer("sigmoid_norm"), "write loss_type: sigmoid and average_log_probs: true"));
+  CHECK(contains(answer("cdpo"), "write loss_type: sigmoid and label_smoothing"));
+  CHECK(contains(answer("exo_pair"), "expected sigmoid | robust | hinge | ipo"));
+  CHECK(contains(problems(load("grpo", {"training.loss_type=cispo"})), "write loss_fn.type: cispo"));
+  CHECK(contains(problems(load("dpo", {"training.rpo_alpha=1"})), "write dpo.sft_weight: ALPHA"));
+}
+
+TEST_CASE("a name that several algorithms have means the configured one", "[config][objectives]") {
+  const ConfigResult pairs = load("dpo", {"training.beta=0.3", "training.loss_type=ipo"});
+  CHECK(pairs.ok());
+  CHECK(pairs.config.preference.beta == 0.3);
+  CHECK(pairs.config.preference.loss_type == PreferenceLoss::ipo);
+  const ConfigResult policy =
+      load("grpo", {"training.beta=0.3", "training.loss_type=dr_grpo", "training.epsilon=0.1",
+                    "training.epsilon_high=0.28", "training.delta=3", "training.seed=5"});
+  INFO(problems(policy));
+  REQUIRE(policy.ok());
+  const PolicyLossConfig& loss = policy.config.loss_fn;
+  CHECK(loss.reference_policy_kl_penalty == 0.3);
+  CHECK(loss_aggregation(loss) == LossAggregation::sequence_mean_token_sum_norm);
+  CHECK(loss.ratio_clip_min == 0.1);
+  CHECK(loss.ratio_clip_max == 0.28);
+  CHECK(loss.ratio_clip_c == 3);
+  CHECK(policy.config.grpo.seed == 5);
+  CHECK(policy.config.preference.beta == Config{}.preference.beta);
+  bool said = false;
+  for (const Translation& t : policy.translated)
+    said = said ||
+           (t.given == "training.beta: 0.3" && t.canonical == "loss_fn.reference_policy_kl_penalty: 0.3");
+  CHECK(said);
+  // Beside the name of the configured algorithm.
+  const std::string both = "training: {beta: 0.3}\nloss_fn: {reference_policy_kl_penalty: 0.2}\n";
+  CHECK(contains(problems(load("grpo", {}, both)),
+                 "loss_fn.reference_policy_kl_penalty is given twice with different values"));
+  CHECK(load("grpo", {"loss_fn.reference_policy_kl_penalty=0.1"}, "training: {beta: 0.3}\n")
+            .config.loss_fn.reference_policy_kl_penalty == 0.1);
+  CHECK(load("grpo", {"training.beta=0.1"}, "loss_fn: {reference_policy_kl_penalty: 0.3}\n")
+            .config.loss_fn.reference_policy_kl_penalty == 0.1);
+}
+
+TEST_CASE("NeMo RL's switches of the loss of a policy are read", "[config][objectives]") {
+  const std::string off =
+      "  reference_policy_kl_penalty: 0.01\n  reference_policy_kl_type: \"k3\"\n"
+      "  kl_input_clamp_value: 20.0\n  kl_output_clamp_value: 10.0\n  ratio_clip_min: 0.2\n"
+      "  ratio_clip_max: 0.2\n  ratio_clip_c: null\n  use_on_policy_kl_approximation: false\n"
+      "  use_importance_sampling_correction: false\n  truncated_importance_sampling_type: null\n"
+      "  truncated_importance_sampling_ratio: null\n  force_on_policy_ratio: false\n"
+      "  use_kl_in_reward: false\n  positive_example_nll_weight: 0.0\n";
+  const auto with = [&](const std::string& switches) {
+    return load("grpo", {}, "loss_fn:\n" + off + switches);
+  };
+  const ConfigResult plain = with(
+      "  sequence_level_importance_ratios: false\n  token_level_loss: true\n  use_cispo: false\n"
+      "  disable_ppo_ratio: false\n");
+  INFO(problems(plain));
+  REQUIRE(plain.ok());
+  CHECK(plain.config.loss_fn.type == PolicyObjective::clip);
+  CHECK(loss_aggregation(plain.config.loss_fn) == LossAggregation::token_mean);
+  CHECK(plain.config.loss_fn.reference_policy_kl_penalty == 0.01);
+  const ConfigResult gspo = with("  sequence_level_importance_ratios: true\n  token_level_loss: false\n");
+  INFO(problems(gspo));
+  CHECK(gspo.ok());
+  CHECK(gspo.config.loss_fn.type == PolicyObjective::gspo);
+  CHECK(loss_aggregation(gspo.config.loss_fn) == LossAggregation::sequence_mean_token_sum);
+  CHECK(contains(problems(with("  sequence_level_importance_ratios: true\n  token_level_loss: true\n")),
+                 "loss_fn.aggregation: token_mean contradicts loss_fn.type: gspo"));
+  CHECK(with("  use_cispo: true\n").config.loss_fn.type == PolicyObjective::cispo);
+  CHECK(contains(problems(with("  use_cispo: true\n  disable_ppo_ratio: true\n")), "given twice"));
+  CHECK(contains(problems(load("grpo", {"loss_fn.kl_input_clamp_value=5"})), "not supported yet"));
+}
+
+TEST_CASE("options of the loss of a policy need what they change", "[config][objectives]") {
+  const auto text = [](std::vector<std::string> keys) { return problems(load("grpo", std::move(keys))); };
+  CHECK(text({"loss_fn.type=cispo", "loss_fn.ratio_clip_max=5"}).empty());
+  CHECK(contains(text({"loss_fn.type=reinforce", "loss_fn.ratio_clip_max=5"}), "has no effect without"));
+  CHECK(contains(text({"loss_fn.type=cispo", "loss_fn.ratio_clip_c=3"}),
+                 "has no effect without loss_fn.type: clip"));
+  CHECK(contains(text({"loss_fn.ratio_clip_c=1"}), "out of range"));
+  CHECK(text({"loss_fn.ratio_clip_c=3"}).empty());
+  CHECK(text({"loss_fn.force_on_policy_ratio=true"}).empty());
+  CHECK(contains(text({"loss_fn.force_on_policy_ratio=true", "loss_fn.ratio_clip_min=0.1"}),
+                 "no effect without loss_fn.force_on_policy_ratio: false"));
+  for (const auto& [type, sum] : {std::pair("gspo", "mean"), {"rloo", "sum"}})
+    CHECK(contains(text({fmt::format("loss_fn.type={}", type), "loss_fn.force_on_policy_ratio=true"}),
+                   fmt::format("{{type: reinforce, aggregation: sequence_mean_token_{}}}", sum)));
+  CHECK(contains(text({"loss_fn.type=rloo", "loss_fn.aggregation=token_mean"}), "contradicts"));
+  CHECK(text({"loss_fn.type=rloo", "loss_fn.aggregation=sequence_mean_token_sum"}).empty());
+  CHECK(contains(text({"loss_fn.reference_policy_kl_type=k2"}),
+                 "has no effect without loss_fn.reference_policy_kl_penalty above 0"));
+  const char* penalty = "loss_fn.reference_policy_kl_penalty=0.1";
+  CHECK(text({penalty, "loss_fn.reference_policy_kl_type=k2"}).empty());
+  CHECK(contains(text({penalty, "loss_fn.reference_policy_kl_type=k1"}), "expected gradient of 0"));
+  CHECK(contains(problems(load("dpo", {"loss_fn.type=clip"})), "loss_fn.type belongs to algorithm grpo"));
+}
+
+TEST_CASE("every algorithm has its formats of data", "[config][objectives]") {
+  struct Fit {
+    const char *algorithm, *formats;
+  };
+  for (const auto& [algorithm, formats] :
+       {Fit{"pretrain", "auto tokens"}, Fit{"sft", "auto text messages instruction"},
+        Fit{"dpo", "auto preference"}, Fit{"rm", "auto preference"}, Fit{"grpo", "auto rollouts"}})
+    for (const std::string_view format : EnumNames<ExampleFormat>::names) {
+      CAPTURE(algorithm, format);
+      const ConfigResult result = load(algorithm, {fmt::format("data.train.format={}", format)});
+      INFO(problems(result));
+      const bool fits = contains(fmt::format(" {} ", formats), fmt::format(" {} ", format));
+      CHECK(result.ok() == fits);
+      if (!fits) {
+        CHECK(contains(problems(result), fmt::format("algorithm {} trains on ", algorithm)));
+        CHECK(contains(problems(result), "or set algorithm: "));
+      }
+    }
+}
+
+TEST_CASE("rounded logits are reported where log-probabilities are compared", "[config][objectives]") {
+  const std::vector<std::string> rounded{"policy.precision=bfloat16", "policy.logits_dtype=bfloat16",
+                                         "device=cuda"};
+  for (const auto& [algorithm, compares] : {std::pair("sft", false), {"dpo", true}, {"grpo", true}}) {
+    const ConfigResult result = load(algorithm, rounded);
+    INFO(problems(result));
+    CHECK(result.ok());
+    CHECK(contains(problems(result), "takes differences") == compares);
+    CHECK(compares_log_probs(result.config) == compares);
+  }
+  CHECK(contains(problems(load("rm", rounded)), "policy.logits_dtype: bfloat16 has no effect"));
+}
+
+TEST_CASE("a backend of NeMo RL that is off is not read", "[config][nemo]") {
+  const std::string file =
+      "policy:\n"
+      "  optimizer: {kwargs: {lr: 1.0e-6, foreach: False}}\n"
+      "  dtensor_cfg: {_v2: true, enabled: true, tensor_parallel_size: 1, custom_parallel_plan: null,\n"
+      "    env_vars: {}}\n"
+      "  megatron_cfg: {enabled: false, tensor_model_parallel_size: 2, no_such_key: 1,\n"
+      "    optimizer: {lr: 5.0e-6}}\n";
+  const auto with = [&](std::vector<std::string> keys) {
+    std::vector<std::string> all{"policy.model.model_type=llama", "pretrain.max_num_steps=1",
+                                 "data.train.data_path=c"};
+    all.insert(all.end(), keys.begin(), keys.end());
+    return load_text(file, all);
+  };
+  const ConfigResult one = with({});
+  INFO(problems(one));
+  CHECK(one.ok());
+  CHECK(one.config.policy.optimizer.lr == 1e-6);
+  CHECK(one.config.distributed.tensor_parallel_size == 1);
+  CHECK(std::any_of(one.translated.begin(), one.translated.end(),
+                    [](const Translation& t) { return t.given == "policy.megatron_cfg.enabled: false"; }));
+  // The last value of the switch decides.
+  const std::string other =
+      problems(with({"policy.megatron_cfg.enabled=true", "policy.dtensor_cfg.enabled=false"}));
+  CHECK(contains(other, "unknown key 'no_such_key'"));
+  CHECK(contains(other, "policy.optimizer.lr is given twice"));
+  CHECK(!contains(other, "tensor_parallel_size"));
+  CHECK(contains(problems(with({"policy.megatron_cfg.enabled=7"})), "expected true or false"));
+  // Later layers override what a section gives.
+  CHECK(with({"distributed.tensor_parallel_size=4"}).config.distributed.tensor_parallel_size == 4);
+  CHECK(with({"policy.dtensor_cfg.tensor_parallel_size=4"}).config.distributed.tensor_parallel_size == 4);
+}
+
+TEST_CASE("keys that ask for nothing are skipped", "[config][nemo]") {
+  const auto text = [](std::vector<std::string> keys) { return problems(load_base(std::move(keys))); };
+  CHECK(
+      text({"policy.draft={enabled: false, loss_weight: 0.1}", "policy.generation=null", "env={}"}).empty());
+  CHECK(contains(text({"policy.draft={enabled: true}"}), "drafts for generation"));
+  CHECK(contains(text({"policy.optimizer.kwargs.fused=true"}), "a switch of PyTorch"));
+  const std::string wandb = "logger.wandb.project=p";
+  CHECK(contains(text({wandb}), "not supported yet"));
+  CHECK(contains(text({wandb, "logger.wandb_enabled=true"}), "logger.wandb.project"));
+  CHECK(text({wandb, "logger.wandb_enabled=false"}).empty());
+}
+
+TEST_CASE("references can be relative to their section, and name keys of other programs", "[config][nemo]") {
+  const auto directory = [](const std::string& reference) {
+    return load_text(base_yaml + "logger: {log_dir: a}\ncheckpointing:\n  save_dir: " + reference + "\n");
+  };
+  CHECK(directory("${..logger.log_dir}").config.checkpointing.checkpoint_dir == "a");
+  CHECK(directory("${logging.log_dir}").config.checkpointing.checkpoint_dir == "a");
+  CHECK(contains(problems(directory("${.log_dir}")), "'checkpointing.log_dir' is not a key"));
+  CHECK(contains(problems(directory("${...logger.log_dir}")), "must be the whole value"));
+  CHECK(contains(problems(directory("${.save_dir}")), "circular"));
+}
