@@ -393,14 +393,15 @@ bool evaluates(const Config& config);
 /// What the loss is multiplied by; none with `auto`, unless the precision is float16.
 std::optional<LossScaling> resolved_loss_scaling(const PolicyConfig& policy);
 
-/// What the algorithm trains on, if it cannot train on files of this format; empty if it can, or for `auto`.
+/// Says on which files the algorithm trains instead of this format; empty if it can train on it, or for
+/// `auto`.
 std::string format_refusal(Algorithm algorithm, ExampleFormat format);
-/// True if the loss of pairs is that of means over the tokens of a sequence, and the same of its term of the
+/// True if the loss of pairs compares means over the tokens of a sequence, and the same of its term of the
 /// chosen sequences.
 bool averages_log_probs(const PreferenceConfig& loss);
 bool averages_sft_log_probs(const PreferenceConfig& loss);
-/// What the normalizers of a policy's loss are those of. gspo and rloo: sequence_mean_token_sum, since a
-/// sequence has one loss.
+/// The mean from which the normalizers of a policy's loss follow. gspo and rloo: sequence_mean_token_sum,
+/// since a sequence has one loss.
 LossAggregation loss_aggregation(const PolicyLossConfig& loss);
 /// True if the loss depends on differences of log-probabilities of a token, so that rounded logits count.
 bool compares_log_probs(const Config& config);

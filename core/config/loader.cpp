@@ -78,7 +78,7 @@ class Loader {
       }
   }
 
-  /// Names of other programs that several algorithms have, as those of the loop, mean the key of the
+  /// A name of another program that keys of several algorithms have, as in their loops, means the key of the
   /// configured one.
   void move_shared_names() {
     const Algorithm algorithm = result_.config.algorithm;

@@ -12,7 +12,7 @@ NRL_ENUM(PreferenceLoss, (sigmoid, robust, hinge, ipo, apo_zero, apo_down, simpo
 /// The surrogate of a policy gradient; core/ops/policy_loss.h has the formulas.
 NRL_ENUM(PolicyObjective, (clip, cispo, reinforce, gspo, rloo),
          ("clip", "cispo", "reinforce", "gspo", "rloo"), (, {"ppo", "clip"}, {"grpo", "clip"}))
-/// What the loss of a policy is a mean of.
+/// The mean that is the loss of a policy.
 NRL_ENUM(LossAggregation,
          (token_mean, sequence_mean_token_mean, sequence_mean_token_sum, sequence_mean_token_sum_norm),
          ("token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum",

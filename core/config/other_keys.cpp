@@ -169,6 +169,8 @@ constexpr const char* own_batches = "evaluations take batches of policy.train_gl
 constexpr const char* own_microbatches = "evaluations take microbatches of policy.train_micro_batch_size; remove it";
 constexpr const char* no_generation =
     "there is no generation during training yet: rollouts come from files (data.train.format: rollouts); remove it";
+constexpr const char* no_logprob_batches =
+    "log-probabilities are computed in the microbatches of training; remove it";
 constexpr const char* fused = "a choice of kernels, which are fused here; remove it";
 constexpr const char* graphs = "write policy.cuda_graph: true, or remove it";
 constexpr const char* constant_decay = "weight decay is constant, policy.optimizer.weight_decay; remove it";
@@ -290,11 +292,16 @@ constexpr Other others[] = {
     {"policy.optimizer.kwargs.fused", "a switch of PyTorch; remove it", "false"},
     {"policy.dtensor_cfg.lora_cfg.dropout_position", "dropout applies to the adapter's input (pre); remove it"},
     {"policy.dtensor_cfg.lora_cfg.match_all_linear", "write policy.lora.target_modules: all-linear (true), or a list"},
-    {"policy.dtensor_cfg.lora_cfg.use_triton", one_implementation},
+    {"policy.dtensor_cfg.lora_cfg.use_triton", one_implementation, "true"},
     {"policy.generation_batch_size", no_generation},
     {"policy.generation", no_generation},
-    {"policy.logprob_batch_size", "there is no separate log-probability pass; remove it"},
-    {"policy.make_sequence_length_divisible_by", "lengths are padded as the grid needs; remove it"},
+    {"policy.logprob_batch_size", no_logprob_batches},
+    {"policy.make_sequence_length_divisible_by", "lengths are padded as the grid needs; remove it",
+     "${policy.dtensor_cfg.tensor_parallel_size}"},
+    {"policy.sequence_packing.microbatch_order", "microbatches have the packer's order; remove it", "packer"},
+    {"policy.sequence_packing.logprob_mb_tokens", no_logprob_batches},
+    {"policy.dynamic_batching.logprob_mb_tokens", no_logprob_batches},
+    {"logger.wandb.log_nemo_gym_full_result_tables", no_generation, "false"},
     {"policy.reward_model_cfg", "algorithm: rm trains a scalar head with the loss of Bradley and Terry; remove it"},
     {"policy.dtensor_cfg.custom_parallel_plan", "Python code cannot be used; remove it"},
     {"policy.dtensor_cfg.clear_cache_every_n_steps", "memory is planned before the run; remove it"},

@@ -177,7 +177,7 @@ class Resolver {
 void resolve_references(GivenKeys& keys, const Schema& schema, Report& report) {
   std::vector<std::string> unresolved;
   for (auto& [path, given] : keys.values) {
-    if (given.node.kind != Node::Kind::scalar || !refers(given.node)) continue;
+    if (given.node.kind != Node::Kind::scalar || !refers(given.node) || !schema.find(path)->built) continue;
     // A chat template may hold "${".
     if (path.ends_with(".chat_template") && !given.node.text.starts_with("${")) continue;
     Resolver resolver(keys, schema);

@@ -210,7 +210,7 @@ class KeyBuilder {
   KeyBuilder& idle(std::string value) { return key_->idle.push_back(std::move(value)), *this; }
   KeyBuilder& feature(std::string path) { return key_->feature = std::move(path), *this; }
   KeyBuilder& not_built() { return key_->built = false, *this; }
-  /// Keys of different algorithms may have the same alias, which then means that of the configured one.
+  /// Keys of different algorithms may share an alias, which then means the key of the configured one.
   KeyBuilder& alias(std::string path) { return on_off(std::move(path), "", ""); }
   KeyBuilder& on_off(std::string path, std::string if_true, std::string if_false);
   /// An alias of the policy whose value is multiplied by that of the key `factor`.
@@ -487,8 +487,8 @@ class PolicyTable {
 
 /// Any evaluation during the run.
 Need evaluates();
-/// Algorithms that train on examples (trains_on_examples()), on those of a prompt and a completion among
-/// others, and on token files.
+/// Algorithms that train on examples (trains_on_examples()), that read records of a prompt and a completion,
+/// and that train on token files.
 Need on_examples();
 Need on_prompts();
 Need on_tokens();

@@ -71,7 +71,8 @@ void add_preference(Table& t) {
           "ipo, simpo and orpo, which have no other form, else false.");
   NRL_PAIR_KEY(t, sft_average_log_probs)
       .help("The same of the term of sft_weight; auto: as the loss of pairs.")
-      .only_with({is_not("dpo.sft_weight", "0", "above 0")});
+      .only_with({is_not("dpo.sft_weight", "0", "above 0")})
+      .idle("false");
 }
 
 void add_reward_model(Table& t) {

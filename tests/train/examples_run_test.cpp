@@ -181,3 +181,15 @@ TEST_CASE("examples are refused where they are not supported", "[sft]") {
   CHECK(contains(refusal({"data.template_date=tomorrow"}), "YYYY-MM-DD"));
   CHECK(contains(refusal({"loop.val_at_end=true"}), "give data.validation.data_path"));
 }
+
+TEST_CASE("records of the format of another algorithm are refused when they are opened", "[sft]") {
+  const Conversations bench;
+  std::ofstream(bench / "pairs.jsonl") << R"({"prompt":"a","chosen":"b","rejected":"c"})"
+                                       << "\n";
+  const Finished pairs = bench.tune("pairs", {"data.train.data_path=" + (bench / "pairs.jsonl")});
+  CHECK(pairs.code == Exit::config);
+  CHECK(contains(pairs.err, "pairs.jsonl have format preference, but algorithm sft trains on text"));
+  const Finished chat = bench.tune("chat", {"algorithm=dpo"});
+  CHECK(chat.code == Exit::config);
+  CHECK(contains(chat.err, "chat.jsonl have format messages, but algorithm dpo trains on preferences"));
+}

@@ -98,6 +98,25 @@ class EffectBench : public Workbench {
           fmt::format(R"({{"prompt":"a{0}","completion":"b{0}","question":"c{0}","answer":"d{0}"}})", i) +
           "\n";
     }
+    // Ratios of all sizes, with advantages of both signs and completions of several lengths.
+    std::string pairs, rollouts;
+    for (int i = 0; i < 12; ++i) {
+      pairs += fmt::format(R"({{"prompt":"a{}","chosen":"{}","rejected":"c{}"}})", i,
+                           std::string(1 + i % 5, 'b'), i * 7) +
+               "\n";
+      const auto list = [&](auto element) {
+        std::vector<std::string> elements;
+        for (int t = 0; t < 1 + i % 4; ++t) elements.push_back(fmt::format("{}", element(t)));
+        return fmt::format("[{}]", fmt::join(elements, ","));
+      };
+      rollouts +=
+          fmt::format(R"({{"prompt_ids":[65,{}],"completion_ids":{},"advantage":{},"old_logprobs":{}}})",
+                      66 + i, list([&](int t) { return 70 + i + t; }), i % 3 ? 0.5 : -1.0,
+                      list([&](int t) { return -1 - (i + 3 * t) % 9; })) +
+          "\n";
+    }
+    write("pairs.jsonl", pairs);
+    write("rollouts.jsonl", rollouts);
     write("chat.jsonl", chat);
     write("instructions.jsonl", instructions);
     write("bad.jsonl", chat + R"({"messages":[{"role":"user","content":"a"}]})" + "\n");

@@ -74,8 +74,19 @@ bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
   return plan->memory.total_bytes() < (int64_t{64} << 20);
 }
 
-bool on_examples(const std::vector<std::string>& keys) {
-  return std::find(keys.begin(), keys.end(), "algorithm=sft") != keys.end();
+/// The algorithm that the keys name, or pretrain.
+std::string algorithm_of(const std::vector<std::string>& keys) {
+  constexpr std::string_view key = "algorithm=";
+  const auto it = std::find_if(keys.begin(), keys.end(), [&](const auto& k) { return k.starts_with(key); });
+  return it == keys.end() ? "pretrain" : it->substr(key.size());
+}
+
+/// Its data.
+std::string data_of(const Workbench& bench, const std::string& algorithm) {
+  return bench / (algorithm == "pretrain" ? "corpus"
+                  : algorithm == "sft"    ? "chat.jsonl"
+                  : algorithm == "grpo"   ? "rollouts.jsonl"
+                                          : "pairs.jsonl");
 }
 
 /// Adds those whose keys are not there.
@@ -90,18 +101,20 @@ std::vector<std::string> with_others(std::vector<std::string> keys, const std::v
 
 /// The data of the algorithm.
 std::vector<std::string> with_data(const Workbench& bench, const std::vector<std::string>& keys) {
-  if (!on_examples(keys)) return keys;
-  return with_others(keys, {"data.train.data_path=" + bench / "chat.jsonl", "policy.tokenizer.name=bytes",
-                            "policy.tokenizer.chat_template=" + bench / "chat.jinja"});
+  const std::string algorithm = algorithm_of(keys);
+  if (algorithm == "pretrain") return keys;
+  std::vector<std::string> data{"data.train.data_path=" + data_of(bench, algorithm),
+                                "policy.tokenizer.name=bytes"};
+  if (algorithm == "sft") data.push_back("policy.tokenizer.chat_template=" + bench / "chat.jinja");
+  return with_others(keys, data);
 }
 
 /// One step and one evaluation, as far as `assignment` does not say otherwise.
 std::vector<std::string> completed(const Workbench& bench, const std::vector<std::string>& keys) {
-  const std::string loop = on_examples(keys) ? "sft." : "pretrain.";
-  return with_others(keys,
-                     {loop + "max_num_steps=1", loop + "val_at_end=true", loop + "val_batches=1",
-                      "data.validation.data_path=" + bench / (on_examples(keys) ? "chat.jsonl" : "corpus"),
-                      "checkpointing.enabled=false"});
+  const std::string algorithm = algorithm_of(keys), loop = algorithm + ".";
+  return with_others(
+      keys, {loop + "max_num_steps=1", loop + "val_at_end=true", loop + "val_batches=1",
+             "data.validation.data_path=" + data_of(bench, algorithm), "checkpointing.enabled=false"});
 }
 
 }  // namespace
@@ -112,6 +125,13 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
     std::ofstream(bench / "chat.jsonl", std::ios::app)
         << R"({"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]})"
         << "\n";
+  for (int i = 0; i < 8; ++i) {
+    std::ofstream(bench / "pairs.jsonl", std::ios::app) << R"({"prompt":"a","chosen":"b","rejected":"cc"})"
+                                                        << "\n";
+    std::ofstream(bench / "rollouts.jsonl", std::ios::app)
+        << R"({"prompt_ids":[65],"completion_ids":[66,67],"advantage":1,"old_logprobs":[-5,-6]})"
+        << "\n";
+  }
   std::ofstream(bench / "chat.jinja") << "{% for m in messages %}{{ m.content }}{% endfor %}";
   for (const auto& [family, model] : models) {
     bench.model = model;
@@ -125,10 +145,10 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
         ++tried;
         // With what the key needs, or it would be refused for that.
         std::vector<std::string> assignments = needed_by(key);
-        if (key.algorithms == std::vector{Algorithm::sft}) assignments.emplace_back("algorithm=sft");
+        if (!key.algorithms.empty() && !key.belongs_to(Algorithm::pretrain))
+          assignments.push_back(fmt::format("algorithm={}", name_of(key.algorithms.front())));
         if (key.path.ends_with(".val_batches"))
-          assignments.push_back("data.validation.data_path=" +
-                                bench / (on_examples(assignments) ? "chat.jsonl" : "corpus"));
+          assignments.push_back("data.validation.data_path=" + data_of(bench, algorithm_of(assignments)));
         assignments.push_back(key.path + "=" + value);
         assignments = with_data(bench, assignments);
         if (!starts(bench, assignments)) continue;
@@ -139,7 +159,8 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
         if (!number || (!key.model && bench.model != models[0].second) || key.path == "kernels.num_threads")
           continue;
         // Examples are repeated for as many steps as are asked for.
-        if (key.path == "sft.max_num_steps" || key.path == "sft.max_num_epochs") continue;
+        const bool length = key.leaf() == "max_num_steps" || key.leaf() == "max_num_epochs";
+        if (length && !key.belongs_to(Algorithm::pretrain)) continue;
         const Finished run = bench.run("run", completed(bench, assignments));
         INFO(run.err);
         CHECK((run.code == Exit::ok || run.code == Exit::config || run.code == Exit::data ||

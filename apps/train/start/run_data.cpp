@@ -63,9 +63,15 @@ std::shared_ptr<const data::Examples> open_examples(const Config& c, bool valida
     fail(Exit::config, "policy.tokenizer.name must be given for algorithm {}: {}", name_of(c.algorithm),
          c.policy.model_name ? fmt::format("{} has no tokenizer", clipped(*c.policy.model_name))
                              : "the model is from scratch");
+  const char* const name = validation ? "data.validation" : "data.train";
   auto set = data::open_examples(example_options(c, validation, vocab_size), *tokenizer, opening.threads,
                                  opening.progress);
-  if (opening.opened) opening.opened(validation ? "data.validation" : "data.train", *set);
+  // A format of `auto` is known only now.
+  if (const std::string why = format_refusal(c.algorithm, set->format()); !why.empty())
+    fail(Exit::config,
+         "{}.data_path: the records of {} have format {}, but {}. Fix: give other files, or {}.format", name,
+         clipped(set->files().front()), name_of(set->format()), why, name);
+  if (opening.opened) opening.opened(name, *set);
   return set;
 }
 
