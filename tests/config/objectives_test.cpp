@@ -199,9 +199,9 @@ TEST_CASE("options of the loss of a policy need what they change", "[config][obj
   CHECK(text({"loss_fn.force_on_policy_ratio=true"}).empty());
   CHECK(contains(text({"loss_fn.force_on_policy_ratio=true", "loss_fn.ratio_clip_min=0.1"}),
                  "no effect without loss_fn.force_on_policy_ratio: false"));
-  for (const auto& [type, sum] : {std::pair("gspo", "mean"), {"rloo", "sum"}})
-    CHECK(contains(text({fmt::format("loss_fn.type={}", type), "loss_fn.force_on_policy_ratio=true"}),
-                   fmt::format("{{type: reinforce, aggregation: sequence_mean_token_{}}}", sum)));
+  CHECK(text({"loss_fn.type=gspo", "loss_fn.force_on_policy_ratio=true"}).empty());
+  CHECK(contains(text({"loss_fn.type=reinforce", "loss_fn.force_on_policy_ratio=true"}),
+                 "has no effect without"));
   CHECK(contains(text({"loss_fn.type=rloo", "loss_fn.aggregation=token_mean"}), "contradicts"));
   CHECK(text({"loss_fn.type=rloo", "loss_fn.aggregation=sequence_mean_token_sum"}).empty());
   CHECK(contains(text({"loss_fn.reference_policy_kl_type=k2"}),

@@ -6,6 +6,8 @@
 #include <map>
 #include <set>
 
+#include <spdlog/fmt/ranges.h>
+
 #include "apps/plan/run_plan.h"
 #include "apps/train/state/model_source.h"
 #include "core/config/schema.h"

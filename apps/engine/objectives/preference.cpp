@@ -56,16 +56,14 @@ ops::PairLoss::Options pair_options(const Config& config) {
     return {
         .type = PreferenceLoss::sigmoid, .beta = 1, .center = config.reward_model.center_rewards_coefficient};
   const PreferenceConfig& c = config.preference;
-  const bool averages = c.loss_type == PreferenceLoss::ipo || c.loss_type == PreferenceLoss::simpo ||
-                        c.loss_type == PreferenceLoss::orpo;
   return {.type = c.loss_type,
           .beta = c.beta,
           .label_smoothing = c.label_smoothing,
           .gamma = c.simpo_gamma,
           .preference_weight = c.preference_weight,
           .sft_weight = c.sft_weight,
-          .average = c.average_log_probs || averages,
-          .sft_average = c.sft_average_log_probs || averages};
+          .average = averages_log_probs(c),
+          .sft_average = averages_sft_log_probs(c)};
 }
 
 }  // namespace nrl::engine

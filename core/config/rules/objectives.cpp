@@ -5,7 +5,7 @@ namespace nrl::config_detail {
 namespace {
 
 constexpr const char *pair_type = "dpo.loss_type", *policy_type = "loss_fn.type",
-                     *aggregation = "loss_fn.aggregation", *force = "loss_fn.force_on_policy_ratio";
+                     *aggregation = "loss_fn.aggregation";
 
 const ConfigRule objective_table[] = {
     row({is("dpo.average_log_probs", {"false"}), is(pair_type, {"ipo", "simpo", "orpo"})},
@@ -30,12 +30,6 @@ const ConfigRule objective_table[] = {
         {"<:loss_fn.aggregation> contradicts <:loss_fn.type>, whose loss is the mean over sequences of one "
          "number for each",
          {"remove it"}}),
-    row({is(force, {"true"}), is(policy_type, {"gspo"})},
-        {"<:loss_fn.force_on_policy_ratio> leaves nothing of <:loss_fn.type> but the mean over sequences",
-         {"write loss_fn: {type: reinforce, aggregation: sequence_mean_token_mean}, which is the same"}}),
-    row({is(force, {"true"}), is(policy_type, {"rloo"})},
-        {"<:loss_fn.force_on_policy_ratio> leaves nothing of <:loss_fn.type> but the sum over tokens",
-         {"write loss_fn: {type: reinforce, aggregation: sequence_mean_token_sum}, which is the same"}}),
     row({is("loss_fn.reference_policy_kl_type", {"k1"}), is_not("loss_fn.reference_policy_kl_penalty", "0")},
         {"<:loss_fn.reference_policy_kl_type> has an expected gradient of 0 as a loss: it estimates the "
          "value "
