@@ -218,7 +218,10 @@ void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, 
   }
   const size_t dot = path.rfind('.');
   const std::string section = dot == std::string::npos ? "" : path.substr(0, dot);
-  const std::string near = nearest_key(path);
+  const std::string in_training = "training." + path;
+  const Schema::Aliased of_trl = section.empty() ? schema_.find_alias(in_training) : Schema::Aliased{};
+  const Foreign* other = section.empty() ? schema_.find_foreign(in_training) : nullptr;
+  const std::string near = of_trl ? of_trl.key->path : other ? "" : nearest_key(path);
   std::string label;
   std::vector<std::string> notes;
   const bool spaced = path.find_first_of(" \t") != std::string::npos;
@@ -239,7 +242,12 @@ void GivenKeys::unknown(int where, const Entry& entry, const std::string& path, 
       label += fmt::format("  ({}: {}{})", near, key->type_text(),
                            key->default_yaml().empty() ? "" : ", default " + key->default_yaml());
   }
-  if (const std::string keys = keys_of(section); !keys.empty()) notes.push_back("keys here: " + keys);
+  if (of_trl)
+    notes.push_back("arguments of TRL's scripts are understood below a section 'training:'");
+  else if (other)
+    notes.push_back(other->advice);
+  else if (const std::string keys = keys_of(section); !keys.empty())
+    notes.push_back("keys here: " + keys);
   report_.problem(where, entry.key_pos, parent_line, path,
                   fmt::format("unknown key '{}'", clipped(entry.key, 80)), std::move(label),
                   std::move(notes));

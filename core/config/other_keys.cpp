@@ -199,6 +199,8 @@ constexpr Other others[] = {
     {"env", no_generation},
     {"data_plane", no_generation},
     {"on_policy_distillation", "distillation is not supported yet; remove it"},
+    {"training.dataset_name", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
+    {"training.eval_strategy", "write the loop's val_period: STEPS", "steps"},
     {"training.rpo_alpha", "write dpo.sft_weight: ALPHA and dpo.sft_average_log_probs: true"},
     {"training.loss_weights", "write dpo.preference_weight and dpo.sft_weight"},
     {"training.precompute_ref_log_probs",

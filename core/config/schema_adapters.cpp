@@ -20,6 +20,7 @@ void add_adapter_keys(PolicyTable& t) {
       "only A and B, as PEFT stores them (docs/post-training.md).");
   NRL_POLICY_KEY(t, lora.enabled)
       .alias("policy.dtensor_cfg.lora_cfg.enabled")
+      .alias("training.use_peft")
       .help(
           "Train adapters instead of the weights, which policy.model_name gives. Not with policy.freeze, nor "
           "policy.fp8_cfg.fp8_param.");
@@ -28,6 +29,7 @@ void add_adapter_keys(PolicyTable& t) {
       .at_most(4096)
       .alias("policy.dtensor_cfg.lora_cfg.dim")
       .alias("policy.lora.r")
+      .alias("training.lora_r")
       .help("Rank: A is (dim, in), B (out, dim).")
       .only_with(adapters);
   NRL_POLICY_KEY(t, lora.alpha)
@@ -35,6 +37,7 @@ void add_adapter_keys(PolicyTable& t) {
       .at_most(1e6)
       .alias("policy.dtensor_cfg.lora_cfg.alpha")
       .alias("policy.lora.lora_alpha")
+      .alias("training.lora_alpha")
       .help("s is alpha / dim, with use_rslora alpha / sqrt(dim).")
       .only_with(adapters);
   NRL_POLICY_KEY(t, lora.dropout)
@@ -42,6 +45,7 @@ void add_adapter_keys(PolicyTable& t) {
       .at_most(0.999)
       .alias("policy.dtensor_cfg.lora_cfg.dropout")
       .alias("policy.lora.lora_dropout")
+      .alias("training.lora_dropout")
       .help(
           "Dropout of the adapter's input in training. Modules that are one matrix here (q, k and v; gate "
           "and up) "
@@ -52,6 +56,7 @@ void add_adapter_keys(PolicyTable& t) {
       .only_with(adapters);
   NRL_POLICY_KEY(t, lora.target_modules)
       .alias("policy.dtensor_cfg.lora_cfg.target_modules")
+      .alias("training.lora_target_modules")
       .help(
           "Modules that get an adapter, by their names in the model's files or the last parts of them, in "
           "which * "

@@ -279,6 +279,7 @@ void add_optimizer(PolicyTable& t) {
   NRL_POLICY_KEY(t, scheduler.lr_decay_style)
       .alias("policy.megatron_cfg.scheduler.lr_decay_style")
       .alias("training.lr_scheduler")
+      .alias("training.lr_scheduler_type")
       .alias("training.scheduler.type")
       .alias("optim.lr_scheduler")
       .help("Shape of the decay from lr to min_lr after the warm-up.");
@@ -343,6 +344,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
   NRL_POLICY_KEY(t, model_name)
       .resume(OnResume::unrelated)
       .alias("model.name")
+      .alias("training.model_name_or_path")
       .help("Hugging Face model directory to start from; null: from scratch, described by policy.model.");
   t.section(
       "model",
@@ -400,6 +402,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .resume(OnResume::unrelated)
       .at_least(1)
       .alias("data.micro_batch_size_per_gpu")
+      .alias("training.per_device_train_batch_size")
       .help(
           "Sequences per forward pass and rank; auto: as given by gradient_accumulation_steps, else the "
           "largest that divides evenly with at most 8192 tokens and, with pipeline stages, four microbatches "
@@ -419,6 +422,7 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .at_most(1 << 24)
       .size()
       .alias("data.max_length")
+      .alias("training.max_length")
       .alias("data.max_input_seq_length")
       .help("Tokens of a training sequence; of examples, the most.");
   NRL_POLICY_KEY(t, on_overlong)

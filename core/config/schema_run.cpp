@@ -37,6 +37,7 @@ void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
       .at_least(1)
       .alias("trainer.total_epochs")
       .alias("training.num_epochs")
+      .alias("training.num_train_epochs")
       .help("Passes over the training data; null: no limit. The run ends at whichever limit comes first.");
   NRL_LOOP_KEY(val_period)
       .resume(OnResume::unrelated)
@@ -44,6 +45,7 @@ void add_loop(Table& t, Algorithm algorithm, LoopConfig Config::*loop) {
       .at_most(many_steps)
       .size()
       .alias("evaluation.eval_steps")
+      .alias("training.eval_steps")
       .alias("trainer.test_freq")
       .help("Optimizer steps between evaluations; 0: none.");
   NRL_LOOP_KEY(val_batches)
@@ -79,6 +81,7 @@ void add_checkpointing(Table& t) {
   NRL_KEY(t, checkpointing.enabled).help("Save checkpoints.");
   NRL_KEY(t, checkpointing.checkpoint_dir)
       .alias("checkpointing.save_dir")
+      .alias("training.output_dir")
       .help(
           "Directory of the checkpoints; each is a directory step-N, which is a Hugging Face model directory "
           "too.")
@@ -88,6 +91,7 @@ void add_checkpointing(Table& t) {
       .at_most(many_steps)
       .size()
       .alias("checkpointing.save_steps")
+      .alias("training.save_steps")
       .alias("trainer.save_freq")
       .alias("checkpointing.ft_save_period")
       .help("Optimizer steps between checkpoints; 0: only at the end and when stopped.")
@@ -96,6 +100,7 @@ void add_checkpointing(Table& t) {
       .at_least(1)
       .alias("checkpointing.keep_top_k")
       .alias("checkpointing.save_total_limit")
+      .alias("training.save_total_limit")
       .alias("trainer.max_ckpt_to_keep")
       .alias("checkpointing.ft_keep_latest_k")
       .help("Number of newest checkpoints to keep; null: all.")
@@ -130,6 +135,7 @@ void add_logger(Table& t) {
       .at_least(1)
       .alias("logging.log_interval")
       .alias("logging.logging_steps")
+      .alias("training.logging_steps")
       .help("Optimizer steps between printed lines (metrics.jsonl has every step).")
       .only_with({is_not("logger.progress", "json", "other than json")});
   NRL_KEY(t, logger.progress)

@@ -245,6 +245,43 @@ TEST_CASE("rounded logits are reported where log-probabilities are compared", "[
   CHECK(contains(problems(load("rm", rounded)), "policy.logits_dtype: bfloat16 has no effect"));
 }
 
+TEST_CASE("arguments of TRL's scripts are read below training", "[config][trl]") {
+  const std::string arguments =
+      "model_name_or_path: m\nlearning_rate: 5.0e-7\nnum_train_epochs: 2\neval_strategy: steps\n"
+      "per_device_train_batch_size: 4\nmax_steps: -1\nmax_length: 512\nbeta: 0.2\nloss_type: hinge\n"
+      "use_peft: true\nlora_r: 32\nlora_alpha: 16\nbf16: true\nwarmup_ratio: 0.1\n"
+      "lr_scheduler_type: cosine\nlogging_steps: 25\nsave_steps: 100\noutput_dir: out\n"
+      "precompute_ref_log_probs: true\n";
+  std::string nested = "algorithm: dpo\ndata: {train: {data_path: p.jsonl}}\ntraining:\n  ";
+  for (const char c : arguments) nested += c == '\n' ? "\n  " : std::string(1, c);
+  const ConfigResult result = load_text(nested);
+  INFO(problems(result));
+  REQUIRE(result.ok());
+  const PolicyConfig& p = result.config.policy;
+  CHECK(p.model_name == "m");
+  CHECK(p.optimizer.lr == 5e-7);
+  CHECK(p.train_micro_batch_size == AutoOr<int64_t>(4));
+  CHECK(p.max_total_sequence_length == 512);
+  CHECK(p.lora.enabled);
+  CHECK(p.lora.dim == 32);
+  CHECK(p.lora.alpha == 16);
+  CHECK(p.precision == Precision::bfloat16);
+  CHECK(p.scheduler.warmup_ratio == 0.1);
+  CHECK(result.config.dpo.max_num_epochs == 2);
+  CHECK(!result.config.dpo.max_num_steps);
+  CHECK(result.config.preference.beta == 0.2);
+  CHECK(result.config.preference.loss_type == PreferenceLoss::hinge);
+  CHECK(result.config.logger.log_interval == 25);
+  CHECK(result.config.checkpointing.save_period == 100);
+  CHECK(result.config.checkpointing.checkpoint_dir == "out");
+  // At the top, where TRL's files have them, they are named with their place here.
+  const std::string top = problems(load_text(base_yaml + "learning_rate: 1.0e-6\nrpo_alpha: 1\n"));
+  CHECK(contains(top, "unknown key 'learning_rate'"));
+  CHECK(contains(top, "policy.optimizer.lr"));
+  CHECK(contains(top, "below a section 'training:'"));
+  CHECK(contains(top, "write dpo.sft_weight: ALPHA"));
+}
+
 TEST_CASE("a backend of NeMo RL that is off is not read", "[config][nemo]") {
   const std::string file =
       "policy:\n"
