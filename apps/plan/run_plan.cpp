@@ -83,8 +83,8 @@ precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t la
   const LogitsDType logits = config.policy.logits_dtype;
   // A CPU, whose GEMMs upcast to f32, gains nothing from bf16 logits. Differences of log-probabilities lose
   // more than losses.
-  const bool choose_bf16 = device == DeviceType::cuda && recipe.activations() == DType::bf16 &&
-                           !compares_log_probs(config);
+  const bool choose_bf16 =
+      device == DeviceType::cuda && recipe.activations() == DType::bf16 && !compares_log_probs(config);
   return logits == LogitsDType::bfloat16 || (logits == LogitsDType::automatic && choose_bf16)
              ? recipe.with_bf16_logits()
              : recipe;
