@@ -19,5 +19,8 @@ NRL_ENUM(OnOverlong, (truncate, drop, error), ("truncate", "drop", "error"), ())
 NRL_ENUM(SpecialTokensInText, (allow, error, drop), ("allow", "error", "drop"), ())
 /// Treatment of records that cannot be used.
 NRL_ENUM(OnBadRecord, (error, skip), ("error", "skip"), ())
+/// The standard deviation of rewards by which advantages are divided; apps/data/examples/advantages.h has the
+/// formulas.
+NRL_ENUM(AdvantageStd, (none, group, leave_one_out, batch), ("none", "group", "leave_one_out", "batch"), ())
 
 }  // namespace nrl
