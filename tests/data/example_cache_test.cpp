@@ -14,7 +14,6 @@
 
 #include "apps/data/examples/example_set.h"
 #include "apps/data/examples/spool.h"
-#include "core/io/crc32c.h"
 #include "tests/catch.h"
 #include "tests/data/example_files.h"
 
@@ -23,8 +22,6 @@ using namespace nrl::data;
 using namespace nrl::test;
 
 namespace {
-
-constexpr uint64_t most_bytes = uint64_t{1} << 30;
 
 std::string some_records(int count) {
   std::string lines;
@@ -46,7 +43,7 @@ std::string content(const ExampleSet& set) {
   std::string text;
   for (int64_t i = 0; i < set.size(); ++i) {
     text += set.where(i).substr(set.where(i).rfind('/')) +
-            fmt::format(" {} {}", set.source_row(i), set.margin(i));
+            fmt::format(" {} {}", set.source_row(i), set.value(i, ExampleValue::margin));
     for (int s = 0; s < set.sequences_per_example(); ++s)
       for (size_t t = 0; t < set.ids(i, s).size(); ++t)
         text += fmt::format(" {}{}", set.ids(i, s)[t], set.in_loss(i, s, static_cast<int64_t>(t)) ? "*" : "");
@@ -65,14 +62,6 @@ void make_old(const std::string& path, time_t seconds) {
   const timespec times[2] = {{.tv_sec = ::time(nullptr) - seconds, .tv_nsec = 0},
                              {.tv_sec = ::time(nullptr) - seconds, .tv_nsec = 0}};
   REQUIRE(::utimensat(AT_FDCWD, path.c_str(), times, 0) == 0);
-}
-
-// Corrects the checksums of a changed cache.
-void seal(std::string& cache) {
-  const auto put = [&](size_t at, uint32_t value) { std::memcpy(cache.data() + at, &value, sizeof value); };
-  put(16, crc32c(cache.data() + 4096, cache.size() - 4096));
-  put(12, 0);
-  put(12, crc32c(cache.data(), 4096));
 }
 
 }  // namespace
@@ -154,7 +143,7 @@ TEST_CASE("a damaged cache is made again", "[examples][cache]") {
   const Records records(some_records(50));
   const std::string first = content(*records.open());
   const std::string path = caches_in(records.dir.path()).at(0);
-  const std::string whole = read_file(path, most_bytes);
+  const std::string whole = read_file(path, most_cache_bytes);
   const auto check_with = [&](const std::string& damaged) {
     write_file_atomic(path, damaged);
     const auto set = records.open();
@@ -162,7 +151,7 @@ TEST_CASE("a damaged cache is made again", "[examples][cache]") {
     bool noted = false;
     for (const std::string& note : set->notes()) noted = noted || contains(note, "made again");
     CHECK(noted == (damaged != whole));
-    CHECK(read_file(path, most_bytes) == whole);
+    CHECK(read_file(path, most_cache_bytes) == whole);
   };
   check_with(whole);
   check_with("");
@@ -183,11 +172,10 @@ TEST_CASE("a forged index of a cache is refused", "[examples][cache]") {
   const Records records(some_records(5));
   (void)records.open();
   const std::string path = caches_in(records.dir.path()).at(0);
-  const std::string whole = read_file(path, most_bytes);
+  const std::string whole = read_file(path, most_cache_bytes);
   const size_t facts = whole.find("{\"key\":");
   REQUIRE(facts != std::string::npos);
-  const std::string key =
-      parse_json(whole.substr(facts, whole.rfind('}') + 1 - facts), "facts").get_string("key");
+  const std::string key = key_in(whole);
   CHECK(ExampleCache(path, key, 257, 2).examples() == 5);
   CHECK(contains(error_of([&] { ExampleCache(path, key + "x", 257, 1); }).text, "other data"));
   CHECK(
@@ -220,7 +208,7 @@ TEST_CASE("no mutation of a cache does harm", "[examples][cache][fuzz]") {
   const Records records(some_records(5));
   (void)records.open();
   const std::string path = caches_in(records.dir.path()).at(0);
-  const std::string whole = read_file(path, most_bytes);
+  const std::string whole = read_file(path, most_cache_bytes);
   const std::string rest = whole.substr(4096);
   int opened = 0;
   for (int i = 0; i < fuzz_iterations() / 40; ++i) {
@@ -242,10 +230,10 @@ TEST_CASE("the number of threads does not change a cache", "[examples][cache]") 
   const Records records(some_records(20000));
   const auto one = records.open(1);
   const std::string path = caches_in(records.dir.path()).at(0);
-  const std::string first = read_file(path, most_bytes);
+  const std::string first = read_file(path, most_cache_bytes);
   remove_tree(path);
   const auto four = records.open(4);
-  CHECK(read_file(path, most_bytes) == first);
+  CHECK(read_file(path, most_cache_bytes) == first);
   CHECK(four->size() == 20000);
   CHECK(four->source_row(19999) == 19999);
   CHECK(four->where(19999) == records.dir / "data.jsonl:20000");

@@ -1,12 +1,16 @@
 #pragma once
 // Files of records, and the examples made of them as text, for tests.
 
+#include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
 
 #include "apps/data/examples/example_set.h"
 #include "apps/data/tokenizer.h"
+#include "core/io/crc32c.h"
+#include "core/io/json.h"
 #include "tests/io/io_test_util.h"
 
 namespace nrl::test {
@@ -63,6 +67,23 @@ inline std::string marked(const data::ExampleSet& set, const data::Tokenizer& to
 }
 inline std::string marked(const Records& records, int64_t example = 0, int sequence = 0) {
   return marked(*records.open(), *records.tokenizer, example, sequence);
+}
+
+/// The largest cache of a test.
+inline constexpr uint64_t most_cache_bytes = uint64_t{1} << 30;
+
+/// Corrects the checksums of a changed cache.
+inline void seal(std::string& cache) {
+  const auto put = [&](size_t at, uint32_t value) { std::memcpy(cache.data() + at, &value, sizeof value); };
+  put(16, crc32c(cache.data() + 4096, cache.size() - 4096));
+  put(12, 0);
+  put(12, crc32c(cache.data(), 4096));
+}
+
+/// The key in the text of a cache.
+inline std::string key_in(const std::string& cache) {
+  const size_t facts = cache.find("{\"key\":");
+  return parse_json(cache.substr(facts, cache.rfind('}') + 1 - facts), "facts").get_string("key");
 }
 
 }  // namespace nrl::test

@@ -1,4 +1,7 @@
 // Records and files that are wrong, at random and on purpose.
+#include <algorithm>
+#include <cmath>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -25,7 +28,32 @@ const std::vector<std::string> seeds = {
     R"({"chosen": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}],)"
     R"( "rejected": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "b"}]})",
     R"({"context": [{"role": "user", "content": "u"}], "completions": [{"rank": 0, "completion":)"
-    R"( [{"role": "assistant", "content": "a"}]}, {"rank": 1, "completion": [{"role": "assistant", "content": "b"}]}]})"};
+    R"( [{"role": "assistant", "content": "a"}]}, {"rank": 1, "completion": [{"role": "assistant", "content": "b"}]}]})",
+    R"({"prompt_ids": [97, 98], "completion_ids": [99, 256], "reward": 0.5, "advantage": -1, "group": 7,)"
+    R"( "logprobs": [-0.5, -0.25], "old_logprobs": [-1, -2]})",
+    R"({"prompt": "ab", "completion_ids": [99, 256], "topk_ids": [[1, 2], [3, 4]], "group": "g",)"
+    R"( "topk_logprobs": [[-0.5, -1], [-2, -3.5]]})",
+    R"({"prompt": "p", "completion": "c", "advantage": 2, "logprobs": [-1, -2]})"};
+
+// The numbers of an example are finite and as many as its tokens.
+void check_numbers(const ExampleSet& set, int64_t example) {
+  const ExampleColumns columns = set.columns();
+  const SequenceLength length = set.length(example, 0);
+  const auto finite = [](std::span<const float> numbers) {
+    return std::all_of(numbers.begin(), numbers.end(), [](float number) { return std::isfinite(number); });
+  };
+  for (const ExampleValue value : {ExampleValue::margin, ExampleValue::reward, ExampleValue::advantage})
+    CHECK(std::isfinite(set.value(example, value)));
+  for (const TokenLogProbs kind : {TokenLogProbs::sampler, TokenLogProbs::old}) {
+    const auto log_probs = set.log_probs(example, kind);
+    CHECK(log_probs.size() == (columns.has(kind) ? static_cast<size_t>(length.tokens) : 0));
+    CHECK(finite(log_probs));
+  }
+  const auto rows = static_cast<size_t>(length.loss_tokens) * static_cast<size_t>(columns.top_k);
+  CHECK(set.top_ids(example).size() == rows);
+  CHECK(set.top_log_probs(example).size() == rows);
+  CHECK(finite(set.top_log_probs(example)));
+}
 
 }  // namespace
 
@@ -47,6 +75,7 @@ TEST_CASE("mutated records are used or refused with file and line", "[examples][
           CHECK(length.tokens <= records.options.max_length);
           CHECK(length.loss_tokens > 0);
           CHECK(length.loss_tokens < length.tokens);
+          check_numbers(*set, e);
         }
     } catch (const Error& e) {
       ++refused;

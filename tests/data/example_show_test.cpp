@@ -105,3 +105,46 @@ TEST_CASE("show: JSON of a pair", "[examples][show]") {
         R"([{"text":"p","loss":false,"special":false},{"text":"bc","loss":true,"special":false},)"
         R"({"text":"<|endoftext|>","loss":true,"special":true}])");
 }
+
+TEST_CASE("show: the numbers of rollouts and of their groups", "[examples][show][rollouts]") {
+  Records records(
+      R"({"prompt_ids": [97], "completion_ids": [98, 256], "reward": 0.5, "advantage": -1.25, "group": 1,)"
+      R"( "logprobs": [-0.5, -0.25], "old_logprobs": [-1, -2], "topk_ids": [[1, 2], [3, 4]],)"
+      R"( "topk_logprobs": [[-1, -1], [-1, -1]]})"
+      "\n"
+      R"({"prompt_ids": [97], "completion_ids": [98], "reward": 1.5, "advantage": 2, "group": 1,)"
+      R"( "logprobs": [-0.5], "old_logprobs": [-1], "topk_ids": [[1, 2]], "topk_logprobs": [[-1, -1]]})"
+      "\n"
+      R"({"prompt_ids": [97], "completion_ids": [99], "reward": -0.5, "advantage": 0, "group": 2,)"
+      R"( "logprobs": [-0.5], "old_logprobs": [-1], "topk_ids": [[1, 2]], "topk_logprobs": [[-1, -1]]})"
+      "\n");
+  const auto set = records.open();
+  CHECK(without_directory(example_text(*set, *records.tokenizer, 0, {}), records) ==
+        "example 0  data.jsonl:1  3 tokens, 2 with loss, reward 0.5, advantage -1.25, group 0, mean logprob "
+        "-0.375, mean old logprob -1.5, top k 2\na[b<|endoftext|>]\n");
+  CHECK(contains(example_text(*set, *records.tokenizer, 2, {}), ", reward -0.5, advantage 0, group 1, "));
+  CHECK(contains(set_text(*set), "\n2 groups of 1 to 2, mean reward 0.5\n"));
+  CHECK(set_warnings(*set).empty());
+  const JsonValue json = example_json(*set, *records.tokenizer, 0);
+  CHECK(json.get_double("reward") == 0.5);
+  CHECK(json.get_double("advantage") == -1.25);
+  CHECK(json.get_int("group") == 0);
+  CHECK(json.get_double("mean_logprob") == -0.375);
+  CHECK(json.get_double("mean_old_logprob") == -1.5);
+  CHECK(json.get_int("top_k") == 2);
+  CHECK_FALSE(json.contains("margin"));
+  const JsonValue summary = set_json(*set);
+  CHECK(summary.get_int("groups") == 2);
+  CHECK(summary.get_int("smallest_group") == 1);
+  CHECK(summary.get_int("largest_group") == 2);
+  CHECK(summary.get_double("mean_reward") == 0.5);
+}
+
+TEST_CASE("show: a margin is printed", "[examples][show]") {
+  Records records(
+      "{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"bc\", \"margin\": 2.5}\n"
+      "{\"prompt\": \"p\", \"chosen\": \"a\", \"rejected\": \"bd\"}\n");
+  const auto set = records.open();
+  CHECK(contains(example_text(*set, *records.tokenizer, 0, {}), "3 tokens, 2 with loss, margin 2.5\n"));
+  CHECK_FALSE(contains(example_text(*set, *records.tokenizer, 1, {}), "margin"));
+}

@@ -52,7 +52,8 @@ TEST_CASE("text: all tokens but the first have a loss, the end token too", "[exa
   CHECK(set->length(0, 0).loss_tokens == 3);
   CHECK(set->where(1) == records.dir / "data.jsonl:3");
   CHECK(set->source_row(1) == 1);
-  CHECK(set->margin(1) == 0);
+  CHECK(set->value(1, ExampleValue::margin) == 0);
+  CHECK(set->columns() == ExampleColumns{});
   check_lengths(*set);
   REQUIRE(set->notes().size() == 1);
   CHECK(contains(set->notes()[0], "format: text"));
@@ -198,8 +199,9 @@ TEST_CASE("preference: pairs of TRL, chosen first, with a margin", "[examples]")
   CHECK(marked(*set, *records.tokenizer, 0, 0) == "p[good$]");
   CHECK(marked(*set, *records.tokenizer, 0, 1) == "p[bad$]");
   CHECK(marked(*set, *records.tokenizer, 1, 1) == "q[y$]");
-  CHECK(set->margin(0) == 1.5);
-  CHECK(set->margin(1) == 0);
+  CHECK(set->value(0, ExampleValue::margin) == 1.5);
+  CHECK(set->value(1, ExampleValue::margin) == 0);
+  CHECK(set->columns() == ExampleColumns{.values = {true, false, false}});
   check_lengths(*set);
   records.options.chat_template = plain_turns;
   CHECK(marked(records, 0, 1) == "<|user|>p$\n<|assistant|>[bad$]\n");

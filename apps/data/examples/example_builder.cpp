@@ -16,6 +16,7 @@ namespace {
 constexpr size_t most_record_text = size_t{16} << 20;   // of one sequence
 constexpr size_t most_batch_bytes = size_t{1} << 30;    // of the examples of a chunk
 constexpr size_t most_record_values = size_t{1} << 20;  // JSON values of a record
+constexpr size_t most_rollout_values = size_t{4} << 20;
 
 // Sets the mask of tokens that overlap one of the regions, which are in order. Tokens of no width belong to
 // the next one.
@@ -45,6 +46,35 @@ Record text_record(std::string text) {
   Record record;
   record.sequences.emplace_back().completion = std::move(text);
   return record;
+}
+
+// Calls `work`, and says of its errors that they are the chat template's.
+template <class F>
+auto in_template(const F& work) {
+  try {
+    return work();
+  } catch (const Error& e) {
+    if (e.code() != Exit::data) throw;
+    fail(Exit::data, "chat template: {}", e.what());
+  }
+}
+
+// Appends the numbers of a record, of the tokens with a loss.
+void append_numbers(const Record& record, const std::vector<uint8_t>& mask, ExampleBatch& batch) {
+  const ExampleColumns& columns = record.columns;
+  const ExampleNumbers& numbers = record.numbers;
+  for (size_t v = 0; v < example_values; ++v)
+    if (columns.values[v]) batch.values[v].push_back(numbers.values[v]);
+  for (size_t k = 0; k < token_log_probs; ++k) {
+    if (!columns.log_probs[k]) continue;
+    auto next = numbers.log_probs[k].begin();
+    for (const uint8_t in_loss : mask) batch.log_probs[k].push_back(in_loss ? *next++ : 0.0f);
+  }
+  if (columns.groups) batch.groups.push_back(batch.group_count - 1);
+  const auto top = std::count(mask.begin(), mask.end(), 1) * columns.top_k;
+  batch.top_ids.insert(batch.top_ids.end(), numbers.top_ids.begin(), numbers.top_ids.begin() + top);
+  batch.top_log_probs.insert(batch.top_log_probs.end(), numbers.top_log_probs.begin(),
+                             numbers.top_log_probs.begin() + top);
 }
 
 void require_size(size_t bytes) {
@@ -84,7 +114,17 @@ bool ExampleBuilder::is_end(int32_t id) const {
   return std::binary_search(end_ids_.begin(), end_ids_.end(), id);
 }
 
-void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& batch) const {
+Record ExampleBuilder::read(std::string_view line, const std::string& source) const {
+  const bool rollouts = options_.format == ExampleFormat::rollouts;
+  return reader_.read(parse_json_line(line, source, rollouts ? most_rollout_values : most_record_values));
+}
+
+ExampleColumns ExampleBuilder::columns(std::string_view line, const std::string& source) const {
+  return read(line, source).columns;
+}
+
+void ExampleBuilder::add(const TextChunk& chunk, int32_t file, const ExpectedColumns& expected,
+                         ExampleBatch& batch) const {
   // Calls `work`, and adds the record at `number` to its errors.
   const auto add_at = [&](int64_t number, const std::function<void(const RecordIncidents::Place&)>& work) {
     RecordIncidents::Place place{.file = file, .line = number, .text = {}};
@@ -108,9 +148,10 @@ void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& bat
   if (chunk.file->jsonl) {
     for_each_line(chunk, [&](std::string_view line, int64_t number) {
       add_at(number, [&](const RecordIncidents::Place& place) {
-        if (auto text = plain_text(line)) return add_record(text_record(*std::move(text)), place, batch);
-        const std::string source = fmt::format("{}:{}", chunk.file->path, number);
-        add_record(reader_.read(parse_json_line(line, source, most_record_values)), place, batch);
+        auto text = plain_text(line);
+        add_record(
+            text ? text_record(*std::move(text)) : read(line, fmt::format("{}:{}", chunk.file->path, number)),
+            place, expected, batch);
       });
     });
     return;
@@ -131,7 +172,7 @@ void ExampleBuilder::add(const TextChunk& chunk, int32_t file, ExampleBatch& bat
            static_cast<uint8_t>(text[bad]));
     ChunkCounts counts;
     for_each_document(chunk, {}, counts, [&](std::string_view document) {
-      add_record(text_record(std::string(document)), place, batch);
+      add_record(text_record(std::string(document)), place, expected, batch);
     });
   });
 }
@@ -159,6 +200,36 @@ std::string ExampleBuilder::special_text(const Record& record) const {
   return {};
 }
 
+void ExampleBuilder::add_beginning(Made& made) const {
+  if (!options_.add_bos || !tokenizer_.bos() || (!made.ids.empty() && made.ids[0] == *tokenizer_.bos()))
+    return;
+  made.ids.insert(made.ids.begin(), *tokenizer_.bos());
+  made.mask.insert(made.mask.begin(), 0);
+}
+
+void ExampleBuilder::make_ids(RecordSequence& sequence, const Record& record, Made& made) const {
+  made.ids = std::move(sequence.prompt_ids);
+  if (made.ids.empty()) {
+    const bool messages = !sequence.messages.is_null();
+    std::string text = std::move(sequence.prompt);
+    if (messages) {
+      RenderOptions options = render_;
+      options.add_generation_prompt = true;
+      const Conversation conversation = conversation_of(sequence, record);
+      text = in_template([&] { return chat_->render(conversation, options).text; });
+    }
+    require_size(text.size());
+    made.text_bytes = static_cast<int64_t>(text.size());
+    std::vector<int64_t> ends;
+    made.bytes_without_token = special_.encode(tokenizer_, text, made.ids, ends);
+    if (!messages) add_beginning(made);
+  }
+  made.mask.assign(made.ids.size(), 0);
+  made.ids.insert(made.ids.end(), sequence.completion_ids.begin(), sequence.completion_ids.end());
+  made.mask.resize(made.ids.size(), 1);
+  made.ended = is_end(made.ids.back());
+}
+
 void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) const {
   const size_t begin = options_.train_on == TrainOn::all ? 0 : sequence.prompt.size();
   const std::string text = sequence.prompt + sequence.completion;
@@ -169,10 +240,7 @@ void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) cons
   made.mask.resize(made.ids.size());
   const Region trained{.begin = begin, .end = text.size()};
   mark_regions(ends, {&trained, 1}, made.mask);
-  if (options_.add_bos && tokenizer_.bos() && (made.ids.empty() || made.ids[0] != *tokenizer_.bos())) {
-    made.ids.insert(made.ids.begin(), *tokenizer_.bos());
-    made.mask.insert(made.mask.begin(), 0);
-  }
+  add_beginning(made);
   const auto ends_already = [&] {
     return !made.ids.empty() && std::binary_search(eos_ids_.begin(), eos_ids_.end(), made.ids.back());
   };
@@ -183,22 +251,22 @@ void ExampleBuilder::make_plain(const RecordSequence& sequence, Made& made) cons
   made.ended = ends_already();
 }
 
-void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& record, Made& made) const {
+Conversation ExampleBuilder::conversation_of(RecordSequence& sequence, const Record& record) const {
   Conversation conversation{.messages = std::move(sequence.messages), .tools = record.tools, .kwargs = {}};
   if (options_.chat_template_kwargs.is_object()) conversation.kwargs = options_.chat_template_kwargs;
   if (record.kwargs.is_object())
     for (const JsonMember& member : record.kwargs.members())
       conversation.kwargs.set(member.key, member.value);
-  Rendered rendered;
+  return conversation;
+}
+
+void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& record, Made& made) const {
+  const Conversation conversation = conversation_of(sequence, record);
+  const Rendered rendered = in_template([&] { return chat_->render(conversation, render_); });
   std::vector<AssistantSpan> spans;
-  try {
-    rendered = chat_->render(conversation, render_);
-    if (options_.train_on != TrainOn::all)
-      spans = assistant_spans(*chat_, conversation, render_, rendered, special_.texts());
-  } catch (const Error& e) {
-    if (e.code() != Exit::data) throw;
-    fail(Exit::data, "chat template: {}", e.what());
-  }
+  if (options_.train_on != TrainOn::all)
+    spans = in_template(
+        [&] { return assistant_spans(*chat_, conversation, render_, rendered, special_.texts()); });
   require_size(rendered.text.size());
   made.text_bytes = static_cast<int64_t>(rendered.text.size());
   if (options_.train_on == TrainOn::last_assistant && spans.size() > 1)
@@ -225,8 +293,19 @@ void ExampleBuilder::make_rendered(RecordSequence& sequence, const Record& recor
   }
 }
 
-void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, ExampleBatch& batch) const {
+void ExampleBuilder::check_ids(std::span<const int32_t> ids, std::string_view reason) const {
+  int64_t vocab = tokenizer_.vocab_size();
+  if (options_.vocab_size > 0) vocab = std::min(vocab, options_.vocab_size);
+  for (const int32_t id : ids)
+    if (id >= vocab)
+      fail(Exit::data, "token {} is outside of the model's vocabulary of {}{}", id, vocab, reason);
+}
+
+void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, const ExpectedColumns& expected,
+                                ExampleBatch& batch) const {
   ExampleCounts& counts = batch.counts;
+  if (expected.columns.groups) batch.begin_record(record.numbers.group);
+  require_columns(record.columns, expected);
   const std::string special = special_text(record);
   if (!special.empty()) {
     if (options_.special_tokens_in_text == SpecialTokensInText::error)
@@ -241,7 +320,10 @@ void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, Exa
   bool ended = true;
   for (size_t i = 0; i < made.size(); ++i) {
     RecordSequence& sequence = record.sequences[i];
-    if (sequence.messages.is_null()) {
+    const bool ids = !sequence.completion_ids.empty();
+    if (ids) {
+      make_ids(sequence, record, made[i]);
+    } else if (sequence.messages.is_null()) {
       make_plain(sequence, made[i]);
     } else {
       make_rendered(sequence, record, made[i]);
@@ -251,17 +333,15 @@ void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, Exa
     ended = ended && made[i].ended;
     counts.text_bytes += made[i].text_bytes;
     counts.bytes_without_token += made[i].bytes_without_token;
-    const int64_t vocab = options_.vocab_size > 0 ? options_.vocab_size : tokenizer_.vocab_size();
-    for (const int32_t id : made[i].ids)
-      if (id >= vocab)
-        fail(Exit::data,
-             "token {} is outside of the model's vocabulary of {}: the tokenizer is not the model's", id,
-             vocab);
+    check_ids(made[i].ids, ids ? "" : ": the tokenizer is not the model's");
   }
+  check_ids(record.numbers.top_ids, " (\"topk_ids\")");
   if (std::any_of(made.begin(), made.end(), [](const Made& m) { return m.loss_tokens() == 0; })) {
     counts.without_loss.add(std::move(place));
     return;
   }
+  require_tokens(record.columns, record.numbers, made[0].loss_tokens(),
+                 record.sequences[0].completion_ids.empty());
   // The sequences of a pair have the same limit, so that truncation prefers neither.
   const auto most = static_cast<size_t>(options_.max_length);
   bool end_lost = false;
@@ -294,7 +374,7 @@ void ExampleBuilder::add_record(Record record, RecordIncidents::Place place, Exa
   if (!ended) counts.no_end_token.add(place);
   if (!special.empty()) counts.special_text.add(place);
   batch.sources.push_back({.row = counts.records - 1, .line = place.line, .file = place.file});
-  batch.margins.push_back(record.margin);
+  append_numbers(record, made[0].mask, batch);
   for (const Made& m : made) {
     batch.ids.insert(batch.ids.end(), m.ids.begin(), m.ids.end());
     batch.mask.insert(batch.mask.end(), m.mask.begin(), m.mask.end());

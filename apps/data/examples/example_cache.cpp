@@ -1,13 +1,16 @@
 #include "apps/data/examples/example_cache.h"
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 #include <sys/mman.h>
 
 #include "apps/data/examples/example_counts.h"
+#include "apps/data/examples/rollout_numbers.h"
 #include "core/base/error.h"
 #include "core/base/threads.h"
 #include "core/io/crc32c.h"
@@ -18,7 +21,7 @@ namespace {
 
 constexpr size_t cache_header_bytes = 4096;
 constexpr std::string_view cache_magic = "nrlexmpl";
-constexpr uint32_t cache_version = 1;
+constexpr uint32_t cache_version = 2;
 constexpr size_t cache_buffer_bytes = size_t{1} << 20;
 constexpr uint64_t most_examples = uint64_t{1} << 36, most_tokens = uint64_t{1} << 42,
                    most_facts = uint64_t{64} << 20;
@@ -30,26 +33,152 @@ struct CacheHeader {
   uint32_t crc;         ///< of everything after the header
   uint32_t sequences;   ///< per example
   uint64_t examples, tokens, facts_bytes;
-  char unused[cache_header_bytes - 48];
+  uint32_t columns;  ///< bits, see column_bits()
+  uint32_t top_k;
+  uint64_t top_rows;
+  char unused[cache_header_bytes - 64];
 };
 static_assert(sizeof(CacheHeader) == cache_header_bytes);
 
-/// Bytes at which the arrays begin, from the end of the header on.
+constexpr uint32_t groups_bit = uint32_t{1} << (example_values + token_log_probs);
+// Columns that need one sequence per example.
+constexpr uint32_t single_bits = ((uint32_t{1} << token_log_probs) - 1) << example_values | groups_bit;
+
+uint32_t column_bits(const ExampleColumns& columns) {
+  uint32_t bits = columns.groups ? groups_bit : 0;
+  for (size_t v = 0; v < example_values; ++v) bits |= uint32_t{columns.values[v]} << v;
+  for (size_t k = 0; k < token_log_probs; ++k) bits |= uint32_t{columns.log_probs[k]} << (example_values + k);
+  return bits;
+}
+
+ExampleColumns columns_of(const CacheHeader& h) {
+  ExampleColumns columns;
+  for (size_t v = 0; v < example_values; ++v) columns.values[v] = (h.columns >> v & 1) != 0;
+  for (size_t k = 0; k < token_log_probs; ++k)
+    columns.log_probs[k] = (h.columns >> (example_values + k) & 1) != 0;
+  columns.groups = (h.columns & groups_bit) != 0;
+  columns.top_k = static_cast<int32_t>(h.top_k);
+  return columns;
+}
+
+/// Bytes at which the arrays begin, from the end of the header on. Absent ones are empty.
 struct CacheLayout {
-  uint64_t mask, first, loss, sources, margins, facts, end;
+  uint64_t ids, mask, first, loss, sources, groups, top_first, top_ids, top_log_probs, facts, end = 0;
+  std::array<uint64_t, example_values> values;
+  std::array<uint64_t, token_log_probs> log_probs;
 
   explicit CacheLayout(const CacheHeader& h) {
-    const uint64_t sequences = h.examples * h.sequences;
-    const auto aligned = [](uint64_t bytes) { return (bytes + 7) / 8 * 8; };
-    mask = aligned(h.tokens * 4);
-    first = mask + (h.tokens + 63) / 64 * 8;
-    loss = first + (sequences + 1) * 8;
-    sources = loss + aligned(sequences * 4);
-    margins = sources + h.examples * sizeof(ExampleSource);
-    facts = margins + (h.sequences == 2 ? h.examples * 8 : 0);
-    end = facts + aligned(h.facts_bytes);
+    const ExampleColumns columns = columns_of(h);
+    const auto next = [&](uint64_t count, uint64_t bytes) {
+      const uint64_t begin = end;
+      end += (count * bytes + 7) / 8 * 8;
+      return begin;
+    };
+    ids = next(h.tokens, sizeof(int32_t));
+    mask = next((h.tokens + 63) / 64, sizeof(uint64_t));
+    first = next(h.examples * h.sequences + 1, sizeof(uint64_t));
+    loss = next(h.examples * h.sequences, sizeof(int32_t));
+    sources = next(h.examples, sizeof(ExampleSource));
+    for (size_t v = 0; v < example_values; ++v)
+      values[v] = next(columns.values[v] ? h.examples : 0, sizeof(double));
+    groups = next(columns.groups ? h.examples : 0, sizeof(int64_t));
+    for (size_t k = 0; k < token_log_probs; ++k)
+      log_probs[k] = next(columns.log_probs[k] ? h.tokens : 0, sizeof(float));
+    top_first = next(columns.top_k > 0 ? h.examples + 1 : 0, sizeof(uint64_t));
+    top_ids = next(h.top_rows * h.top_k, sizeof(int32_t));
+    top_log_probs = next(h.top_rows * h.top_k, sizeof(float));
+    facts = next(h.facts_bytes, 1);
   }
 };
+
+/// A part of the file, and the number that the words in it must be below after `mask` was applied.
+struct Section {
+  uint64_t begin, end;  ///< bytes, multiples of 8
+  uint64_t mask = 0, bound = 1;
+  std::string error = {};
+};
+
+// Every number of the file is in a section.
+std::vector<Section> sections_of(const CacheLayout& at, int64_t vocab_size) {
+  const std::string not_finite = "numbers that are not finite",
+                    outside = fmt::format("ids outside the vocabulary of {}", vocab_size);
+  const auto ids = [&](uint64_t begin, uint64_t end) {
+    return Section{.begin = begin,
+                   .end = end,
+                   .mask = UINT32_MAX,
+                   .bound = static_cast<uint64_t>(vocab_size),
+                   .error = outside};
+  };
+  const auto f32 = [&](uint64_t begin, uint64_t end) {
+    return Section{.begin = begin, .end = end, .mask = 0x7fffffff, .bound = 0x7f800000, .error = not_finite};
+  };
+  const auto f64 = [&](uint64_t begin, uint64_t end) {
+    return Section{
+        .begin = begin, .end = end, .mask = INT64_MAX, .bound = uint64_t{0x7ff} << 52, .error = not_finite};
+  };
+  return {ids(at.ids, at.mask),
+          {.begin = at.mask, .end = at.values[0]},
+          f64(at.values[0], at.groups),
+          {.begin = at.groups, .end = at.log_probs[0]},
+          f32(at.log_probs[0], at.top_first),
+          {.begin = at.top_first, .end = at.top_ids},
+          ids(at.top_ids, at.top_log_probs),
+          f32(at.top_log_probs, at.facts),
+          {.begin = at.facts, .end = at.end}};
+}
+
+// The largest word of `bytes` bytes after `mask` was applied.
+template <class Word>
+uint64_t largest(const std::byte* data, uint64_t bytes, uint64_t mask) {
+  Word most = 0;
+  const Word* const words = reinterpret_cast<const Word*>(data);
+  for (uint64_t i = 0; i < bytes / sizeof(Word); ++i)
+    most = std::max(most, static_cast<Word>(words[i] & static_cast<Word>(mask)));
+  return most;
+}
+
+/// The check of a part of a section.
+struct PartCheck {
+  uint32_t crc = 0;
+  uint64_t largest = 0;
+};
+
+PartCheck check_part(const std::byte* data, uint64_t begin, uint64_t end, uint64_t mask) {
+  constexpr uint64_t block = uint64_t{1} << 20;
+  PartCheck check;
+  for (uint64_t at = begin; at < end; at += block) {
+    const uint64_t bytes = std::min(block, end - at);
+    check.crc = crc32c(data + at, bytes, check.crc);
+    if (mask == 0) continue;
+    check.largest = std::max(check.largest, mask > UINT32_MAX ? largest<uint64_t>(data + at, bytes, mask)
+                                                              : largest<uint32_t>(data + at, bytes, mask));
+  }
+  return check;
+}
+
+// Calls `work` for all parts, on as many threads.
+void in_parts(uint64_t parts, const std::function<void(uint64_t part)>& work) {
+  std::vector<std::thread> workers;
+  try {
+    for (uint64_t part = 1; part < parts; ++part)
+      workers.push_back(start_thread([&work, part] { work(part); }));
+  } catch (const Error&) {  // no more threads: this one does the rest
+  }
+  for (uint64_t part = workers.size() + 1; part < parts; ++part) work(part);
+  work(0);
+  for (std::thread& worker : workers) worker.join();
+}
+
+uint64_t count_bits(std::span<const uint64_t> words, uint64_t begin, uint64_t end) {
+  uint64_t count = 0;
+  for (uint64_t at = begin; at < end;) {
+    const uint64_t bits = std::min(64 - at % 64, end - at);
+    const uint64_t word = words[at / 64] >> (at % 64);
+    count += static_cast<uint64_t>(std::popcount(bits < 64 ? word & ((uint64_t{1} << bits) - 1) : word));
+    at += bits;
+  }
+  return count;
+}
 
 uint64_t mixed(uint64_t h, uint64_t value) {
   h = (h ^ value) * 0x9FB21C651E98DF25ull;
@@ -58,15 +187,37 @@ uint64_t mixed(uint64_t h, uint64_t value) {
 
 }  // namespace
 
-ExampleCacheWriter::ExampleCacheWriter(const std::string& path, int sequences)
+void ExampleBatch::begin_record(const std::string& group) {
+  if (group_count == 0) first_group = group;
+  if (group_count == 0 || group.empty() || group != last_group) ++group_count;
+  last_group = group;
+}
+
+size_t ExampleBatch::bytes() const {
+  size_t numbers = top_ids.size() + top_log_probs.size();
+  for (const auto& column : log_probs) numbers += column.size();
+  size_t of_examples = groups.size();
+  for (const auto& column : values) of_examples += column.size();
+  return ids.size() * (sizeof(int32_t) + 1) + lengths.size() * sizeof(SequenceLength) +
+         sources.size() * sizeof(ExampleSource) + numbers * sizeof(float) + of_examples * sizeof(double);
+}
+
+ExampleCacheWriter::ExampleCacheWriter(const std::string& path, int sequences, const ExampleColumns& columns)
     : file_(path),
       sequences_(sequences),
+      columns_(columns),
       mask_(path),
       ends_(path),
       hashes_(path),
       loss_(path),
       sources_(path),
-      margins_(path) {
+      groups_(path),
+      top_first_(path),
+      top_ids_(path),
+      top_log_probs_(path) {
+  for (size_t v = 0; v < example_values; ++v) values_.emplace_back(path);
+  for (size_t k = 0; k < token_log_probs; ++k) log_probs_.emplace_back(path);
+  if (columns.top_k > 0) top_first_.add(0);
   file_.write(std::string(cache_header_bytes, '\0'));
   ends_.add(0);
 }
@@ -96,7 +247,7 @@ void ExampleCacheWriter::append_all(const Spool<T>& numbers) {
 
 void ExampleCacheWriter::add(const ExampleBatch& batch) {
   NRL_CHECK(batch.lengths.size() == batch.sources.size() * static_cast<size_t>(sequences_) &&
-            batch.margins.size() == batch.sources.size() && batch.mask.size() == batch.ids.size());
+            batch.mask.size() == batch.ids.size());
   append(batch.ids.data(), batch.ids.size() * sizeof(int32_t));
   auto bit = static_cast<uint64_t>(counts_.tokens);
   for (const uint8_t in_loss : batch.mask) {
@@ -124,11 +275,43 @@ void ExampleCacheWriter::add(const ExampleBatch& batch) {
     source.row += counts_.records;
     sources_.add(source);
   }
-  if (sequences_ == 2)
-    for (const double margin : batch.margins) margins_.add(margin);
+  add_columns(batch);
   counts_.sequences += static_cast<int64_t>(batch.lengths.size());
   counts_.examples += static_cast<int64_t>(batch.sources.size());
   add_counts(counts_, batch.counts);
+}
+
+void ExampleCacheWriter::add_columns(const ExampleBatch& batch) {
+  const auto add_all = [](auto& spool, const auto& numbers, bool given, size_t count) {
+    NRL_CHECK(numbers.size() == (given ? count : 0));
+    for (const auto number : numbers) spool.add(number);
+  };
+  const size_t examples = batch.sources.size();
+  for (size_t v = 0; v < example_values; ++v)
+    add_all(values_[v], batch.values[v], columns_.values[v], examples);
+  for (size_t k = 0; k < token_log_probs; ++k)
+    add_all(log_probs_[k], batch.log_probs[k], columns_.log_probs[k], batch.ids.size());
+  size_t rows = 0;
+  if (columns_.top_k > 0) {
+    for (const SequenceLength& length : batch.lengths) {
+      rows += static_cast<size_t>(length.loss_tokens);
+      top_first_.add(top_rows_ += static_cast<uint64_t>(length.loss_tokens));
+    }
+  }
+  add_all(top_ids_, batch.top_ids, true, rows * static_cast<size_t>(columns_.top_k));
+  add_all(top_log_probs_, batch.top_log_probs, true, rows * static_cast<size_t>(columns_.top_k));
+
+  NRL_CHECK(batch.groups.size() == (columns_.groups ? examples : 0));
+  if (batch.group_count == 0) return;
+  const bool joins = !batch.first_group.empty() && batch.first_group == last_group_;
+  const int64_t before = record_groups_ - (joins ? 1 : 0);
+  for (const int64_t group : batch.groups) {
+    if (before + group != last_record_group_) ++example_groups_;
+    last_record_group_ = before + group;
+    groups_.add(example_groups_ - 1);
+  }
+  record_groups_ = before + batch.group_count;
+  last_group_ = batch.last_group;
 }
 
 // Sorts the hashes by parts that fit in memory.
@@ -158,7 +341,12 @@ void ExampleCacheWriter::finish(const std::string& key) {
   append_all(ends_);
   append_all(loss_);
   append_all(sources_);
-  append_all(margins_);
+  for (const auto& column : values_) append_all(column);
+  append_all(groups_);
+  for (const auto& column : log_probs_) append_all(column);
+  append_all(top_first_);
+  append_all(top_ids_);
+  append_all(top_log_probs_);
   JsonValue facts = JsonValue::object({{"key", key}});
   facts.set("counts", counts_to_json(counts_));
   const std::string text = facts.dump();
@@ -174,6 +362,9 @@ void ExampleCacheWriter::finish(const std::string& key) {
   h.examples = static_cast<uint64_t>(counts_.examples);
   h.tokens = static_cast<uint64_t>(counts_.tokens);
   h.facts_bytes = text.size();
+  h.columns = column_bits(columns_);
+  h.top_k = static_cast<uint32_t>(columns_.top_k);
+  h.top_rows = top_rows_;
   h.header_crc = crc32c(&h, sizeof h);
   NRL_CHECK(CacheLayout(h).end == position_);
   file_.file().pwrite_all(&h, sizeof h, 0);
@@ -214,7 +405,9 @@ void ExampleCache::check(const std::string& path, const std::string& key, int64_
     fail(Exit::data, "{}: version {}; expected {}", path, h.version, cache_version);
   if (crc32c(&h, sizeof h) != header_crc) fail(Exit::data, "{}: the header is damaged", path);
   if (h.examples > most_examples || h.tokens > most_tokens || h.facts_bytes > most_facts ||
-      (h.sequences != 1 && h.sequences != 2))
+      (h.sequences != 1 && h.sequences != 2) || h.columns >= 2 * groups_bit ||
+      h.top_k > static_cast<uint32_t>(most_top_k) || h.top_rows > (h.top_k > 0 ? h.tokens : 0) ||
+      (h.sequences == 2 && ((h.columns & single_bits) != 0 || h.top_k > 0)))
     fail(Exit::data, "{}: the sizes in its header are out of range", path);
   const CacheLayout at(h);
   if (bytes_ != cache_header_bytes + at.end)
@@ -224,44 +417,39 @@ void ExampleCache::check(const std::string& path, const std::string& key, int64_
     span = {reinterpret_cast<const T*>(data + begin), count};
   };
   const uint64_t sequences = h.examples * h.sequences;
-  array(ids_, 0, h.tokens);
-  array(mask_, at.mask, (h.tokens + 63) / 64);
-  array(first_, at.first, sequences + 1);
-  array(loss_, at.loss, sequences);
-  array(sources_, at.sources, h.examples);
-  array(margins_, at.margins, h.sequences == 2 ? h.examples : 0);
+  const ExampleColumns columns = columns_of(h);
+  array(arrays_.ids, at.ids, h.tokens);
+  array(arrays_.mask, at.mask, (h.tokens + 63) / 64);
+  array(arrays_.first, at.first, sequences + 1);
+  array(arrays_.loss, at.loss, sequences);
+  array(arrays_.sources, at.sources, h.examples);
+  for (size_t v = 0; v < example_values; ++v)
+    array(arrays_.values[v], at.values[v], columns.values[v] ? h.examples : 0);
+  array(arrays_.groups, at.groups, columns.groups ? h.examples : 0);
+  for (size_t k = 0; k < token_log_probs; ++k)
+    array(arrays_.log_probs[k], at.log_probs[k], columns.log_probs[k] ? h.tokens : 0);
+  array(arrays_.top_first, at.top_first, columns.top_k > 0 ? h.examples + 1 : 0);
+  array(arrays_.top_ids, at.top_ids, h.top_rows * h.top_k);
+  array(arrays_.top_log_probs, at.top_log_probs, h.top_rows * h.top_k);
 
-  // The ids are most of the file: several threads check them, each a part.
-  const auto parts = static_cast<uint64_t>(std::max(threads, 1));
-  const uint64_t part_ids = (h.tokens + parts - 1) / parts;
-  std::vector<uint32_t> crcs(parts), largest(parts);
-  const auto check_part = [&](uint64_t part) {
-    const uint64_t end = std::min((part + 1) * part_ids, h.tokens);
-    uint32_t crc = 0, most = 0;
-    for (uint64_t i = std::min(part * part_ids, h.tokens); i < end;) {
-      const uint64_t count = std::min<uint64_t>(end - i, 1 << 18);
-      crc = crc32c(&ids_[i], count * 4, crc);
-      for (const int32_t id : ids_.subspan(i, count)) most = std::max(most, static_cast<uint32_t>(id));
-      i += count;
-    }
-    crcs[part] = crc;
-    largest[part] = most;
+  // Several threads check a large file, each a part of every section.
+  const std::vector<Section> sections = sections_of(at, vocab_size);
+  const uint64_t parts = at.end > (4 << 20) ? static_cast<uint64_t>(std::max(threads, 1)) : 1;
+  const auto part_of = [&](const Section& section, uint64_t part) {
+    const uint64_t bytes = ((section.end - section.begin) / 8 + parts - 1) / parts * 8;
+    return std::min(section.begin + part * bytes, section.end);
   };
-  std::vector<std::thread> workers;
-  try {
-    for (uint64_t part = 1; part < parts && h.tokens > (1 << 20); ++part)
-      workers.push_back(start_thread([&, part] { check_part(part); }));
-  } catch (const Error&) {  // no more threads: this one does the rest
-  }
-  for (uint64_t part = workers.size() + 1; part < parts; ++part) check_part(part);
-  check_part(0);
-  for (std::thread& worker : workers) worker.join();
-  uint32_t crc = crcs[0];
-  for (uint64_t part = 1; part < parts; ++part) {
-    const uint64_t begin = std::min(part * part_ids, h.tokens), end = std::min(begin + part_ids, h.tokens);
-    if (end > begin) crc = crc32c_combine(crc, crcs[part], (end - begin) * 4);
-  }
-  crc = crc32c(data + h.tokens * 4, at.end - h.tokens * 4, crc);
+  std::vector<PartCheck> checks(parts * sections.size());
+  in_parts(parts, [&](uint64_t part) {
+    for (size_t i = 0; i < sections.size(); ++i)
+      checks[i * parts + part] =
+          check_part(data, part_of(sections[i], part), part_of(sections[i], part + 1), sections[i].mask);
+  });
+  uint32_t crc = 0;
+  for (size_t i = 0; i < sections.size(); ++i)
+    for (uint64_t part = 0; part < parts; ++part)
+      crc = crc32c_combine(crc, checks[i * parts + part].crc,
+                           part_of(sections[i], part + 1) - part_of(sections[i], part));
   if (crc != h.crc) fail(Exit::data, "{}: damaged: its checksum does not match", path);
 
   const JsonValue facts =
@@ -270,15 +458,32 @@ void ExampleCache::check(const std::string& path, const std::string& key, int64_
   facts_.key = facts.get_string("key");
   if (facts_.key != key) fail(Exit::data, "{}: made of other data or with other options", path);
   facts_.sequences = static_cast<int>(h.sequences);
+  facts_.columns = columns;
   facts_.counts = counts_from_json(facts.at("counts"));
 
-  if (h.tokens > 0 && *std::max_element(largest.begin(), largest.end()) >= static_cast<uint64_t>(vocab_size))
-    fail(Exit::data, "{}: ids outside the vocabulary of {}", path, vocab_size);
-  bool ordered = first_[0] == 0 && first_[sequences] == h.tokens;
-  for (uint64_t i = 0; i < sequences && ordered; ++i)
-    ordered = first_[i] < first_[i + 1] && first_[i + 1] - first_[i] <= INT32_MAX &&
-              static_cast<uint64_t>(loss_[i]) < first_[i + 1] - first_[i];
-  if (!ordered) fail(Exit::data, "{}: the index of its sequences is inconsistent", path);
+  for (size_t i = 0; i < sections.size(); ++i)
+    for (uint64_t part = 0; part < parts; ++part)
+      if (sections[i].begin < sections[i].end && checks[i * parts + part].largest >= sections[i].bound)
+        fail(Exit::data, "{}: {}", path, sections[i].error);
+  if (!index_is_consistent()) fail(Exit::data, "{}: the index of its sequences is inconsistent", path);
+}
+
+bool ExampleCache::index_is_consistent() const {
+  const auto& [ids, mask, first, loss, sources, values, log_probs, groups, top_first, top_ids,
+               top_log_probs] = arrays_;
+  if (first[0] != 0 || first[loss.size()] != ids.size()) return false;
+  for (size_t i = 0; i < loss.size(); ++i)
+    if (first[i] >= first[i + 1] || first[i + 1] > ids.size() || first[i + 1] - first[i] > INT32_MAX ||
+        loss[i] < 0 || count_bits(mask, first[i], first[i + 1]) != static_cast<uint64_t>(loss[i]) ||
+        (mask[first[i] / 64] >> (first[i] % 64) & 1) != 0)
+      return false;
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (i == 0 ? groups[i] != 0 : groups[i] != groups[i - 1] && groups[i] != groups[i - 1] + 1) return false;
+  if (top_first.empty()) return true;
+  for (size_t i = 0; i < loss.size(); ++i)
+    if (top_first[i + 1] - top_first[i] != static_cast<uint64_t>(loss[i])) return false;
+  return top_first[0] == 0 &&
+         top_first[loss.size()] * static_cast<uint64_t>(facts_.columns.top_k) == top_ids.size();
 }
 
 }  // namespace nrl::data

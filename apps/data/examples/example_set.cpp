@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <iterator>
 #include <optional>
 #include <string_view>
@@ -41,14 +42,15 @@ bool used_in(const KeyUse& use, ExampleFormat format) {
 void check_options(const ExampleOptions& o, bool with_template) {
   using enum ExampleFormat;
   const ExampleOptions usual;
-  const KeyUse keys[] = {{"text_key", &ExampleOptions::text_key, {text}},
-                         {"chat_key", &ExampleOptions::chat_key, {messages}},
-                         {"tools_key", &ExampleOptions::tools_key, {messages, instruction, preference}},
-                         {"input_key", &ExampleOptions::input_key, {instruction}},
-                         {"output_key", &ExampleOptions::output_key, {instruction}},
-                         {"prompt_key", &ExampleOptions::prompt_key, {preference}},
-                         {"chosen_key", &ExampleOptions::chosen_key, {preference}},
-                         {"rejected_key", &ExampleOptions::rejected_key, {preference}}};
+  const KeyUse keys[] = {
+      {"text_key", &ExampleOptions::text_key, {text}},
+      {"chat_key", &ExampleOptions::chat_key, {messages}},
+      {"tools_key", &ExampleOptions::tools_key, {messages, instruction, preference, rollouts}},
+      {"input_key", &ExampleOptions::input_key, {instruction, rollouts}},
+      {"output_key", &ExampleOptions::output_key, {instruction, rollouts}},
+      {"prompt_key", &ExampleOptions::prompt_key, {preference}},
+      {"chosen_key", &ExampleOptions::chosen_key, {preference}},
+      {"rejected_key", &ExampleOptions::rejected_key, {preference}}};
   for (const KeyUse& use : keys)
     if (!used_in(use, o.format) && o.*use.member != usual.*use.member)
       fail(Exit::config, "{}: '{}' has no effect: the format is {}", use.name, o.*use.member,
@@ -60,6 +62,7 @@ void check_options(const ExampleOptions& o, bool with_template) {
   if (o.format == text && o.train_on != TrainOn::all) refuse_train_on("all");
   if (o.format == messages && o.train_on == TrainOn::completion)
     refuse_train_on("assistant, last_assistant or all");
+  if (o.format == rollouts && o.train_on != TrainOn::completion) refuse_train_on("completion");
   if (with_template) {
     if (o.add_bos || !o.add_eos)
       fail(Exit::config,
@@ -79,35 +82,61 @@ TrainOn usual_train_on(ExampleFormat format) {
   return format == ExampleFormat::messages ? TrainOn::assistant : TrainOn::completion;
 }
 
+// Calls `take` with the lines of the files and "FILE:line" of each until it returns true.
+void read_lines(const std::vector<InputFile>& files,
+                const std::function<bool(std::string_view line, const std::string& source)>& take) {
+  bool done = false;
+  for (size_t i = 0; i < files.size() && !done; ++i)
+    read_chunks(files[i], [&](TextChunk&& chunk) {
+      for_each_line(chunk, [&](std::string_view line, int64_t number) {
+        if (!done) done = take(line, fmt::format("{}:{}", files[i].path, number));
+      });
+      return !done;
+    });
+}
+
 // The format of the first record of the files, with a note about the choice.
 ExampleFormat first_format(const std::vector<InputFile>& files, const ExampleOptions& options,
                            std::vector<std::string>& notes) {
-  for (const InputFile& file : files) {
-    if (!file.jsonl) {
-      notes.push_back(fmt::format("format: text ({} is not JSON lines)", file.path));
-      return ExampleFormat::text;
+  const auto text =
+      std::find_if(files.begin(), files.end(), [](const InputFile& file) { return !file.jsonl; });
+  std::optional<ExampleFormat> format;
+  read_lines({files.begin(), text}, [&](std::string_view line, const std::string& source) {
+    const JsonValue record = parse_json_line(line, source);
+    try {
+      const DetectedFormat detected = detect_format(record, options);
+      format = detected.format;
+      notes.push_back(
+          fmt::format("format: {} ({} has {})", name_of(detected.format), source, detected.fields));
+    } catch (const Error& e) {
+      fail(e.code(), "{}", place_in_line(e.what(), source));
     }
-    std::optional<ExampleFormat> format;
-    const auto take_line = [&](std::string_view line, int64_t number) {
-      if (format) return;
-      const std::string source = fmt::format("{}:{}", file.path, number);
-      const JsonValue record = parse_json_line(line, source);
-      try {
-        const DetectedFormat detected = detect_format(record, options);
-        format = detected.format;
-        notes.push_back(
-            fmt::format("format: {} ({} has {})", name_of(detected.format), source, detected.fields));
-      } catch (const Error& e) {
-        fail(e.code(), "{}", place_in_line(e.what(), source));
-      }
-    };
-    read_chunks(file, [&](TextChunk&& chunk) {
-      for_each_line(chunk, take_line);
-      return !format;
-    });
-    if (format) return *format;
-  }
-  fail(Exit::data, "{}: no records", files.empty() ? "the input" : files[0].path);
+    return true;
+  });
+  if (format) return *format;
+  if (text == files.end()) fail(Exit::data, "{}: no records", files.empty() ? "the input" : files[0].path);
+  notes.push_back(fmt::format("format: text ({} is not JSON lines)", text->path));
+  return ExampleFormat::text;
+}
+
+// The columns of all records. The first record that can be read decides which numbers rollouts have.
+ExpectedColumns expected_columns(const std::vector<InputFile>& files, const ExampleOptions& options,
+                                 const ExampleBuilder& builder) {
+  ExpectedColumns expected;
+  if (options.format == ExampleFormat::preference)
+    expected.columns.values[static_cast<size_t>(ExampleValue::margin)] = true;
+  if (options.format != ExampleFormat::rollouts) return expected;
+  expected.columns.groups = true;
+  read_lines(files, [&](std::string_view line, const std::string& source) {
+    try {
+      expected = {.columns = builder.columns(line, source), .where = source};
+      return true;
+    } catch (const Error& e) {
+      if (e.code() != Exit::data) throw;
+      return options.on_bad_record == OnBadRecord::error;  // reported when the examples are made
+    }
+  });
+  return expected;
 }
 
 int worker_threads(int threads) {
@@ -135,15 +164,15 @@ class ExampleReporter {
 
 // Makes the cache at `path`.
 void build_cache(const std::string& path, const std::string& key, const std::vector<InputFile>& files,
-                 const ExampleBuilder& builder, int threads, ExampleReporter& report,
-                 const std::function<std::string()>& current_key) {
+                 const ExampleBuilder& builder, const ExpectedColumns& expected, int threads,
+                 ExampleReporter& report, const std::function<std::string()>& current_key) {
   ExampleProgress progress;
   for (const InputFile& file : files) progress.bytes += file.bytes;
-  ExampleCacheWriter writer(path, builder.sequences());
+  ExampleCacheWriter writer(path, builder.sequences(), expected.columns);
   ExamplePipeline pipeline(
       files, threads,
       [&](ExamplePipeline::Job& job) {
-        builder.add(job.chunk, static_cast<int32_t>(job.chunk.file - files.data()), job.result);
+        builder.add(job.chunk, static_cast<int32_t>(job.chunk.file - files.data()), expected, job.result);
         job.result_bytes = job.result.bytes();
         job.chunk.text = {};
       },
@@ -190,7 +219,16 @@ struct ExampleSet::State {
   }
   const ExampleSource& source(int64_t example) const {
     NRL_CHECK(example >= 0 && example < cache->examples(), "example {} of {}", example, cache->examples());
-    return cache->sources()[static_cast<size_t>(example)];
+    return cache->arrays().sources[static_cast<size_t>(example)];
+  }
+  // The rows of an example in an array of a teacher.
+  template <class T>
+  std::span<const T> top_rows(std::span<const T> rows, int64_t example) const {
+    const size_t i = sequence(example, 0);
+    if (rows.empty()) return {};
+    const auto first = cache->arrays().top_first;
+    const auto width = static_cast<uint64_t>(cache->facts().columns.top_k);
+    return rows.subspan(first[i] * width, (first[i + 1] - first[i]) * width);
   }
   // The name of a file. A cache of another program may have other indices.
   std::string file(int32_t index) const {
@@ -209,30 +247,56 @@ int ExampleSet::sequences_per_example() const {
 }
 
 SequenceLength ExampleSet::length(int64_t example, int sequence) const {
-  const ExampleCache& cache = *state_->cache;
+  const ExampleCache::Arrays& arrays = state_->cache->arrays();
   const size_t i = state_->sequence(example, sequence);
-  return {.tokens = static_cast<int32_t>(cache.first()[i + 1] - cache.first()[i]),
-          .loss_tokens = cache.loss()[i]};
+  return {.tokens = static_cast<int32_t>(arrays.first[i + 1] - arrays.first[i]),
+          .loss_tokens = arrays.loss[i]};
 }
 
 std::span<const int32_t> ExampleSet::ids(int64_t example, int sequence) const {
-  const ExampleCache& cache = *state_->cache;
+  const ExampleCache::Arrays& arrays = state_->cache->arrays();
   const size_t i = state_->sequence(example, sequence);
-  return cache.ids().subspan(cache.first()[i], cache.first()[i + 1] - cache.first()[i]);
+  return arrays.ids.subspan(arrays.first[i], arrays.first[i + 1] - arrays.first[i]);
 }
 
 bool ExampleSet::in_loss(int64_t example, int sequence, int64_t token) const {
-  const ExampleCache& cache = *state_->cache;
+  const ExampleCache::Arrays& arrays = state_->cache->arrays();
   const size_t i = state_->sequence(example, sequence);
-  const uint64_t bit = cache.first()[i] + static_cast<uint64_t>(token);
-  NRL_CHECK(token >= 0 && bit < cache.first()[i + 1], "token {} of example {}", token, example);
-  return (cache.mask()[bit / 64] >> (bit % 64) & 1) != 0;
+  const uint64_t bit = arrays.first[i] + static_cast<uint64_t>(token);
+  NRL_CHECK(token >= 0 && bit < arrays.first[i + 1], "token {} of example {}", token, example);
+  return (arrays.mask[bit / 64] >> (bit % 64) & 1) != 0;
 }
 
-double ExampleSet::margin(int64_t example) const {
-  (void)state_->source(example);
-  const auto margins = state_->cache->margins();
-  return margins.empty() ? 0 : margins[static_cast<size_t>(example)];
+ExampleColumns ExampleSet::columns() const {
+  return state_->cache->facts().columns;
+}
+
+double ExampleSet::value(int64_t example, ExampleValue value) const {
+  const size_t i = state_->sequence(example, 0) / static_cast<size_t>(sequences_per_example());
+  const auto column = state_->cache->arrays().values[static_cast<size_t>(value)];
+  return column.empty() ? 0 : column[i];
+}
+
+std::span<const float> ExampleSet::log_probs(int64_t example, TokenLogProbs kind) const {
+  const size_t i = state_->sequence(example, 0);
+  const ExampleCache::Arrays& arrays = state_->cache->arrays();
+  const auto column = arrays.log_probs[static_cast<size_t>(kind)];
+  if (column.empty()) return {};
+  return column.subspan(arrays.first[i], arrays.first[i + 1] - arrays.first[i]);
+}
+
+int64_t ExampleSet::group(int64_t example) const {
+  const size_t i = state_->sequence(example, 0);
+  const auto groups = state_->cache->arrays().groups;
+  return groups.empty() ? example : groups[i];
+}
+
+std::span<const int32_t> ExampleSet::top_ids(int64_t example) const {
+  return state_->top_rows(state_->cache->arrays().top_ids, example);
+}
+
+std::span<const float> ExampleSet::top_log_probs(int64_t example) const {
+  return state_->top_rows(state_->cache->arrays().top_log_probs, example);
 }
 
 int64_t ExampleSet::source_row(int64_t example) const {
@@ -285,7 +349,7 @@ std::shared_ptr<const ExampleSet> open_examples(const ExampleOptions& given, con
     fail(Exit::config, "examples: max_length is {}; expected at least 2", options.max_length);
   if (options.format == ExampleFormat::tokens)
     fail(Exit::config, "format: token files have no examples; expected {}",
-         alternatives({{"auto", "text", "messages", "instruction", "preference"}}));
+         alternatives({{"auto", "text", "messages", "instruction", "preference", "rollouts"}}));
   threads = worker_threads(threads);
 
   const CacheDirectory caches(options);
@@ -326,7 +390,10 @@ std::shared_ptr<const ExampleSet> open_examples(const ExampleOptions& given, con
   ExampleReporter report(progress);
   state->cache = caches.open(
       key, tokenizer.vocab_size(), threads,
-      [&](const std::string& path) { build_cache(path, key, files, builder, threads, report, current_key); },
+      [&](const std::string& path) {
+        build_cache(path, key, files, builder, expected_columns(files, options, builder), threads, report,
+                    current_key);
+      },
       [&] { report({.phase = ExampleProgress::Phase::waiting}); }, state->notes);
   state->format = options.format;
   state->train_on = options.train_on;

@@ -28,12 +28,17 @@ class ExampleSet final : public Examples {
   SequenceLength length(int64_t example, int sequence) const override;
   std::span<const int32_t> ids(int64_t example, int sequence) const override;
   bool in_loss(int64_t example, int sequence, int64_t token) const override;
-  double margin(int64_t example) const;       ///< of a preference; 0 if the record has none
   int64_t source_row(int64_t example) const;  ///< index of the record, counted over all inputs
   std::string where(int64_t example) const override;
   bool rendered() const override;
-
   std::string describe() const override;
+
+  ExampleColumns columns() const override;
+  double value(int64_t example, ExampleValue value) const override;
+  std::span<const float> log_probs(int64_t example, TokenLogProbs kind) const override;
+  int64_t group(int64_t example) const override;
+  std::span<const int32_t> top_ids(int64_t example) const override;
+  std::span<const float> top_log_probs(int64_t example) const override;
 
   const ExampleCounts& counts() const;
   ExampleFormat format() const;                                  ///< never automatic

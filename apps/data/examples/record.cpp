@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "apps/data/examples/rollout_numbers.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
@@ -163,6 +164,17 @@ std::vector<std::string> split_prompt(const std::string& text, const std::string
   return parts;
 }
 
+void require_text_or_messages(const JsonValue& value, std::string_view key, bool with_template) {
+  if (!value.is_string() && !value.is_array())
+    fail(Exit::data, "{}\"{}\" must be a string or a list of messages, not {}", value.where(), key,
+         value.kind());
+  if (value.is_array() && !with_template)
+    fail(Exit::data,
+         "{}\"{}\" is a list of messages, which needs a chat template. Fix: set "
+         "policy.tokenizer.chat_template",
+         value.where(), key);
+}
+
 // Text or messages, whichever a value is, as messages.
 JsonValue as_messages(JsonValue value, std::string_view role, std::string_view key) {
   if (value.is_array()) return checked_messages(std::move(value), key);
@@ -188,11 +200,12 @@ RecordReader::RecordReader(const ExampleOptions& options, ExampleFormat format, 
     : options_(options), format_(format), with_template_(with_template) {
   NRL_CHECK(format != ExampleFormat::automatic && format != ExampleFormat::tokens);
   const bool instruction = format == ExampleFormat::instruction;
+  const bool rollouts = format == ExampleFormat::rollouts;
   if (!instruction && !(options.system_prompt_file.empty() && options.prompt_file.empty()))
     fail(Exit::config, "system_prompt_file and prompt_file apply to the format instruction; the format is {}",
          name_of(format));
   const bool pair = format == ExampleFormat::preference;
-  if (instruction && options.input_key == options.output_key)
+  if ((instruction || rollouts) && options.input_key == options.output_key)
     fail(Exit::config, "input_key and output_key are both '{}'", options.input_key);
   if (pair && (options.prompt_key == options.chosen_key || options.prompt_key == options.rejected_key ||
                options.chosen_key == options.rejected_key))
@@ -225,6 +238,9 @@ Record RecordReader::read(JsonValue line) const {
       break;
     case ExampleFormat::instruction:
       record = read_instruction(line);
+      break;
+    case ExampleFormat::rollouts:
+      record = read_rollout(line);
       break;
     default:
       record = read_preference(line);
@@ -270,9 +286,7 @@ RecordSequence RecordReader::with_completion(JsonValue prompt, JsonValue complet
                                              const std::string& completion_key) const {
   RecordSequence sequence;
   for (const auto& [value, key] : {std::pair(&prompt, &prompt_key), std::pair(&completion, &completion_key)})
-    if (!value->is_string() && !value->is_array())
-      fail(Exit::data, "{}\"{}\" must be a string or a list of messages, not {}", value->where(), *key,
-           value->kind());
+    require_text_or_messages(*value, *key, with_template_);
   const bool text_prompt = prompt.is_string();
   if (text_prompt && !prompt_parts_.empty()) {
     std::string text = prompt_parts_[0];
@@ -280,11 +294,6 @@ RecordSequence RecordReader::with_completion(JsonValue prompt, JsonValue complet
     prompt = std::move(text);
   }
   if (!with_template_) {
-    if (!text_prompt || !completion.is_string())
-      fail(Exit::data,
-           "{}\"{}\" is a list of messages, which needs a chat template. Fix: set "
-           "policy.tokenizer.chat_template",
-           (text_prompt ? completion : prompt).where(), text_prompt ? completion_key : prompt_key);
     sequence.prompt = text_in(prompt, prompt_key);
     sequence.completion = text_in(completion, completion_key);
     return sequence;
@@ -398,9 +407,47 @@ Record RecordReader::read_preference(JsonValue& line) const {
       with_completion(std::move(prompt), std::move(texts.chosen), prompt_key, chosen_key));
   record.sequences.push_back(
       with_completion(std::move(texts.prompt), std::move(texts.rejected), prompt_key, rejected_key));
+  constexpr auto margin = static_cast<size_t>(ExampleValue::margin);
+  record.columns.values[margin] = true;
   if (has(line, "margin")) {
-    record.margin = line.get_double("margin");
-    if (!std::isfinite(record.margin)) fail(Exit::data, "{}\"margin\" is not finite", line.where());
+    record.numbers.values[margin] = line.get_double("margin");
+    if (!std::isfinite(record.numbers.values[margin]))
+      fail(Exit::data, "{}\"margin\" is not finite", line.where());
+  }
+  return record;
+}
+
+Record RecordReader::read_rollout(JsonValue& line) const {
+  Record record;
+  record.columns = read_rollout_numbers(line, record.numbers);
+  const std::string &input = options_.input_key, &output = options_.output_key;
+  if (!has(line, "prompt_ids") && !has(line, input))
+    fail(Exit::data, "{}neither \"prompt_ids\" nor \"{}\": the record has {}", line.where(), input,
+         keys_of(line));
+  if (!has(line, "completion_ids")) {
+    if (!has(line, output))
+      fail(Exit::data, "{}neither \"completion_ids\" nor \"{}\": the record has {}", line.where(), output,
+           keys_of(line));
+    if (!has(line, input))
+      fail(Exit::data, "{}\"prompt_ids\" without \"completion_ids\": both must be ids, or \"{}\" a text",
+           line.where(), input);
+    JsonValue prompt = take(line, input);
+    record.sequences.push_back(with_completion(std::move(prompt), take(line, output), input, output));
+    return record;
+  }
+  RecordSequence& sequence = record.sequences.emplace_back();
+  sequence.completion_ids = read_ids(line, "completion_ids");
+  if (has(line, "prompt_ids")) {
+    sequence.prompt_ids = read_ids(line, "prompt_ids");
+    return record;
+  }
+  JsonValue prompt = take(line, input);
+  require_text_or_messages(prompt, input, with_template_);
+  if (with_template_) {
+    sequence.messages = as_messages(std::move(prompt), "user", input);
+    sequence.prompt_messages = sequence.messages.items().size();
+  } else {
+    sequence.prompt = text_in(prompt, input);
   }
   return record;
 }
@@ -422,6 +469,9 @@ DetectedFormat detect_format(const JsonValue& record, const ExampleOptions& opti
   if (options.chat_key.empty())
     for (const char* key : {"messages", "conversations"})
       if (all({key})) return {ExampleFormat::messages, named({key})};
+  if (all({"completion_ids"})) return {ExampleFormat::rollouts, named({"completion_ids"})};
+  if (all({options.input_key, options.output_key, "advantage"}))
+    return {ExampleFormat::rollouts, named({options.input_key, options.output_key, "advantage"})};
   if (all({options.input_key, options.output_key}))
     return {ExampleFormat::instruction, named({options.input_key, options.output_key})};
   if (all({options.text_key})) return {ExampleFormat::text, named({options.text_key})};

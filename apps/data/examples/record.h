@@ -1,11 +1,12 @@
 #pragma once
-// Records of the formats text, messages, instruction and preference.
+// Records of the formats text, messages, instruction, preference and rollouts.
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "apps/data/examples/example_numbers.h"
 #include "apps/data/examples/example_options.h"
 #include "core/io/json.h"
 
@@ -14,17 +15,20 @@ namespace nrl::data {
 inline constexpr uint64_t max_prompt_file_bytes = 1 << 20;
 
 /// The source of one sequence of tokens: messages for a chat template, or, if there are none, plain text.
+/// Token ids take the place of the completion, or of both.
 struct RecordSequence {
   JsonValue messages;          ///< an array of objects with a role; null for plain text
   size_t prompt_messages = 0;  ///< number of messages before the completion; 0 without one
   std::string prompt, completion;
+  std::vector<int32_t> prompt_ids, completion_ids;  ///< empty: none; the former only with the latter
 };
 
 struct Record {
   std::vector<RecordSequence> sequences;  ///< one, or two of a preference: the chosen one first
   JsonValue tools;                        ///< an array, or null
   JsonValue kwargs;                       ///< an object, or null
-  double margin = 0;
+  ExampleColumns columns;
+  ExampleNumbers numbers;
 };
 
 /// Interprets records of one format. Immutable; any number of threads may use one concurrently.
@@ -44,6 +48,7 @@ class RecordReader {
   Record read_messages(JsonValue& line) const;
   Record read_instruction(JsonValue& line) const;
   Record read_preference(JsonValue& line) const;
+  Record read_rollout(JsonValue& line) const;
   RecordSequence with_completion(JsonValue prompt, JsonValue completion, const std::string& prompt_key,
                                  const std::string& completion_key) const;
 

@@ -48,6 +48,65 @@ std::string_view sequence_name(const ExampleSet& set, int sequence) {
   return sequence == 0 ? "chosen" : "rejected";
 }
 
+// The mean over the tokens with a loss.
+double mean_log_prob(const ExampleSet& set, int64_t example, TokenLogProbs kind) {
+  double sum = 0;
+  for (const float log_prob : set.log_probs(example, kind)) sum += log_prob;
+  return sum / set.length(example, 0).loss_tokens;
+}
+
+/// A number of an example with its name.
+struct NamedNumber {
+  const char* name;
+  JsonValue number;
+};
+std::vector<NamedNumber> numbers_of(const ExampleSet& set, int64_t example) {
+  const ExampleColumns columns = set.columns();
+  std::vector<NamedNumber> numbers;
+  const auto add = [&](const char* name, bool given, const auto& number) {
+    if (given) numbers.push_back({name, JsonValue(number())});
+  };
+  using enum ExampleValue;
+  for (const auto& [value, name] :
+       {std::pair(margin, "margin"), std::pair(reward, "reward"), std::pair(advantage, "advantage")})
+    add(name, columns.has(value), [&] { return set.value(example, value); });
+  add("group", columns.groups, [&] { return set.group(example); });
+  for (const auto& [kind, name] :
+       {std::pair(TokenLogProbs::sampler, "mean_logprob"), std::pair(TokenLogProbs::old, "mean_old_logprob")})
+    add(name, columns.has(kind), [&] { return mean_log_prob(set, example, kind); });
+  add("top_k", columns.top_k > 0, [&] { return columns.top_k; });
+  return numbers;
+}
+
+// ", reward 0.5"; a margin of 0 says nothing.
+std::string text_of(const NamedNumber& n) {
+  std::string name = n.name;
+  std::replace(name.begin(), name.end(), '_', ' ');
+  if (n.number.is_integer()) return fmt::format(", {} {}", name, n.number.as_int());
+  const double number = n.number.as_double();
+  return name == "margin" && number == 0 ? "" : fmt::format(", {} {:.4g}", name, number);
+}
+
+/// The mean reward and the groups of a set of rollouts.
+struct RolloutSummary {
+  double mean_reward = 0;
+  int64_t groups = 0, smallest = 0, largest = 0;  ///< examples of a group
+};
+RolloutSummary summarize_rollouts(const ExampleSet& set) {
+  RolloutSummary summary;
+  int64_t size = 0;
+  for (int64_t i = 0; i < set.size(); ++i) {
+    summary.mean_reward += set.value(i, ExampleValue::reward) / static_cast<double>(set.size());
+    ++size;
+    if (i + 1 < set.size() && set.group(i + 1) == set.group(i)) continue;
+    summary.smallest = summary.groups == 0 ? size : std::min(summary.smallest, size);
+    summary.largest = std::max(summary.largest, size);
+    ++summary.groups;
+    size = 0;
+  }
+  return summary;
+}
+
 }  // namespace
 
 LengthSummary summarize_lengths(const ExampleSet& set) {
@@ -99,7 +158,8 @@ std::string example_text(const ExampleSet& set, const Tokenizer& tokenizer, int6
     out += fmt::format("example {}  {}  {}{}{} tokens, {} with loss", example, printable(set.where(example)),
                        sequence_name(set, s), sequence_name(set, s).empty() ? "" : "  ",
                        grouped(length.tokens), grouped(length.loss_tokens));
-    if (s == 0 && set.margin(example) != 0) out += fmt::format(", margin {}", set.margin(example));
+    if (s == 0)
+      for (const NamedNumber& number : numbers_of(set, example)) out += text_of(number);
     out += '\n';
     const auto runs = token_runs(set, tokenizer, example, s);
     for (size_t i = 0; i < runs.size(); ++i) {
@@ -143,7 +203,7 @@ JsonValue example_json(const ExampleSet& set, const Tokenizer& tokenizer, int64_
                                       {"record", set.source_row(example)},
                                       {"where", set.where(example)},
                                       {"sequences", std::move(sequences)}});
-  if (set.sequences_per_example() == 2) json.set("margin", set.margin(example));
+  for (NamedNumber& number : numbers_of(set, example)) json.set(number.name, std::move(number.number));
   return json;
 }
 
@@ -158,6 +218,14 @@ std::string set_text(const ExampleSet& set) {
                      grouped(c.tokens), share(c.loss_tokens, c.tokens));
   out += fmt::format("tokens of a sequence: p50 {}, p90 {}, max {}\n", grouped(lengths.p50),
                      grouped(lengths.p90), grouped(lengths.max));
+  if (set.columns().groups) {
+    const RolloutSummary rollouts = summarize_rollouts(set);
+    out += fmt::format("{} of {}", counted(rollouts.groups, "group"), grouped(rollouts.smallest));
+    if (rollouts.largest > rollouts.smallest) out += fmt::format(" to {}", grouped(rollouts.largest));
+    if (set.columns().has(ExampleValue::reward))
+      out += fmt::format(", mean reward {:.4g}", rollouts.mean_reward);
+    out += '\n';
+  }
   for (const IncidentText& incident : incidents_of(c)) {
     if (incident.incidents->count == 0) continue;
     out += fmt::format("{} {}", grouped(incident.incidents->count), incident.text);
@@ -190,6 +258,13 @@ JsonValue set_json(const ExampleSet& set) {
                                       {"length_max", lengths.max},
                                       {"duplicates", c.duplicates},
                                       {"bytes_without_token", c.bytes_without_token}});
+  if (set.columns().groups) {
+    const RolloutSummary rollouts = summarize_rollouts(set);
+    json.set("groups", rollouts.groups);
+    json.set("smallest_group", rollouts.smallest);
+    json.set("largest_group", rollouts.largest);
+    if (set.columns().has(ExampleValue::reward)) json.set("mean_reward", rollouts.mean_reward);
+  }
   for (const IncidentText& incident : incidents_of(c))
     json.set(incident.name, JsonValue::object({{"count", incident.incidents->count},
                                                {"first", JsonValue(places_of(set, *incident.incidents))}}));
@@ -200,7 +275,8 @@ JsonValue set_json(const ExampleSet& set) {
 std::vector<std::string> set_warnings(const ExampleSet& set) {
   const ExampleCounts& c = set.counts();
   std::vector<std::string> warnings;
-  if (c.no_end_token.count > 0)
+  // Completions of rollouts end where the sampler stopped.
+  if (c.no_end_token.count > 0 && set.format() != ExampleFormat::rollouts)
     warnings.push_back(fmt::format(
         "no end token is trained in {} of {}: the model does not learn to stop. Fix: end the turns of "
         "the chat template with a special token of the tokenizer",

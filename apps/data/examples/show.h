@@ -32,7 +32,8 @@ struct ShowStyle {
   bool color = false;
   bool ids = false;  ///< also the token ids
 };
-/// All sequences of an example; control characters are escaped.
+/// All sequences of an example with its numbers, of log-probabilities the mean; control characters are
+/// escaped.
 std::string example_text(const ExampleSet& set, const Tokenizer& tokenizer, int64_t example,
                          const ShowStyle& style);
 JsonValue example_json(const ExampleSet& set, const Tokenizer& tokenizer, int64_t example);
