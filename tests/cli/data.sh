@@ -138,6 +138,11 @@ END
     expect 0 show --on-bad-record skip
     grep -q '^1 left out: bad records' out.txt || fail "not counted: $(cat out.txt)"
     expect 66 run 1 data show missing.jsonl --tokenizer bytes
+    printf '{"prompt_ids": [49], "completion_ids": [50, 256], "reward": %s, "group": 7, "logprobs": [-1, -2]}\n' 1 0 >rollouts.jsonl
+    expect 0 run 1 data show rollouts.jsonl --tokenizer bytes
+    grep -q '^example 1 .*, reward 0, group 0, mean logprob -1.5$' out.txt || fail "no numbers: $(cat out.txt)"
+    grep -qF '1[2<|endoftext|>]' out.txt || fail "not the ids: $(cat out.txt)"
+    grep -q '^1 group of 2, mean reward 0.5$' out.txt || fail "no group: $(cat out.txt)"
     config c
     printf '%02000d' 7 >digits.txt
     expect 0 run 1 prepare --input digits.txt --output corpus
