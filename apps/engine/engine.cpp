@@ -60,15 +60,9 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   scalars_ = StepScalars(step_scalars_, static_cast<double*>(host), options.loss_scale, exec_);
   watch_ = StepWatch(options.limits);
   bind();
-  if (plan_->layout.stages > 1) {
-    messages_ = std::make_unique<pipeline::StageMessages>(ranks_->channels(parallel::group::pp),
-                                                          plan_->layout.stages, plan_->layout.stage);
-    plan_->decoder->connect(*messages_);
-  }
+  connect();
   if (plan_->spec.moe.experts > 0) plan_->decoder->add_router_metrics(step_scalars_.rows(S::router, 3));
   if (options.loss_scale.active()) plan_->decoder->scale_loss(step_scalars_.rows(S::loss_scale, 1));
-  reducer_ = std::make_unique<GroupReducer>(groups_, *ranks_, options.overlap_grad_reduce, exec_);
-  plan_->decoder->connect(reducer_.get());
   OffloadedUpdate::Staging staging;
   OffloadedUpdate::Host updates;
   if (plan_->offload_staging >= 0) {
@@ -85,9 +79,27 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
 }
 
 Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec)
-    : plan_(std::move(plan)), exec_(exec) {
+    : Engine(std::move(plan), nullptr, exec) {}
+
+Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups& ranks, const ops::Exec& exec)
+    : Engine(std::move(plan), &ranks, exec) {}
+
+Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups* ranks, const ops::Exec& exec)
+    : plan_(std::move(plan)), ranks_(ranks), exec_(exec) {
+  NRL_CHECK(ranks_ || plan_->position.ranks() == 1);
   allocate();
   bind();
+  if (ranks_) connect();
+}
+
+void Engine::connect() {
+  if (plan_->layout.stages > 1) {
+    messages_ = std::make_unique<pipeline::StageMessages>(ranks_->channels(parallel::group::pp),
+                                                          plan_->layout.stages, plan_->layout.stage);
+    plan_->decoder->connect(*messages_);
+  }
+  reducer_ = std::make_unique<GroupReducer>(groups_, *ranks_, options_.overlap_grad_reduce, exec_);
+  plan_->decoder->connect(reducer_.get());
 }
 
 Engine::~Engine() {
@@ -244,7 +256,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 }
 
 void Engine::step(const StepInput& step, Objective& objective) {
-  NRL_CHECK(ranks_ && !dry_ranks_, "this engine does not train");
+  NRL_CHECK(optimizer_ && !dry_ranks_, "this engine does not train");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
   const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);

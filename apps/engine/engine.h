@@ -71,8 +71,10 @@ class Engine {
   /// Exit::out_of_memory; does not communicate, so that other ranks are not held up by one that fails.
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups& ranks,
          const ops::Exec& exec);
-  /// Forward passes only, for a plan made by make_forward_plan().
+  /// Forward passes only, for a plan made by make_forward_plan(): of one rank, and of a rank of a layout,
+  /// with `ranks` as above.
   Engine(std::unique_ptr<plan::RunPlan> plan, const ops::Exec& exec);
+  Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups& ranks, const ops::Exec& exec);
   /// One rank of a layout, without the others: only for dry runs.
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const ops::Exec& exec);
   ~Engine();
@@ -148,8 +150,11 @@ class Engine {
  private:
   Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& options, const parallel::Groups* ranks,
          const ops::Exec& exec);
+  Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups* ranks, const ops::Exec& exec);
   void allocate();
   void bind();
+  /// To the other ranks: messages of the stages, and the reducer.
+  void connect();
   /// Before a pass: writes and gathers the weights that are kept in FP8 if others were loaded.
   void refresh_fp8_weights();
   void run_schedule(std::span<const model::MicroBatch> batches, Objective& objective,
@@ -160,7 +165,7 @@ class Engine {
   TrainingOptions options_;
   comm::Ledger ledger_;                          // of dry_ranks_
   std::unique_ptr<parallel::Groups> dry_ranks_;  // of an engine without other ranks
-  const parallel::Groups* ranks_ = nullptr;      // null: forward passes only
+  const parallel::Groups* ranks_ = nullptr;      // null: forward passes of one rank
   ops::Exec exec_;
   memory::Arenas arenas_;
   std::vector<std::unique_ptr<comm::Registration>> registrations_;

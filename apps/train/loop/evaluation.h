@@ -1,57 +1,67 @@
 #pragma once
-// Computes the loss of a stored model on token files: forward passes over consecutive windows, which are
-// distributed over the ranks.
+// Computes the loss of a stored model on token files and on files of records, on any layout of the ranks:
+// forward passes over consecutive windows, or over packed examples, which data-parallel ranks divide.
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
-#include <vector>
 
+#include "apps/data/examples/example_set.h"
 #include "apps/engine/engine.h"
+#include "apps/train/loop/step_source.h"
+#include "apps/train/start/evaluation_config.h"
 #include "apps/train/start/placement.h"
 #include "core/io/indexed_dataset.h"
 #include "parallel/comm/world/world.h"
 
 namespace nrl::train {
 
-struct EvaluationOptions {
-  std::string directory;        ///< checkpoint (step-N) or Hugging Face directory
-  int64_t sequence_length = 0;  ///< of a window; 0: as in training, else the model's maximum up to 1024
-  int64_t micro_batch = 4;      ///< windows per forward pass, or fewer if the data have fewer
-  int64_t tokens = INT64_MAX;   ///< most tokens of a dataset that is evaluated
-  DeviceType device = DeviceType::cpu;
-  int threads = 0;  ///< 0: this rank's share of the cores
-};
-
-/// Sums over the tokens of a dataset.
+/// Sums over the targets of a dataset.
 struct EvaluationSums {
   double negative_log_prob = 0;  ///< natural logarithm
-  int64_t tokens = 0;            ///< predicted tokens
+  int64_t tokens = 0;            ///< targets with a loss
   double loss() const { return negative_log_prob / static_cast<double>(tokens); }
 };
 
+/// The sums depend on the number of ranks and their layout by the rounding of the passes only: the loss by at
+/// most 1e-6 of itself with weights in f32.
 class StoredModelEvaluator {
  public:
-  /// Collective: loads the model on every rank, in its stored dtype. Errors end in AgreedExit on all ranks.
+  /// Collective: every rank loads its part of the model, in its stored dtype. Errors end in AgreedExit on all
+  /// ranks. `world` must outlive the evaluator.
   StoredModelEvaluator(comm::World& world, const EvaluationOptions& options);
 
   /// Collective. Reads the documents of `data` as one stream in windows of sequence_length() tokens, as in
   /// training. Every token of the first `max_tokens` (0: all) except the very first is predicted once, from
-  /// the preceding tokens of its window, without dropout. Up to rounding in double, the sums do not depend on
-  /// the number of ranks.
+  /// the preceding tokens of its window, without dropout.
   EvaluationSums run(const IndexedDataset& data, int64_t max_tokens);
 
-  const model::ModelSpec& spec() const { return engine_->plan().spec; }
-  int64_t sequence_length() const { return options_.sequence_length; }
-  DType dtype() const { return engine_->plan().recipe.weights(); }
-  int64_t parameters() const { return engine_->plan().whole.total(); }
+  /// Collective: the examples of a file of records, with EvaluationOptions::examples.
+  std::shared_ptr<const data::ExampleSet> open_examples(const std::string& path);
+  /// Collective. The loss of the tokens that training on `examples` would predict. `sequence`: of every
+  /// example, where it has several (a preference: the chosen one, then the rejected one).
+  EvaluationSums run(const std::shared_ptr<const data::Examples>& examples, int sequence = 0);
+
+  const model::ModelSpec& spec() const { return plan().spec; }
+  int64_t sequence_length() const { return plan().sequence_length; }
+  DType dtype() const { return plan().recipe.weights(); }
+  int64_t parameters() const { return plan().whole.total(); }
+  const plan::RunPlan& plan() const { return engine_->plan(); }
+  const Config& config() const { return placed_->config.config; }
 
  private:
-  void load();
+  struct Placed {
+    Placed(comm::World& world, ConfigResult checked) : config(std::move(checked)), placement(world, config) {}
+    ConfigResult config;
+    Placement placement;
+  };
+  void load(model::ModelSpec spec);
+  EvaluationSums sum_of(StepSource& source, int64_t steps);
 
   comm::World& world_;
   EvaluationOptions options_;
-  RankDevice device_;  // outlives the engine
+  std::optional<Placed> placed_;  // outlives the engine
   std::unique_ptr<engine::Engine> engine_;
 };
 

@@ -68,11 +68,8 @@ data::PackAlgorithm pack_algorithm(const PolicyConfig& policy) {
   NRL_CHECK(false);
 }
 
-}  // namespace
-
-std::unique_ptr<StepSource> example_source(const Config& config,
-                                           std::shared_ptr<const data::Examples> examples,
-                                           const plan::RunPlan& plan, data::ExampleBatchOptions options) {
+data::ExampleBatchOptions batch_options(const Config& config, const plan::RunPlan& plan,
+                                        data::ExampleBatchOptions options) {
   const model::ModelLayout& layout = plan.layout;
   const plan::BatchShape& shape = plan.tensors->shape();
   const bool gpu = plan.device == DeviceType::cuda;
@@ -101,8 +98,16 @@ std::unique_ptr<StepSource> example_source(const Config& config,
     const double keys = ops::attention_pairs(rows, spec.window) / static_cast<double>(rows);
     return static_cast<double>(rows) * model::training_flops_of_token(spec, keys);
   };
-  return std::make_unique<ExampleSource>(
-      std::make_unique<data::ExampleBatches>(std::move(examples), options));
+  return options;
+}
+
+}  // namespace
+
+std::unique_ptr<StepSource> example_source(const Config& config,
+                                           std::shared_ptr<const data::Examples> examples,
+                                           const plan::RunPlan& plan, data::ExampleBatchOptions options) {
+  return std::make_unique<ExampleSource>(std::make_unique<data::ExampleBatches>(
+      std::move(examples), batch_options(config, plan, std::move(options))));
 }
 
 std::unique_ptr<StepSource> training_source(const Config& config, const TrainData& data,
@@ -130,6 +135,18 @@ std::unique_ptr<StepSource> validation_source(const Config& config, const Valida
   loading.steps = data.batches;
   loading.prefetch = data::LoaderOptions{}.prefetch;  // small: allocated in addition to the training loader
   return std::make_unique<TokenSource>(*data.dataset, loading, groups, plan);
+}
+
+std::unique_ptr<StepSource> stored_examples_source(const Config& config,
+                                                   std::shared_ptr<const data::Examples> examples,
+                                                   const plan::RunPlan& plan, int64_t at_once) {
+  data::ExampleBatchOptions options = batch_options(config, plan, {.shuffle = false, .repeat = false});
+  options.global_batch = at_once;
+  // Only microbatches that the stages take at once are in memory at a time.
+  options.packing.bins_multiple = plan.tensors->shape().microbatches;
+  options.most_microbatches = at_once + options.packing.bins_multiple;
+  return std::make_unique<ExampleSource>(
+      std::make_unique<data::ExampleBatches>(std::move(examples), options));
 }
 
 FilledStep fill_step(engine::Engine& engine, StepSource& source) {

@@ -81,6 +81,10 @@ std::unique_ptr<StepSource> training_source(const Config& config, const TrainDat
 /// The global batches of one evaluation.
 std::unique_ptr<StepSource> validation_source(const Config& config, const ValidationData& data,
                                               const plan::RunPlan& plan, const parallel::Groups& groups);
+/// All examples once, in their order, packed: steps of `at_once` examples, the last one of fewer.
+std::unique_ptr<StepSource> stored_examples_source(const Config& config,
+                                                   std::shared_ptr<const data::Examples> examples,
+                                                   const plan::RunPlan& plan, int64_t at_once);
 
 /// Sets the microbatches of the engine's next step.
 struct FilledStep {
