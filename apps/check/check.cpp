@@ -36,6 +36,7 @@ Diagnostics check_model(const Facts& facts) {
   out += plan::check_pipeline(facts.result, facts.spec().layers);
   out += judge(expert_rules(), facts);
   out += judge(example_rules(), facts);
+  out += judge(head_rules(), facts);
   out += judge(layer_rules(), facts);
   out += check_logits(facts);
   out += judge({&on_oom, 1}, facts);

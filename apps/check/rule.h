@@ -18,6 +18,8 @@ std::span<const Rule> context_rules();
 std::span<const Rule> expert_rules();
 /// Models that train on examples of different lengths.
 std::span<const Rule> example_rules();
+/// The head that the algorithm needs.
+std::span<const Rule> head_rules();
 /// Layers and modules that recomputation and offloading name.
 std::span<const Rule> layer_rules();
 /// FP8 operands: what the device runs, sizes of a rank's matrices, and of a microbatch.

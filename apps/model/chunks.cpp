@@ -54,7 +54,11 @@ std::vector<Chunk> decoder_chunks(const LayerContext& context, const ParameterLi
       chunk.push_back(std::make_unique<ChunkBegin>(context, options.recipe));
     for (int l = blocks.begin; l < blocks.end; ++l)
       chunk.push_back(make_block(context, l, parameters.layers[l], options, chunk.back()->ports()));
-    if (model_chunk + 1 == layout.model_chunks())
+    const bool last = model_chunk + 1 == layout.model_chunks();
+    if (last && context.spec->head == HeadKind::scalar)
+      chunk.push_back(
+          std::make_unique<ScoreHead>(context, parameters, options.recipe, chunk.back()->ports()));
+    else if (last)
       chunk.push_back(std::make_unique<Head>(context, parameters, options.recipe, options.head_chunk_tokens,
                                              chunk.back()->ports()));
     else

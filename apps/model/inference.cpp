@@ -20,7 +20,7 @@ constexpr int64_t chunk_tokens = 128;  // prompt tokens per forward pass
 Inference::Inference(const ModelSpec& spec, const ParameterList& parameters, std::vector<ParameterView> views,
                      const ops::Exec& exec, int64_t max_tokens)
     : max_tokens_(max_tokens), exec_(exec) {
-  NRL_CHECK(max_tokens > 0);
+  NRL_CHECK(max_tokens > 0 && spec.head == HeadKind::vocabulary);
   if (spec.learned_positions && max_tokens > spec.max_positions)
     fail(Exit::usage, "the model has {} positions; found {} tokens", spec.max_positions, max_tokens);
   const DeviceType device = exec.libraries ? DeviceType::cuda : DeviceType::cpu;

@@ -109,6 +109,7 @@ int run_generate(const GenerateArgs& args) {
   const std::string directory = train::find_model_directory(args.directory, note);
   if (!note.empty()) log::warn_text(note);
   const model::ModelSpec spec = train::load_model_directory(directory);
+  train::require_logits(spec, "generate", directory);
   const auto tokenizer =
       args.tokenizer.empty() ? data::tokenizer_in(directory) : data::make_tokenizer(args.tokenizer);
   std::optional<data::ChatPrompts> prompts;

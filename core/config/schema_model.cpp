@@ -139,7 +139,10 @@ void add_experts(PolicyTable& t) {
 void add_model_keys(PolicyTable& t) {
   t.model("model_type", Kind::text)
       .help(fmt::format("Family: {}.", alternatives(EnumNames<ModelFamily>::names)));
-  t.model("architectures", Kind::text).list().help("Class name; ignored.");
+  t.model("architectures", Kind::text)
+      .list()
+      .help("Class name; \"...ForSequenceClassification\" is a reward model, others are ignored.");
+  t.model("num_labels", Kind::integer).at_least(1).help("Scores of a ...ForSequenceClassification: 1.");
   t.model("vocab_size", Kind::integer).at_least(1).help("Rows of the embedding.");
   t.model("hidden_size", Kind::integer).at_least(1).help("Width of the residual stream.");
   t.model("intermediate_size", Kind::integer).at_least(1).help("Width inside the MLP.");

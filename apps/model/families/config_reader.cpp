@@ -152,9 +152,10 @@ int64_t ConfigReader::positive(std::string_view key, const JsonValue& v) const {
 }
 
 std::vector<std::string> unread_keys(const JsonValue& json, const ConfigProblems& problems) {
-  static constexpr std::string_view informative[] = {"architectures",        "use_cache",    "pretraining_tp",
-                                                     "transformers_version", "torch_dtype",  "dtype",
-                                                     "bos_token_id",         "eos_token_id", "pad_token_id"};
+  static constexpr std::string_view informative[] = {
+      "architectures", "use_cache", "pretraining_tp", "transformers_version",
+      "torch_dtype",   "dtype",     "bos_token_id",   "eos_token_id",
+      "pad_token_id",  "id2label",  "label2id",       "problem_type"};
   std::vector<std::string> unread;
   for (const JsonMember& member : json.members()) {
     if (std::ranges::find(informative, member.key) != std::end(informative)) continue;

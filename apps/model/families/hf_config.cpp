@@ -312,6 +312,28 @@ void read_llama_like(const ConfigReader& r, const FamilyRules& rules, ModelSpec&
   r.must_be_off("num_experts", "a mixture of experts");
 }
 
+/// The end of the class names of models with a score instead of logits.
+constexpr std::string_view classifier = "ForSequenceClassification";
+
+// A class of sequence classification with one label is a reward model.
+void read_head(const ConfigReader& r, ModelSpec& m) {
+  const JsonValue* classes = r.find("architectures");
+  const auto scores = [](const JsonValue& name) {
+    return name.is_string() && name.as_string().ends_with(classifier);
+  };
+  if (!classes || !(classes->is_array() ? std::ranges::any_of(classes->items(), scores) : scores(*classes)))
+    return;
+  constexpr int64_t missing = 2;  // default of transformers
+  const JsonValue* names = r.find("id2label");
+  const int64_t labels = r.size_or(
+      "num_labels", names && names->is_object() ? static_cast<int64_t>(names->members().size()) : missing);
+  if (labels != 1 && r.valid({"num_labels"}))
+    r.refuse("num_labels", "a {} model with {} labels is not supported; expected a reward model, with 1",
+             classifier, labels);
+  m.head = HeadKind::scalar;
+  m.tied = false;
+}
+
 // Constraints between head counts and widths.
 void check_heads(const ConfigReader& r, FileStyle style, ModelSpec& m) {
   const bool gpt2 = style == FileStyle::gpt2, own_keys = gpt2 && r.given("n_head");
@@ -381,6 +403,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
       read_llama_like(r, rules, m);
     }
     check_heads(r, rules.style, m);
+    read_head(r, m);
     if (m.use_rope) read_rope(r, m, problems);
     if (m.use_rope && problems.all().empty())
       if (auto conflict = rope_conflict(json))
@@ -426,6 +449,16 @@ static void write_experts(JsonValue& json, const ExpertRules& rules, const Model
   if (m.moe.shared_ffn > 0) json.set("shared_expert_intermediate_size", m.moe.shared_ffn);
 }
 
+static void write_scalar_head(JsonValue& json, const FamilyRules& rules) {
+  std::string name(rules.architecture);
+  name.resize(name.size() - (name.ends_with("LMHeadModel") ? sizeof "LMHeadModel" : sizeof "ForCausalLM") +
+              1);
+  json.set("architectures", JsonValue::array({name.append(classifier)}));
+  json.set("num_labels", 1);
+  json.set("id2label", JsonValue::object({{"0", "LABEL_0"}}));
+  json.set("label2id", JsonValue::object({{"LABEL_0", 0}}));
+}
+
 std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
   const FamilyRules& rules = rules_of(m.family);
   JsonValue json = parse_json(m.config_json, "config.json");
@@ -456,7 +489,10 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     write_rope(json, m);
     write_experts(json, rules.experts, m);
   }
-  json.set("tie_word_embeddings", m.tied);
+  if (m.head == HeadKind::scalar)
+    write_scalar_head(json, rules);
+  else
+    json.set("tie_word_embeddings", m.tied);
   set_default("initializer_range", 0.02);
   json.set("torch_dtype", dtype);
   json.set("dtype", dtype);

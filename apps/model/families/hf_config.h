@@ -15,8 +15,8 @@ namespace nrl::model {
 ModelSpec parse_model_config(const std::string& json, const std::string& source);
 
 /// `spec.config_json` completed for Hugging Face: architectures, model_type, all sizes,
-/// torch_dtype and dtype. A model with a router that transformers does not have gets the model_type
-/// nrl_FAMILY, which transformers refuses to load.
+/// torch_dtype and dtype. A scalar head is a ...ForSequenceClassification with one label. A model with a
+/// router that transformers does not have gets the model_type nrl_FAMILY, which transformers refuses to load.
 std::string hugging_face_config(const ModelSpec& spec, std::string_view dtype);
 
 }  // namespace nrl::model

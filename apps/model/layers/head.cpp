@@ -13,6 +13,12 @@ using memory::training;
 using precision::Gemm;
 using precision::Role;
 
+void call_rule(const Run& r, int64_t begin, int64_t count) {
+  const LayerContext& c = r.context();
+  NRL_CHECK(c.rule || r.exec().needed, "the engine has no objective");
+  if (c.rule) c.rule->weights(r.exec(), r.batch(), c.results(r.batch().ids.dim(0)), begin, count);
+}
+
 Head::Head(const LayerContext& c, const ParameterList& parameters, const precision::Recipe& recipe,
            int64_t chunk_tokens, const Ports& below)
     : Layer("loss_computation", c),
@@ -105,13 +111,8 @@ void Head::for_each_chunk(Run& r, F&& work) const {
 }
 
 void Head::train(Run& r) const {
-  const LayerContext& c = r.context();
   const int64_t n = r.batch().ids.dim(0);
-  const auto weights = [&](int64_t begin, int64_t count) {
-    NRL_CHECK(c.rule || r.exec().needed, "the engine has no objective");
-    if (c.rule) c.rule->weights(r.exec(), r.batch(), c.results(n), begin, count);
-  };
-  switch (c.loss.dependence) {
+  switch (r.context().loss.dependence) {
     case Dependence::none:
     case Dependence::batch:
       for_each_chunk(r, [&](const Rows& rows) {
@@ -124,7 +125,7 @@ void Head::train(Run& r) const {
       for_each_chunk(r, [&](const Rows& rows) {
         compute_logits(r, rows);
         compute_log_probs(r, rows);
-        weights(rows.begin, rows.count);
+        call_rule(r, rows.begin, rows.count);
         gradient_of_logits(r, rows);
         gradients(r, rows);
       });
@@ -134,7 +135,7 @@ void Head::train(Run& r) const {
         compute_logits(r, rows);
         compute_log_probs(r, rows);
       });
-      weights(0, n);
+      call_rule(r, 0, n);
       for_each_chunk(r, [&](const Rows& rows) {
         if (rows.count < n) compute_logits(r, rows);  // a single chunk still has them
         gradient_of_logits(r, rows);

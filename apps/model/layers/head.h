@@ -11,6 +11,9 @@
 
 namespace nrl::model {
 
+/// Has LayerContext::rule write the weights of rows [begin, begin + count), whose results are computed.
+void call_rule(const Run& r, int64_t begin, int64_t count);
+
 /// Final norm, LM head and loss, computed in chunks of tokens: the logits of the whole microbatch are never
 /// materialized. Training computes the gradient of the logits in the forward pass, from the loss weights of
 /// the batch or of LayerContext::rule (Dependence).
@@ -59,6 +62,32 @@ class Head : public Layer {
   Slot statistics_;  ///< (chunk, 3 or 4 x t) f32, read as (t, chunk, 3 or 4): of each rank's logits; unset if
                      ///< t = 1
   Slot d_norm_;      ///< (n, H)
+};
+
+/// Final norm, and the score of every token: one dot product, in place of the log-probability. Training
+/// computes the gradients in the forward pass, as Head does. Rows without a target have scores as well.
+class ScoreHead : public Layer {
+ public:
+  /// `below`: the ports of the previous layer.
+  ScoreHead(const LayerContext& context, const ParameterList& parameters, const precision::Recipe& recipe,
+            const Ports& below);
+  void forward(Run& r) override;
+  void backward(Run& r) override;
+  ParameterUse parameters(bool backward) const override;
+
+ private:
+  /// Computes the scores of all N tokens of the microbatch; with sequence parallelism every rank its own,
+  /// which are gathered.
+  void scores(Run& r) const;
+  /// dLoss/dscore (N) f32, of the rule or of the batch.
+  Tensor weights(const Run& r) const;
+  void gradients(Run& r) const;
+
+  int weight_;
+  std::vector<int> norm_parameters_;
+  std::optional<PreNorm> norm_;
+  Slot d_score_;  ///< (n, 1)
+  Slot d_norm_;   ///< (n, H)
 };
 
 }  // namespace nrl::model

@@ -35,7 +35,9 @@ class Builder {
                                                                                      : LayerParameters{});
     if (layout_.last_stage()) {
       norm("final_norm", gpt2_ ? "transformer.ln_f" : "model.norm", list_.final_norm, list_.final_norm_bias);
-      if (!spec_.tied)
+      if (spec_.head == HeadKind::scalar)
+        list_.head = score();
+      else if (!spec_.tied)
         list_.head = matrix("head", {{"lm_head", v}}, h, Split::rows, Init::normal, false);
       else
         list_.head = list_.embedding >= 0 ? list_.embedding : embedding();
@@ -163,6 +165,17 @@ class Builder {
     const int at = matrix("embedding", {{gpt2_ ? "transformer.wte" : "model.embed_tokens", spec_.vocab_size}},
                           spec_.hidden, Split::rows, Init::normal, false);
     if (spec_.tied && layout_.stages > 1) list_.all[at].group = group_name::tied;
+    return at;
+  }
+
+  // Every rank has the scores of its own tokens. Beside adapters it is trained as a whole, and belongs to
+  // their files.
+  int score() {
+    const bool adapter = static_cast<bool>(spec_.trained.adapters);
+    const std::string_view name = module_of(adapter ? adapted_score_name : score_name);
+    const int at = matrix("head", {{std::string(name), 1}}, spec_.hidden, Split::none, Init::normal, false);
+    list_.all[at].adapter = adapter;
+    replicated(at, layout_.sequence_parallel);
     return at;
   }
 

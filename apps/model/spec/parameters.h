@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -67,6 +68,10 @@ inline constexpr const char* router_bias = "router_bias";
 inline constexpr const char *frozen = "frozen", *frozen_expert = "frozen_expert";
 }  // namespace group_name
 
+/// The matrix of a scalar head in the files of a model, and in those of adapters.
+inline constexpr std::string_view score_name = "score.weight",
+                                  adapted_score_name = "base_model.model.score.weight";
+
 /// A parameter as the layers use it. q, k and v (and gate and up) are one fused parameter with several parts.
 struct Parameter {
   std::string name;            ///< "layers.0.qkv.weight"
@@ -77,7 +82,7 @@ struct Parameter {
   std::string group = group_name::dense;  ///< one flat layout and one optimizer call
   bool trainable = true;                  ///< equal within a group; false: no gradient, no optimizer state
   bool frozen = false;                    ///< by ModelSpec::trained; then not trainable
-  bool adapter = false;                   ///< not a tensor of the model itself
+  bool adapter = false;                   ///< in the files of adapters, not of the model itself
   bool of_experts = false;
   bool f32 = false;  ///< stored in f32 with any recipe; equal within a group
   bool fp8 = false;  ///< layers read it in FP8 only; equal within a group
@@ -135,7 +140,7 @@ struct ParameterList {
   std::vector<Parameter> all;  ///< in the order of the forward pass
   std::vector<LayerParameters> layers;
   int embedding = -1, positions = -1, final_norm = -1, final_norm_bias = -1;
-  int head = -1;  ///< equal to `embedding` when tied
+  int head = -1;  ///< (vocabulary, H), equal to `embedding` when tied; (1, H) of a scalar head
   int64_t total() const;
   /// By parameter: the layer that it belongs to, counted in model order. Sharded weights are gathered, and
   /// their gradients reduced, in buckets of one unit.

@@ -32,6 +32,13 @@ int64_t ModelSpec::expert_layers() const {
   return count;
 }
 
+void use_scalar_head(ModelSpec& spec) {
+  if (spec.head == HeadKind::scalar) return;
+  spec.head = HeadKind::scalar;
+  spec.new_head = true;
+  spec.tied = false;
+}
+
 double approximate_parameters(const ModelSpec& m) {
   const auto n = [](int64_t x) { return static_cast<double>(x); };
   const double attention = n(m.hidden) * (n(m.heads) + 2 * n(m.kv_heads) + n(m.heads)) * n(m.head_dim);
@@ -40,7 +47,7 @@ double approximate_parameters(const ModelSpec& m) {
                      n(m.hidden) * (n(m.moe.experts) + (m.moe.shared_gate ? 1 : 0));
   const double with_experts = n(m.expert_layers());
   return n(m.layers) * attention + (n(m.layers) - with_experts) * mlp + with_experts * moe +
-         n(m.vocab_size) * n(m.hidden) * (m.tied ? 1 : 2) +
+         n(m.vocab_size) * n(m.hidden) * (m.tied || m.head == HeadKind::scalar ? 1 : 2) +
          (m.learned_positions ? n(m.max_positions) * n(m.hidden) : 0);
 }
 
@@ -99,7 +106,7 @@ double training_flops_of_token(const ModelSpec& m, double keys) {
                      (m.moe.shared_gate ? ops::linear_flops(1, 1, m.hidden) : 0);
   return 3 * (static_cast<double>(m.layers) * attention +
               (static_cast<double>(m.layers) - with_experts) * mlp(m.ffn) + with_experts * moe +
-              ops::linear_flops(1, m.vocab_size, m.hidden)) -
+              ops::linear_flops(1, m.head == HeadKind::scalar ? 1 : m.vocab_size, m.hidden)) -
          2 * m.trained.frozen_products + 3 * 2 * m.trained.adapter_products;
 }
 

@@ -24,6 +24,10 @@ enum class TokenDispatcher : uint8_t { alltoall, allgather };
 /// sequences, or of the microbatches of all data-parallel ranks since the step began.
 enum class AuxLoss : uint8_t { microbatch, sequence, global };
 
+/// The part of a model that reads its last hidden states h: the logits of all tokens, or the score v . h of a
+/// reward model.
+enum class HeadKind : uint8_t { vocabulary, scalar };
+
 /// A mixture of experts in place of the MLP of some layers.
 struct MoeSpec {
   int64_t experts = 0;  ///< 0: the model has none
@@ -78,7 +82,9 @@ struct ModelSpec {
   ops::RopeSpec rope;
   int64_t window = 0;  ///< sliding window of attention, 0: none
 
-  bool tied = false;
+  HeadKind head = HeadKind::vocabulary;
+  bool new_head = false;  ///< not in the files of the source: training begins with random numbers
+  bool tied = false;      ///< the logits have the matrix of the embedding
   float initializer_range = 0.02f;
   float residual_dropout = 0, embedding_dropout = 0, attention_dropout = 0;
   TrainedPart trained;
@@ -101,6 +107,9 @@ struct ModelSpec {
   bool has_experts(int64_t layer) const { return moe.experts > 0 && moe.dense[layer] == 0; }
   int64_t expert_layers() const;
 };
+
+/// Replaces the logits by a new head with one number, unless the model has one.
+void use_scalar_head(ModelSpec& spec);
 
 /// Parameter count without biases and norms, in floating point: used to reject sizes that
 /// would overflow int64.

@@ -135,7 +135,9 @@ void count_trained(ModelSpec& spec) {
     // A lookup is no product.
     const bool looked_up = (static_cast<int>(p) == list.embedding && list.head != list.embedding) ||
                            static_cast<int>(p) == list.positions;
-    if (parameter.shape.size() != 2 || looked_up) continue;
+    // A scalar head beside adapters is a product of the model.
+    const bool head = parameter.adapter && static_cast<int>(p) == list.head;
+    if (parameter.shape.size() != 2 || looked_up || head) continue;
     auto elements = static_cast<double>(parameter.numel());
     if (parameter.of_experts)
       elements *= static_cast<double>(spec.moe.rule.top_k) / static_cast<double>(spec.moe.experts);

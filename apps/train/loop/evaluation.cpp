@@ -156,6 +156,7 @@ StoredModelEvaluator::StoredModelEvaluator(comm::World& world, const EvaluationO
   run_collectively(world, [&] {
     // The ranks of a node share the verification of its copy.
     spec = load_model_directory(options_.directory, {world.local_rank(), world.local_size()});
+    require_logits(*spec, "eval", options_.directory);
     config =
         evaluation_config(options_, *spec, world.size(), parallel::nodes_of(world.nodes(), world.hosts()));
   });

@@ -19,14 +19,20 @@
 namespace nrl::train {
 namespace {
 
-/// `adapters`: of adapters only; else of all.
+/// True if the files of a model without adapters have the parameter.
+bool in_model_files(const plan::RunPlan& p, int parameter) {
+  const bool score = p.spec.head == model::HeadKind::scalar && parameter == p.parameters.head;
+  return score ? !p.spec.new_head : !p.parameters.all[parameter].adapter;
+}
+
+/// `missing`: of parameters that are not in the files of the model; else of all.
 void make_initial_weights(const Config& config, const plan::RunPlan& p, int threads, const TrainState& state,
-                          bool adapters) {
+                          bool missing) {
   const auto seed = static_cast<uint64_t>(resolved_loop(config).seed);
   std::vector<float> values;
   for (const engine::WeightSlice& weight : state.weights) {
     const model::Parameter& parameter = p.parameters.all[weight.parameter];
-    if (adapters && !parameter.adapter) continue;
+    if (missing && in_model_files(p, weight.parameter)) continue;
     const DType dtype = weight.values.dtype;
     fill_memory(state.staging, weight.values.data, weight.part.rows, weight.part.columns * size_of(dtype),
                 [&](int64_t first, int64_t n, void* out) {
@@ -220,7 +226,8 @@ void load_initial_weights(const Config& config, engine::Engine& engine, VerifySh
     if (model) verify_model_directory(*model, verify);
     const bool adapters = static_cast<bool>(plan.spec.trained.adapters);
     if (model) load_weights(*model, plan.spec, state.weights, state.staging);
-    if (!model || adapters) make_initial_weights(config, plan, threads, state, model.has_value());
+    if (!model || adapters || plan.spec.new_head)
+      make_initial_weights(config, plan, threads, state, model.has_value());
     if (adapters && config.policy.lora.adapter)
       load_adapter(*config.policy.lora.adapter, plan.spec, state.weights, state.staging);
   });

@@ -24,23 +24,34 @@ constexpr std::string_view suffix_a = ".lora_A.weight", suffix_b = ".lora_B.weig
 
 /// Members of PEFT's configuration that change what an adapter computes, and that are not supported unless
 /// they are absent, null, false, empty or zero.
-constexpr std::array unsupported_keys{"use_dora",
-                                      "rank_pattern",
-                                      "alpha_pattern",
-                                      "modules_to_save",
-                                      "layers_to_transform",
-                                      "lora_bias",
-                                      "target_parameters",
-                                      "trainable_token_indices",
-                                      "use_qalora",
-                                      "layer_replication",
-                                      "megatron_config"};
+constexpr std::array unsupported_keys{
+    "use_dora",          "rank_pattern",      "alpha_pattern",           "layers_to_transform",
+    "lora_bias",         "target_parameters", "trainable_token_indices", "use_qalora",
+    "layer_replication", "megatron_config"};
 
 bool asks_for_nothing(const JsonValue& v) {
   if (v.is_bool()) return !v.as_bool();
   if (v.is_array()) return v.items().empty();
   if (v.is_object()) return v.members().size() == 0;
   return v.is_null();
+}
+
+/// True if modules_to_save lists the head of a reward model, as PEFT does for task_type SEQ_CLS. Fails if it
+/// lists other modules.
+bool saves_score(const JsonValue& json) {
+  const JsonValue* modules = json.find("modules_to_save");
+  if (!modules || asks_for_nothing(*modules)) return false;
+  bool score = false, others = !modules->is_array();
+  if (!others)
+    for (const JsonValue& module : modules->items()) {
+      const std::string name = module.is_string() ? module.as_string() : "";
+      score = score || name == "score";
+      others = others || (name != "score" && name != "classifier");
+    }
+  if (others || !score)
+    fail(Exit::data, "{}modules_to_save: is {}; expected null or [\"score\"], the head of a reward model",
+         modules->where(), clipped(modules->dump(), 60));
+  return true;
 }
 
 /// The tensors of adapters in a model, with their shapes.
@@ -112,9 +123,13 @@ StoredAdapter read_adapter(const std::string& directory) {
   if (!(out.spec.alpha > 0 && out.spec.alpha <= 1e9))
     fail(Exit::data, "{}: lora_alpha is {}; expected a number above 0", path, out.spec.alpha);
 
+  out.score = saves_score(json);
   const SafetensorsSet files(directory, adapter_stem);
+  if (out.score && !files.find(std::string(model::adapted_score_name)))
+    fail(Exit::data, "{}: has no {}, which modules_to_save names", directory, model::adapted_score_name);
   std::set<std::string> with_b;
   for (const std::string& name : files.names()) {
+    if (out.score && name == model::adapted_score_name) continue;
     const auto [file, tensor] = files.at(name);
     const bool a = name.ends_with(suffix_a), b = name.ends_with(suffix_b);
     if (!name.starts_with(adapter_prefix) || !(a || b))
@@ -157,9 +172,10 @@ std::string base_directory(const std::string& directory, const StoredAdapter& ad
 std::string adapter_config_json(const model::ModelSpec& spec, const std::string& base) {
   const model::AdapterSpec& a = spec.trained.adapters;
   const bool conv1d = model::rules_of(spec.family).style == model::FileStyle::gpt2;
+  const bool scalar = spec.head == model::HeadKind::scalar;
   return JsonValue::object(
              {{"peft_type", "LORA"},
-              {"task_type", "CAUSAL_LM"},
+              {"task_type", scalar ? "SEQ_CLS" : "CAUSAL_LM"},
               {"base_model_name_or_path",
                base.empty() ? JsonValue()
                             : JsonValue(std::filesystem::absolute(base).lexically_normal().string())},
@@ -172,7 +188,7 @@ std::string adapter_config_json(const model::ModelSpec& spec, const std::string&
               {"bias", "none"},
               {"fan_in_fan_out", conv1d},
               {"init_lora_weights", true},
-              {"modules_to_save", JsonValue()},
+              {"modules_to_save", scalar ? JsonValue::array({"score"}) : JsonValue()},
               {"inference_mode", true}})
              .dump(2) +
          "\n";

@@ -1,6 +1,7 @@
 #pragma once
 // Adapters in files, as PEFT has them: a directory with adapter_config.json and adapter_model.safetensors,
-// which has only A and B of every module, and a base model in another directory.
+// which has only A and B of every module, and the head of a reward model; the base model is in another
+// directory.
 
 #include <string>
 
@@ -18,6 +19,7 @@ bool is_adapter(const std::string& directory);
 
 struct StoredAdapter {
   model::AdapterSpec spec;  ///< targets: the names of the modules in the file
+  bool score = false;       ///< with the head of a reward model (modules_to_save)
   std::string base;         ///< base_model_name_or_path; empty: not named
 };
 /// Reads adapter_config.json, and the names and shapes of the tensors. Fails (65), naming what, if they do

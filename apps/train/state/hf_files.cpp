@@ -42,6 +42,9 @@ void copy_if_present(const std::string& directory, const char* name, std::vector
 void use(const Tokenizer& tokenizer, HfFiles& hf) {
   hf.bos = tokenizer.bos();
   hf.eos = tokenizer.eos();
+  const auto named = tokenizer.special_tokens().find("pad_token");
+  if (named != tokenizer.special_tokens().end()) hf.pad = tokenizer.id_of(named->second);
+  if (hf.pad == hf.eos) hf.pad.reset();
   // Derived files could contradict a tokenizer_config.json that was copied.
   const bool complete = contains(hf.files, "tokenizer_config.json");
   for (const Tokenizer::File& file : tokenizer.files())
@@ -123,6 +126,9 @@ std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype,
   };
   set("bos_token_id", hf.bos);
   set("eos_token_id", hf.eos);
+  const JsonValue* const pad = json.find("pad_token_id");
+  if (spec.head == model::HeadKind::scalar && hf.pad && *hf.pad < spec.vocab_size && (!pad || pad->is_null()))
+    json.set("pad_token_id", *hf.pad);
   return json.dump(2) + "\n";
 }
 

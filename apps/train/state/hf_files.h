@@ -17,6 +17,8 @@ struct HfFiles {
   std::vector<data::Tokenizer::File> files;  ///< written unchanged
   /// Token ids of the tokenizer; unset if it has no such token, or is unknown.
   std::optional<int32_t> bos, eos;
+  /// The padding of sequences; unset also if it is the end of a sequence.
+  std::optional<int32_t> pad;
   bool keep_config_ids = false;  ///< ids in the model's own config.json take precedence
 };
 
@@ -31,7 +33,8 @@ HfFiles collect_hf_files(const Config& config);
 std::unique_ptr<data::Tokenizer> tokenizer_of_run(const Config& config);
 
 /// The config.json of a checkpoint with weights of `dtype` ("float32", "bfloat16"): the model's, with
-/// bos_token_id and eos_token_id (null: no such token).
+/// bos_token_id and eos_token_id (null: no such token). Of a reward model also with pad_token_id: the score
+/// of a padded sequence is that of the last token that is none.
 std::string hf_config_json(const model::ModelSpec& spec, std::string_view dtype, const HfFiles& hf);
 
 /// A generation_config.json with the ids of that config.json; empty if `hf.files` has one.

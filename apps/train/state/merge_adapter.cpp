@@ -4,8 +4,10 @@
 #include <filesystem>
 #include <map>
 #include <memory>
+#include <string_view>
 #include <vector>
 
+#include "apps/model/families/hf_config.h"
 #include "apps/model/spec/parameters.h"
 #include "apps/train/state/adapter_files.h"
 #include "apps/train/state/model_source.h"
@@ -13,6 +15,7 @@
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"
 #include "core/io/atomic_file.h"
+#include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "core/io/tensor_slice.h"
 
@@ -79,20 +82,45 @@ std::map<std::string, std::string> adapted(const model::ModelSpec& spec, const S
   return out;
 }
 
+constexpr std::string_view logits_name = "lm_head.weight";
+
+/// The file of the base model in whose place the head of a reward model is written that replaces its logits;
+/// null if it has the head, or is no reward model.
+const SafetensorsFile* file_of_new_head(const model::ModelSpec& spec, const SafetensorsSet& base) {
+  if (!spec.new_head) return nullptr;
+  const auto logits = base.find(logits_name);
+  return logits ? logits->file : base.files().back().get();
+}
+
+/// `head`: the file gets the adapter's.
 void write_merged(const SafetensorsFile& file, const std::map<std::string, std::string>& modules,
                   const SafetensorsSet& base, const SafetensorsSet& adapter, const model::ModelSpec& spec,
-                  const std::string& path) {
+                  bool head, const std::string& path) {
   std::vector<TensorSpec> tensors;
+  const auto replaced = [&](const TensorInfo& t) { return spec.new_head && t.name == logits_name; };
   for (const TensorInfo& t : file.tensors()) {
+    if (replaced(t)) continue;
     if (!t.dtype)
       fail(Exit::data, "{}: {} has dtype {}, which cannot be written", file.path(), t.name, t.dtype_name);
     tensors.push_back({t.name, *t.dtype, t.shape});
   }
+  const std::string score(model::score_name);
+  if (head) tensors.push_back({score, file.tensors().front().dtype.value_or(DType::f32), {1, spec.hidden}});
   const bool transposed = model::rules_of(spec.family).style == model::FileStyle::gpt2;
   const model::AdapterSpec& a = spec.trained.adapters;
   SafetensorsWriter writer(path, tensors, {.metadata = {{"format", "pt"}}, .refuse_non_finite = true});
   std::vector<std::byte> block;
+  const auto write_score = [&](DType dtype) {
+    block = rounded(read_f32(adapter, std::string(model::adapted_score_name)), dtype);
+    writer.write(score, block.data(), block.size());
+  };
+  if (head) write_score(tensors.back().dtype);
   for (const TensorInfo& t : file.tensors()) {
+    if (replaced(t)) continue;
+    if (spec.head == model::HeadKind::scalar && t.name == score) {
+      write_score(*t.dtype);
+      continue;
+    }
     const auto module = modules.find(t.name);
     if (module == modules.end()) {
       constexpr uint64_t most = uint64_t{16} << 20;
@@ -112,6 +140,28 @@ void write_merged(const SafetensorsFile& file, const std::map<std::string, std::
     writer.write(t.name, bytes.data(), bytes.size());
   }
   writer.finish();
+}
+
+/// Writes the configuration and the index of a base model whose logits a score replaces, which is in `file`.
+void write_new_head_files(const model::ModelSpec& spec, const SafetensorsFile& file, const std::string& base,
+                          const std::string& to) {
+  const DType dtype = file.tensors().front().dtype.value_or(DType::f32);
+  write_file_atomic(join_path(to, "config.json"),
+                    model::hugging_face_config(spec, dtype == DType::f32    ? "float32"
+                                                     : dtype == DType::bf16 ? "bfloat16"
+                                                                            : "float16"));
+  constexpr const char* index_name = "model.safetensors.index.json";
+  const std::string index = join_path(base, index_name);
+  if (!path_exists(index)) return;
+  const JsonValue old = parse_json(read_file(index, most_copied_bytes), index);
+  JsonValue files = JsonValue::object();
+  for (const JsonMember& tensor : old.at("weight_map").members())
+    if (tensor.key != logits_name) files.set(tensor.key, tensor.value);
+  files.set(std::string(model::score_name), fs::path(file.path()).filename().string());
+  write_file_atomic(
+      join_path(to, index_name),
+      JsonValue::object({{"metadata", JsonValue::object()}, {"weight_map", std::move(files)}}).dump(2) +
+          "\n");
 }
 
 /// Files of `from` that are neither weights nor the state of a run, unless `to` has them.
@@ -149,9 +199,11 @@ void merge_adapter(const std::string& directory, const std::string& output) {
   make_directories(temporary);
   try {
     const auto modules = adapted(spec, files);
+    const SafetensorsFile* const head = file_of_new_head(spec, files);
     for (const auto& file : files.files())
-      write_merged(*file, modules, files, adapter, spec,
+      write_merged(*file, modules, files, adapter, spec, file.get() == head,
                    join_path(temporary, fs::path(file->path()).filename().string()));
+    if (head) write_new_head_files(spec, *head, base, temporary);
     copy_others(directory, temporary);
     copy_others(base, temporary);
     fs::rename(temporary, output);

@@ -141,6 +141,7 @@ ModelCheck check_model(const ConfigResult& result) {
                      fmt::format("policy.model.{} has no effect in this model (model_type {})", key,
                                  name_of(out.spec->family)),
                      "remove it"));
+    if (result.config.algorithm == Algorithm::rm) model::use_scalar_head(*out.spec);
     if (out.problems.empty()) set_trained_part(result, *out.spec, out.problems);
     if (!out.problems.empty()) out.spec.reset();
   } catch (const model::ModelConfigError& e) {
@@ -173,6 +174,14 @@ std::string find_model_directory(const std::string& path, std::string& note) {
   fail(Exit::no_input, "{}{}", missing.problem, advice);
 }
 
+void require_logits(const model::ModelSpec& spec, std::string_view command, const std::string& directory) {
+  if (spec.head == model::HeadKind::vocabulary) return;
+  fail(Exit::data,
+       "{}: {} is a reward model, which gives a sequence a score; expected a model that predicts tokens. "
+       "Fix: give a ...ForCausalLM",
+       command, directory);
+}
+
 model::ModelSpec load_model_directory(const std::string& directory, VerifyShare share) {
   verify_model_directory(directory, share);
   if (is_adapter(directory)) {
@@ -180,6 +189,7 @@ model::ModelSpec load_model_directory(const std::string& directory, VerifyShare 
     const std::string base = base_directory(directory, adapter);
     model::ModelSpec spec = load_model_directory(base, share);
     spec.trained.adapters = adapter.spec;
+    if (adapter.score) model::use_scalar_head(spec);
     if (const auto problems = model::trained_part_problems(spec); !problems.empty())
       fail(Exit::data, "{}: is no adapter of the model in {}: {}", directory, base, problems.front().text);
     if (const std::string text = other_adapter(directory, spec); !text.empty())

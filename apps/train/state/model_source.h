@@ -3,6 +3,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "apps/model/spec/spec.h"
 #include "apps/train/state/resume.h"
@@ -31,5 +32,8 @@ std::string find_model_directory(const std::string& path, std::string& note);
 /// base model that it names, of whose checksums, if it has any, this share is verified. Fails (65) if it is
 /// damaged or not supported.
 model::ModelSpec load_model_directory(const std::string& directory, VerifyShare share = verify_all);
+
+/// Fails (65) if the model of a directory has no logits, which `command` needs.
+void require_logits(const model::ModelSpec& spec, std::string_view command, const std::string& directory);
 
 }  // namespace nrl::train

@@ -70,9 +70,11 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   };
   const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
                norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, moe,
-               learned_positions, use_rope, rope, window, tied, initializer_range, residual_dropout,
-               embedding_dropout, attention_dropout, trained, unread_keys, config_json] = spec;
-  (void)trained;  // recorded as policy.lora and policy.freeze
+               learned_positions, use_rope, rope, window, head, new_head, tied, initializer_range,
+               residual_dropout, embedding_dropout, attention_dropout, trained, unread_keys, config_json] =
+      spec;
+  (void)trained;   // recorded as policy.lora and policy.freeze
+  (void)new_head;  // follows from policy.model_name
   (void)initializer_range;
   (void)unread_keys;
   (void)config_json;
@@ -95,6 +97,7 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   add("hidden_act", activations[static_cast<int>(activation)]);
   add("gated", gated);
   add("sliding_window", window);
+  add("head", head == model::HeadKind::scalar ? "scalar" : "vocabulary");
   add("tie_word_embeddings", tied);
   add("resid_pdrop", residual_dropout);
   add("embd_pdrop", embedding_dropout);

@@ -66,7 +66,10 @@ void load_tensors(const SafetensorsSet& files, const std::string& directory, con
   const std::string_view prefix = model::rules_of(spec.family).optional_prefix;
   for (const engine::WeightSlice& weight : weights) {
     std::string name = weight.part.name;
+    // A head that is trained beside adapters begins with the model's.
+    if (!adapters && name == model::adapted_score_name) name = model::score_name;
     if (name.starts_with(model::adapter_prefix) != adapters) continue;
+    if (spec.new_head && name == model::score_name) continue;
     if (name.starts_with(prefix) && !files.find(name)) name = name.substr(prefix.size());
     const auto [file, tensor] = files.at(name);
     const TensorSlice slice = slice_of(weight);
@@ -92,8 +95,9 @@ void load_tensors(const SafetensorsSet& files, const std::string& directory, con
   for (const std::string& name : files.names()) {
     const bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
                         name.ends_with("rotary_emb.inv_freq");
-    const bool tied_head = spec.tied && name == "lm_head.weight";
-    bool known = buffer || tied_head;
+    const bool other_head = (spec.tied || spec.new_head) && name == "lm_head.weight";
+    const bool score = spec.head == model::HeadKind::scalar && !spec.new_head && name == model::score_name;
+    bool known = buffer || other_head || score;
     for (const Parameter& p : whole.all)
       for (const Part& part : p.parts)
         known = known || part.name == name || (!prefix.empty() && part.name == std::string(prefix) + name);
@@ -108,12 +112,10 @@ void load_tensors(const SafetensorsSet& files, const std::string& directory, con
 
 void load_weights(const std::string& directory, const ModelSpec& spec,
                   const std::vector<engine::WeightSlice>& weights, Staging* staging) {
-  std::string base = directory;
-  if (is_adapter(directory)) {
-    base = base_directory(directory, read_adapter(directory));
-    load_adapter(directory, spec, weights, staging);
-  }
+  const bool adapter = is_adapter(directory);
+  const std::string base = adapter ? base_directory(directory, read_adapter(directory)) : directory;
   load_tensors(SafetensorsSet(base), base, spec, false, weights, staging);
+  if (adapter) load_adapter(directory, spec, weights, staging);
 }
 
 void load_adapter(const std::string& directory, const ModelSpec& spec,
