@@ -13,8 +13,14 @@ Verdict judge_reward_model(const Facts& f) {
        {"set algorithm: rm, or start from a ...ForCausalLM"}}};
 }
 
+Verdict judge_samples(const Facts& f) {
+  if (f.config().algorithm != Algorithm::rm || f.config().logger.sample_period == 0) return {};
+  return {{"logger.sample_period: a reward model generates no text", {"set it to 0"}}};
+}
+
 const Rule head_table[] = {
     {{"algorithm", "policy.model_name"}, judge_reward_model},
+    {{"logger.sample_period", "algorithm"}, judge_samples},
 };
 
 }  // namespace

@@ -51,6 +51,11 @@ double approximate_parameters(const ModelSpec& m) {
          (m.learned_positions ? n(m.max_positions) * n(m.hidden) : 0);
 }
 
+std::string_view head_text(const ModelSpec& m) {
+  if (m.head == HeadKind::vocabulary) return m.tied ? " (tied)" : "";
+  return m.new_head ? " (with a new scalar head)" : " (with a scalar head)";
+}
+
 std::string experts_text(const ModelSpec& m) {
   const MoeSpec& e = m.moe;
   if (e.experts == 0) return "";

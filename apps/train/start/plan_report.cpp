@@ -257,8 +257,9 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
   const std::vector<plan::Traffic> traffic =
       engine::step_traffic(ranks.front().plan, engine::training_options(c), dry);
   const plan::RunPlan& plan = *ranks.front().plan;
-  log::info("model    {} parameters, {} layers, {:.4f} GFLOP per token in training at length {}",
-            grouped(plan.whole.total()), plan.spec.layers,
+  log::info("model    {} parameters{}, {} layers, {:.4f} GFLOP per token in training at length {}",
+            grouped(plan.whole.total()),
+            plan.spec.head == model::HeadKind::scalar ? model::head_text(plan.spec) : "", plan.spec.layers,
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
     log::info("experts  {}", experts);
