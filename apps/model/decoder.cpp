@@ -195,7 +195,7 @@ void Decoder::declare_loss(memory::MemoryPlan& plan) {
   buffers_.log_prob = by_row("log-probabilities");
   const LossNeeds& loss = options_.loss;
   if (loss.dependence != Dependence::token && loss.dependence != Dependence::sequence) return;
-  buffers_.lse = by_row("log-sum-exp");
+  if (part_.head == HeadKind::vocabulary) buffers_.lse = by_row("log-sum-exp");
   buffers_.weight = by_row("weights of log-probabilities");
   if (loss.entropy) {
     buffers_.entropy = by_row("entropies");

@@ -31,16 +31,16 @@ struct LossNeeds {
   bool entropy = false;                  ///< of each row's distribution
   double inverse_temperature = 1;        /// of the distribution
   std::vector<ColumnSpec> columns = {};  ///< MicroBatch::columns
-  int64_t sequence_values = 0;           ///< columns of MicroBatch::sequence_values; 0: neither these nor segments
+  int64_t sequence_values = 0;  ///< columns of MicroBatch::sequence_values; 0: neither these nor segments
 };
 
 /// The results of a head for the rows of a microbatch, and memory for the rule. (N) f32, or empty where
 /// LossNeeds does not ask for it.
 struct HeadOutput {
-  Tensor log_prob;
+  Tensor log_prob;  ///< of the targets; a scalar head's scores
   Tensor entropy;
-  Tensor weight;          ///< dLoss/dlog_prob, which the rule writes
-  Tensor entropy_weight;  ///< dLoss/dentropy, the same
+  Tensor weight;                         ///< dLoss/dlog_prob, which the rule writes
+  Tensor entropy_weight;                 ///< dLoss/dentropy, the same
   Tensor segment_sums, segment_weights;  ///< (most sequences) f64: memory for a rule of sequences
   /// Sums a tensor of numbers of segments over the ranks that have the rows of one microbatch; enqueued.
   std::function<void(const Tensor&)> sum_over_rows;
