@@ -172,7 +172,7 @@ class AdaptedModel {
     stage_->declare(plan_);
     const auto log_prob = plan_.add("log-probabilities", memory::Category::data, 4 * test::TinyModel::tokens);
     const auto bind = [&](const memory::Arenas& arenas) {
-      context_.log_prob = make_tensor(arenas.at(plan_, log_prob), DType::f32, {test::TinyModel::tokens});
+      context_.head.log_prob = make_tensor(arenas.at(plan_, log_prob), DType::f32, {test::TinyModel::tokens});
       stage_->bind(plan_, arenas);
     };
     rope_ = ops::rope_table(tiny_.spec_.rope, 12, 12);
@@ -200,7 +200,8 @@ class AdaptedModel {
     for (auto& g : gradients_) std::fill(g.begin(), g.end(), 0.0f);
     loss_ = 0;
     const std::vector<MicroBatch> batches = tiny_.batches(microbatches);
-    const StepHooks hooks{.log_probs_ready = [this](int) { loss_ += tiny_.weighted(context_.log_prob); }};
+    const StepHooks hooks{
+        .log_probs_ready = [this](int) { loss_ += tiny_.weighted(context_.head.log_prob); }};
     stage_->execute(0, stage_->lowered(memory::training, schedule, {}),
                     {.batches = batches, .hooks = &hooks});
     return gradients_;

@@ -50,6 +50,28 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+/// The loss weights of the batch, copied when the head asks for them.
+class WeightsOfBatch final : public model::LossRule {
+ public:
+  explicit WeightsOfBatch(model::Dependence dependence) : dependence_(dependence) {}
+  model::Dependence dependence() const override { return dependence_; }
+  void weights(ops::Exec&, const model::MicroBatch& batch, const model::HeadOutput& out, int64_t begin,
+               int64_t count) override {
+    ++calls;
+    CHECK(begin == 0);
+    CHECK(count == TinyModel::tokens);
+    for (int64_t i = 0; i < count; ++i) {
+      scores.push_back(out.log_prob.ptr<float>()[i]);
+      out.weight.ptr<float>()[i] = batch.loss_weight.ptr<float>()[i];
+    }
+  }
+  int calls = 0;
+  std::vector<float> scores;
+
+ private:
+  model::Dependence dependence_;
+};
+
 void require_gradients(const TinyModel& got, const TinyModel& want, double tolerance) {
   for (size_t p = 0; p < want.gradients_.size(); ++p) {
     INFO(want.parameters_.all[p].name);
@@ -246,4 +268,23 @@ TEST_CASE("a scalar head is trained beside adapters, or frozen", "[model][reward
         CHECK(frozen.gradients_[p] == whole.gradients_[p]);
       }
   }
+}
+
+TEST_CASE("a scalar head takes the weights of a rule that has seen all scores", "[model][reward]") {
+  for (const auto& [name, config] : reward_configs())
+    for (const auto dependence : {model::Dependence::token, model::Dependence::sequence}) {
+      INFO(name);
+      TinyModel of_batch(config, cpu_kernels(), 2);
+      TinyModel of_rule(config, cpu_kernels(), 2,
+                        TinyOptions{.loss = {.dependence = dependence, .sequence_values = 0}});
+      WeightsOfBatch rule(dependence);
+      of_rule.decoder_.set_rule(&rule);
+      CHECK(of_rule.loss() == of_batch.loss());
+      CHECK(rule.calls == 1);
+      const Tensor scores = of_batch.decoder_.log_prob(of_batch.batch());
+      for (int i = 0; i < TinyModel::tokens; ++i) CHECK(rule.scores[i] == scores.ptr<float>()[i]);
+      of_batch.gradients();
+      of_rule.gradients();
+      CHECK(of_rule.gradients_ == of_batch.gradients_);
+    }
 }
