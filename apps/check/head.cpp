@@ -13,12 +13,6 @@ Verdict judge_reward_model(const Facts& f) {
        {"set algorithm: rm, or start from a ...ForCausalLM"}}};
 }
 
-Verdict judge_loss_scale(const Facts& f) {
-  if (f.config().algorithm != Algorithm::rm || !resolved_loss_scaling(f.policy())) return {};
-  return {{"algorithm rm is not supported with a loss scale yet, which float16 needs",
-           {"set policy.precision to bfloat16 or float32, and policy.loss_scaling to auto"}}};
-}
-
 Verdict judge_samples(const Facts& f) {
   if (f.config().algorithm != Algorithm::rm || f.config().logger.sample_period == 0) return {};
   return {{"logger.sample_period: a reward model generates no text", {"set it to 0"}}};
@@ -26,7 +20,6 @@ Verdict judge_samples(const Facts& f) {
 
 const Rule head_table[] = {
     {{"algorithm", "policy.model_name"}, judge_reward_model},
-    {{"algorithm", "policy.precision", "policy.loss_scaling"}, judge_loss_scale},
     {{"logger.sample_period", "algorithm"}, judge_samples},
 };
 

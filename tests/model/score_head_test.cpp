@@ -288,3 +288,22 @@ TEST_CASE("a scalar head takes the weights of a rule that has seen all scores", 
       CHECK(of_rule.gradients_ == of_batch.gradients_);
     }
 }
+
+TEST_CASE("a loss scale multiplies the gradients of a scalar head", "[model][reward][sim]") {
+  const std::string config = reward_configs()[2].second;
+  for (const bool gpu : {false, true}) {
+    const ops::KernelTable& kernels = gpu ? ops::sim_kernels() : cpu_kernels();
+    const TinyOptions options{.device = gpu ? DeviceType::cuda : DeviceType::cpu};
+    const int threads = gpu ? ops::gpu_partials : 2;
+    TinyModel plain(config, kernels, threads, options), scaled(config, kernels, threads, options);
+    double scale = 1024;
+    scaled.decoder_.scale_loss(make_tensor(&scale, DType::f64, {1}));
+    plain.gradients();
+    scaled.gradients();
+    for (size_t p = 0; p < plain.gradients_.size(); ++p) {
+      INFO(plain.parameters_.all[p].name);
+      for (float& g : plain.gradients_[p]) g *= 1024;
+      CHECK(scaled.gradients_[p] == plain.gradients_[p]);
+    }
+  }
+}

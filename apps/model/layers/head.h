@@ -81,6 +81,8 @@ class ScoreHead : public Layer {
   void scores(Run& r) const;
   /// dLoss/dscore (N) f32, of the rule or of the batch.
   Tensor weights(const Run& r) const;
+  /// Writes the weights of this rank's rows, times the loss scale, to d_score_.
+  void scale_weights(Run& r) const;
   void gradients(Run& r) const;
 
   int weight_;
@@ -88,6 +90,8 @@ class ScoreHead : public Layer {
   std::optional<PreNorm> norm_;
   Slot d_score_;  ///< (n, 1)
   Slot d_norm_;   ///< (n, H)
+  // With a loss scale: (1) i32, (1) f32 and (n, 1) f32.
+  Slot zero_, factor_, scaled_;
 };
 
 }  // namespace nrl::model

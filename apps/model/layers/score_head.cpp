@@ -5,6 +5,8 @@
 #include "apps/model/layers/head.h"
 #include "core/ops/linear.h"
 #include "core/ops/merge.h"
+#include "core/ops/optimizer.h"
+#include "core/ops/segments.h"
 
 namespace nrl::model {
 
@@ -42,16 +44,20 @@ ScoreHead::ScoreHead(const LayerContext& c, const ParameterList& parameters, con
   norm_.emplace(b, in, parameters.final_norm, parameters.final_norm_bias);
   d_score_ = b.gradient("d_score", 1, sequence_rows);
   d_norm_ = b.gradient("d_norm", b.spec.hidden, sequence_rows);
+  zero_ = b.add({.name = "zero", .width = 1, .dtype = DType::i32, .rows = one_row});
+  factor_ = b.number("loss scale");
+  scaled_ = b.add({.name = "scaled weights", .width = 1, .rows = sequence_rows});
   describe();
 }
 
 void ScoreHead::forward(Run& r) {
   const Slot hidden = norm_->out;
   norm_->forward(r);
-  r.step(training, "loss", reads(hidden), writes(d_score_, over(d_norm_, hidden)), [&] {
-    scores(r);
-    gradients(r);
-  });
+  r.step(training, "loss", reads(hidden), writes(d_score_, zero_, factor_, scaled_, over(d_norm_, hidden)),
+         [&] {
+           scores(r);
+           gradients(r);
+         });
   r.step(evaluation, "scores", reads(hidden), writes(), [&] { scores(r); });
 }
 
@@ -81,10 +87,22 @@ Tensor ScoreHead::weights(const Run& r) const {
   return r.context().results(n).weight;
 }
 
+void ScoreHead::scale_weights(Run& r) const {
+  const Tensor d_score = r[d_score_], own = column(own_rows(r, weights(r), d_score.dim(0))),
+               scale = r.context().loss_scale;
+  if (!scale) return ops::add_rows(r.exec(), {.x = own, .out = d_score});
+  // The scale is a double, whose f32 is the value of a segment.
+  const auto number = [&](Slot slot) { return make_tensor(r[slot].data, r[slot].dtype, {1}, scale.device); };
+  const Tensor zero = number(zero_), factor = number(factor_);
+  ops::zero(r.exec(), {.x = zero});
+  ops::segment_rows(r.exec(), {.values = scale, .target = zero, .segment = zero, .out = factor});
+  ops::linear_forward(r.exec(), {.x = own, .weight = column(factor), .out = r[scaled_]});
+  ops::add_rows(r.exec(), {.x = r[scaled_], .out = d_score});
+}
+
 void ScoreHead::gradients(Run& r) const {
-  NRL_CHECK(!r.context().loss_scale, "the configuration was not checked");
+  scale_weights(r);
   const Tensor x = r[norm_->out], d_score = r[d_score_];
-  ops::add_rows(r.exec(), {.x = column(own_rows(r, weights(r), x.dim(0))), .out = d_score});
   // The weight gradient reads x first, because d_norm may overwrite x.
   if (r.context().trains(weight_))
     ops::linear_backward_weight(
