@@ -151,10 +151,14 @@ class Trainee {
     const BatchPlan& batch = engine_->plan().batch;
     data::HostMicroBatch next;
     int64_t m = 0;
-    double sum = engine_->evaluate(batch.accumulation, [&]() -> const data::HostMicroBatch& {
-      next = samples(500, (m++ * position_.sizes.dp + position_.at.dp) * batch.micro);
-      return next;
-    });
+    double sum =
+        engine_
+            ->evaluate(batch.accumulation,
+                       [&]() -> const data::HostMicroBatch& {
+                         next = samples(500, (m++ * position_.sizes.dp + position_.at.dp) * batch.micro);
+                         return next;
+                       })
+            .front();
     groups_->host(parallel::group::all).all_reduce(std::span(&sum, 1));
     return sum;
   }

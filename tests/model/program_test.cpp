@@ -104,7 +104,7 @@ std::vector<std::vector<float>> results_of(TinyModel& m, Stage& stage, LayerCont
   const auto log_prob = plan.add("log-probabilities", memory::Category::data, 4 * TinyModel::tokens);
   plan.solve();
   const memory::Arenas arenas(plan);
-  context.log_prob = make_tensor(arenas.at(plan, log_prob), DType::f32, {TinyModel::tokens});
+  context.head.log_prob = make_tensor(arenas.at(plan, log_prob), DType::f32, {TinyModel::tokens});
   std::vector<float> rope = ops::rope_table(m.spec_.rope, 12, 12);
   context.rope_table = make_tensor(rope.data(), DType::f32, {12, m.spec_.rope.rotary_dim});
   std::vector<std::vector<float>> out;
@@ -122,8 +122,9 @@ std::vector<std::vector<float>> results_of(TinyModel& m, Stage& stage, LayerCont
   stage.watch_ticks([&](int tick) { poison.enter(tick); });
   std::vector<float> losses;
   const std::vector<MicroBatch> batches = m.batches(microbatches);
-  const StepHooks hooks{
-      .log_probs_ready = [&](int) { losses.push_back(static_cast<float>(m.weighted(context.log_prob))); }};
+  const StepHooks hooks{.log_probs_ready = [&](int) {
+    losses.push_back(static_cast<float>(m.weighted(context.head.log_prob)));
+  }};
   stage.execute(0, {.batches = batches, .hooks = &hooks});
   out.push_back(losses);
   return out;
