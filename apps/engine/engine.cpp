@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/engine/mapped_staging.h"
+#include "apps/engine/objective_choice.h"
 #include "apps/engine/pinned_staging.h"
 #include "apps/model/decoder.h"
 #include "core/base/log.h"

@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "apps/engine/objectives/policy.h"
-#include "apps/engine/objectives/preference.h"
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 
@@ -30,22 +28,6 @@ std::span<const MetricSpec> LanguageModeling::metrics() const {
 void LanguageModeling::add_metrics(ops::Exec& exec, const model::MicroBatch&, const model::HeadOutput& out,
                                    const Tensor& sums) {
   ops::add_sum(exec, {.x = out.log_prob, .out = sums.rows(0, 1)});
-}
-
-std::shared_ptr<Objective> make_objective(const Config& config) {
-  switch (config.algorithm) {
-    case Algorithm::pretrain:
-    case Algorithm::sft:
-      return std::make_shared<LanguageModeling>();
-    case Algorithm::dpo:
-    case Algorithm::rm:
-      return std::make_shared<Pairs>(pair_options(config), config.algorithm == Algorithm::rm);
-    case Algorithm::grpo:
-      return std::make_shared<PolicyGradient>(policy_options(config), config.loss_fn.force_on_policy_ratio);
-    case Algorithm::distill:
-      break;
-  }
-  NRL_CHECK(false, "algorithm {} has no objective", name_of(config.algorithm));
 }
 
 }  // namespace nrl::engine

@@ -1,12 +1,10 @@
 #pragma once
 // Training objectives as functions of the log-probabilities of the target tokens.
 
-#include <memory>
 #include <span>
 #include <string_view>
 
 #include "apps/model/spec/loss_rule.h"
-#include "core/config/config.h"
 
 namespace nrl::engine {
 
@@ -18,7 +16,7 @@ struct MetricSpec {
   std::string_view name;  ///< as it is logged; empty: not logged. Must outlive the steps in flight
   Per per = Per::one;
   std::string_view brief = {};  ///< its name in the terminal; empty: not shown there
-  double sign = 1;  ///< factor of what is reported
+  double sign = 1;              ///< factor of what is reported
 };
 
 /// Global counts of a step or an evaluation, by which metrics are divided.
@@ -64,8 +62,5 @@ class LanguageModeling : public Objective {
   void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out,
                    const Tensor& sums) override;
 };
-
-/// The objective of a configuration.
-std::shared_ptr<Objective> make_objective(const Config& config);
 
 }  // namespace nrl::engine

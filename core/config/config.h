@@ -252,7 +252,9 @@ struct PolicyLossConfig {
   std::optional<double> ratio_clip_c;      ///< dual clip: bound of the loss of negative advantages; > 1
   double reference_policy_kl_penalty = 0;  ///< factor of the divergence from the reference
   KlEstimator reference_policy_kl_type = KlEstimator::k3;
-  double entropy_coef = 0;             ///< factor of the entropy, which is rewarded
+  bool use_importance_sampling_correction = false;  ///< losses are weighted by the ratio of old to sampler
+  std::optional<double> truncated_importance_sampling_ratio;  ///< upper bound of these ratios
+  double entropy_coef = 0;                                    ///< factor of the entropy, which is rewarded
   bool force_on_policy_ratio = false;  ///< the log-probabilities of the step itself are the old ones
   bool operator==(const PolicyLossConfig&) const = default;
 };

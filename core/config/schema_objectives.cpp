@@ -148,6 +148,17 @@ void add_policy_loss(Table& t) {
           "Estimator of the divergence from d, the log-probability of the reference minus the policy's: k2: "
           "d^2 / 2, k3: exp(d) - d - 1. k1, -d, is refused: its expected gradient is 0.")
       .only_with(penalizes_divergence);
+  NRL_KEY(t, loss_fn.use_importance_sampling_correction)
+      .help(
+          "Multiplies the loss of each token by the ratio of its probability before the update to that "
+          "when it was sampled: rollouts need logprobs and old_logprobs.")
+      .only_with({is("loss_fn.type", {"clip", "cispo", "reinforce"})})
+      .only_with(compares_to_old);
+  NRL_KEY(t, loss_fn.truncated_importance_sampling_ratio)
+      .above(0)
+      .at_most(largest_factor)
+      .help("Upper bound of these ratios; null: none.")
+      .only_with({is("loss_fn.use_importance_sampling_correction", {"true"})});
   NRL_KEY(t, loss_fn.entropy_coef)
       .at_least(0)
       .at_most(largest_factor)

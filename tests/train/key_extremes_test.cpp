@@ -129,7 +129,7 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
     std::ofstream(bench / "pairs.jsonl", std::ios::app) << R"({"prompt":"a","chosen":"b","rejected":"cc"})"
                                                         << "\n";
     std::ofstream(bench / "rollouts.jsonl", std::ios::app)
-        << R"({"prompt_ids":[65],"completion_ids":[66,67],"advantage":1,"old_logprobs":[-5,-6]})"
+        << R"({"prompt_ids":[65],"completion_ids":[66,67],"advantage":1,"logprobs":[-5,-5],"old_logprobs":[-5,-6]})"
         << "\n";
   }
   std::ofstream(bench / "chat.jinja") << "{% for m in messages %}{{ m.content }}{% endfor %}";

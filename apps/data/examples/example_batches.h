@@ -16,9 +16,9 @@ namespace nrl::data {
 struct ExampleStep;
 
 /// What an objective reads beside the tokens of examples: HostMicroBatch::sequence_values and columns.
-class ExampleNumbers {
+class StepNumbers {
  public:
-  virtual ~ExampleNumbers() = default;
+  virtual ~StepNumbers() = default;
   /// Numbers of each row's entry in every column.
   virtual std::vector<int64_t> widths() const = 0;
   /// Called before the microbatches of a step, with its examples.
@@ -44,7 +44,7 @@ struct ExampleBatchOptions {
   std::function<double(int64_t rows)> work = {};  ///< of a sequence, for balance; null: its rows
   /// Sequences are scored: every token is an input, and the row of the last one has the target 0.
   bool scores = false;
-  std::shared_ptr<ExampleNumbers> numbers = nullptr;  ///< null: there are none
+  std::shared_ptr<StepNumbers> numbers = nullptr;  ///< null: there are none
 };
 
 /// Counts of a step over all ranks, without padding.

@@ -26,7 +26,7 @@ using Kind = data::SequenceNumbers::Kind;
 namespace {
 
 /// Notes which sequences the microbatches of a step have. Its numbers are zeros.
-class SequencesOfRows final : public data::ExampleNumbers {
+class SequencesOfRows final : public data::StepNumbers {
  public:
   struct Place {
     int64_t example;

@@ -56,6 +56,27 @@ void plan_steps(const Config& c, int64_t global_batch, TrainData& out) {
   }
 }
 
+// Fails if rollouts lack numbers that the loss reads.
+void require_columns(const Config& c, const data::ExampleSet& set, const char* name) {
+  if (c.algorithm != Algorithm::grpo) return;
+  const data::ExampleColumns columns = set.columns();
+  using Value = data::ExampleValue;
+  using LogProbs = data::TokenLogProbs;
+  const auto require = [&](bool has, const char* what, const char* why, const char* fix) {
+    if (!has)
+      fail(Exit::config, "{}.data_path: the records of {} have no {}, but {}. Fix: {}", name,
+           clipped(set.files().front()), what, why, fix);
+  };
+  require(columns.has(Value::reward) || columns.has(Value::advantage), "reward or advantage",
+          "algorithm grpo trains on them", "add one of them to every record");
+  const bool sampler = columns.has(LogProbs::sampler), old = columns.has(LogProbs::old);
+  const bool ratios = c.loss_fn.type != PolicyObjective::reinforce && !c.loss_fn.force_on_policy_ratio;
+  require(!ratios || sampler || old, "logprobs", "the loss compares the policy with the one that sampled",
+          "add logprobs, or set loss_fn.force_on_policy_ratio: true");
+  require(!c.loss_fn.use_importance_sampling_correction || (sampler && old), "logprobs and old_logprobs",
+          "loss_fn.use_importance_sampling_correction compares them", "add both, or set the key to false");
+}
+
 std::shared_ptr<const data::Examples> open_examples(const Config& c, bool validation, int64_t vocab_size,
                                                     const ExampleOpening& opening) {
   const auto tokenizer = tokenizer_of_run(c);
@@ -71,6 +92,7 @@ std::shared_ptr<const data::Examples> open_examples(const Config& c, bool valida
     fail(Exit::config,
          "{}.data_path: the records of {} have format {}, but {}. Fix: give other files, or {}.format", name,
          clipped(set->files().front()), name_of(set->format()), why, name);
+  require_columns(c, *set, name);
   if (opening.opened) opening.opened(name, *set);
   return set;
 }

@@ -1,4 +1,4 @@
-#include "apps/engine/objectives/preference.h"
+#include "apps/engine/pair_objective.h"
 
 #include <array>
 

@@ -2,6 +2,7 @@
 // The objectives of policy gradients.
 
 #include "apps/engine/objective.h"
+#include "core/config/config.h"
 #include "core/ops/policy_loss.h"
 
 namespace nrl::engine {

@@ -1,4 +1,4 @@
-#include "apps/engine/objectives/policy.h"
+#include "apps/engine/policy_objective.h"
 
 #include <array>
 

@@ -2,6 +2,7 @@
 // The objectives of pairs: DPO and its relatives on log-probabilities, and reward models on scores.
 
 #include "apps/engine/objective.h"
+#include "core/config/config.h"
 #include "core/ops/pair_loss.h"
 
 namespace nrl::engine {
