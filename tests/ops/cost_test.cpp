@@ -45,13 +45,15 @@ class Counted {
   }
   Exec& exec() { return exec_; }
 
-  /// `not_read`: bytes that the formula counts although no result depends on them.
+  /// `not_read`, `not_written`: bytes that the formula counts although no result depends on them, or although
+  /// the call adds 0 to them.
   template <class Arguments>
-  void check(void (*op)(Exec&, const Arguments&), const Arguments& a, double not_read = 0) {
+  void check(void (*op)(Exec&, const Arguments&), const Arguments& a, double not_read = 0,
+             double not_written = 0) {
     const std::vector<std::byte> before = snapshot();
     op(exec_, a);
     const std::vector<std::byte> after = snapshot();
-    double read = index_bytes_ + not_read, written = 0;
+    double read = index_bytes_ + not_read, written = not_written;
     for (const Tensor& t : varied_)
       for (int64_t i = 0; i < t.numel(); ++i) {
         const size_t at = offset(t, i), size = static_cast<size_t>(size_of(t.dtype));
@@ -620,7 +622,7 @@ TEST_CASE("the bytes of losses of sequences are those that their kernels touch",
                 .gradient = pairs.random(DType::f64, {4}),
                 .metrics = pairs.random(DType::f64, {PairMetric::count})};
   pairs.check(pair_loss, pair, 2 * 2 * sizeof(double));
-  // Ratios are within the range, so that every input counts.
+  // Ratios are within the range, so that every input counts, and no row is clipped.
   Counted tokens;
   const auto near = [&](Counted& c) { return c.random(DType::f32, {5}); };
   tokens.check(policy_loss,
@@ -635,7 +637,8 @@ TEST_CASE("the bytes of losses of sequences are those that their kernels touch",
                           .options = {.lower = 1, .upper = 50, .kl_penalty = 0.5, .entropy_coef = 0.1},
                           .weight = near(tokens),
                           .entropy_weight = near(tokens),
-                          .metrics = tokens.random(DType::f64, {PolicyMetric::count})});
+                          .metrics = tokens.random(DType::f64, {PolicyMetric::count})},
+               sizeof(double), sizeof(double));
   Counted sequences;
   const PolicyLoss gspo{.log_prob = near(sequences),
                         .target = sequences.indices({0, 0, 0, 0, 0}),
@@ -647,7 +650,8 @@ TEST_CASE("the bytes of losses of sequences are those that their kernels touch",
                         .options = {.type = PolicyObjective::gspo, .lower = 1, .upper = 50},
                         .weight = near(sequences),
                         .metrics = sequences.random(DType::f64, {PolicyMetric::count})};
-  sequences.check(policy_loss, gspo);
+  // There is no divergence and no entropy to add either.
+  sequences.check(policy_loss, gspo, 3 * sizeof(double), 3 * sizeof(double));
   CHECK(cost(sequences.exec(), gspo).launches == 2);
   PolicyLoss only_weights = gspo;
   only_weights.metrics = {};
