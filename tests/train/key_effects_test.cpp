@@ -112,9 +112,10 @@ class EffectBench : public Workbench {
         return fmt::format("[{}]", fmt::join(elements, ","));
       };
       rollouts +=
-          fmt::format(R"({{"prompt_ids":[65,{}],"completion_ids":{},"advantage":{},"old_logprobs":{}}})",
-                      66 + i, list([&](int t) { return 70 + i + t; }), i % 3 ? 0.5 : -1.0,
-                      list([&](int t) { return -1 - (i + 3 * t) % 9; })) +
+          fmt::format(
+              R"({{"prompt_ids":[65,{}],"completion_ids":{},"advantage":{},"old_logprobs":{},"logprobs":{}}})",
+              66 + i, list([&](int t) { return 70 + i + t; }), i % 3 ? 0.5 : -1.0,
+              list([&](int t) { return -1 - (i + 3 * t) % 9; }), list([](int) { return -4; })) +
           "\n";
     }
     write("pairs.jsonl", pairs);

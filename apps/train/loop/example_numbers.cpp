@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
-#include <unordered_map>
 #include <utility>
 
 #include "apps/data/examples/advantages.h"
@@ -52,31 +51,29 @@ class RolloutNumbers final : public data::StepNumbers {
         by_sequence_(plan::has_sequence_ratios(config.loss_fn.type)),
         longest_(static_cast<double>(config.policy.max_total_sequence_length)),
         examples_(std::move(examples)),
-        reference_(std::move(reference)) {}
+        reference_(std::move(reference)) {
+    const bool given = examples_->columns().has(data::ExampleValue::advantage);
+    std::vector<double> values;
+    std::vector<int64_t> groups;
+    for (int64_t e = 0; e < examples_->size(); ++e) {
+      values.push_back(
+          examples_->value(e, given ? data::ExampleValue::advantage : data::ExampleValue::reward));
+      groups.push_back(examples_->group(e));
+    }
+    // Whole groups, however steps divide them.
+    advantages_ = given ? std::move(values) : data::advantages(values, groups, {}).values;
+  }
 
   std::vector<int64_t> widths() const override { return std::vector<int64_t>(Column::count, 1); }
 
   void begin_step(std::span<const int64_t> examples, const data::ExampleStep& step) override {
     tokens_ = static_cast<double>(std::max<int64_t>(step.loss_tokens, 1));
     sequences_ = static_cast<double>(examples.size());
-    advantages_.clear();
-    if (examples_->columns().has(data::ExampleValue::advantage)) {
-      for (const int64_t e : examples) advantages_[e] = examples_->value(e, data::ExampleValue::advantage);
-      return;
-    }
-    std::vector<double> rewards;
-    std::vector<int64_t> groups;
-    for (const int64_t e : examples) {
-      rewards.push_back(examples_->value(e, data::ExampleValue::reward));
-      groups.push_back(examples_->group(e));
-    }
-    const data::Advantages of_batch = data::advantages(rewards, groups, {});
-    for (size_t i = 0; i < examples.size(); ++i) advantages_[examples[i]] = of_batch.values[i];
   }
 
   void append(int64_t example, int sequence, int64_t rows, data::HostMicroBatch& batch) override {
     const double count = examples_->length(example, sequence).loss_tokens;
-    const double normalizer = normalizer_of(count), advantage = advantages_.at(example);
+    const double normalizer = normalizer_of(count), advantage = advantages_[static_cast<size_t>(example)];
     const std::span<const float> old = old_log_probs(example);
     const std::span<const float> sampler = examples_->log_probs(example, data::TokenLogProbs::sampler);
     for (int64_t t = 0; t < rows; ++t) {  // row t predicts token t + 1
@@ -127,8 +124,8 @@ class RolloutNumbers final : public data::StepNumbers {
   const double longest_;
   const std::shared_ptr<const data::Examples> examples_;
   const std::shared_ptr<const data::SequenceNumbers> reference_;
-  double tokens_ = 1, sequences_ = 1;               // of the step
-  std::unordered_map<int64_t, double> advantages_;  // the same
+  double tokens_ = 1, sequences_ = 1;  // of the step
+  std::vector<double> advantages_;     // of the examples
 };
 
 }  // namespace

@@ -182,8 +182,12 @@ void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
   EvalFacts facts;
   facts.step = run_.position.step;
   const std::span<const engine::MetricSpec> specs = run_.engine->objective().metrics();
-  for (size_t i = 0; i < metrics.size(); ++i)
-    if (!specs[i].name.empty()) facts.losses.emplace_back(fmt::format("val_{}", specs[i].name), metrics[i]);
+  facts.losses = {{"val_loss", metrics.front()}};
+  for (size_t i = 1; i < metrics.size(); ++i)
+    if (!specs[i].name.empty())
+      facts.metrics.push_back({.name = fmt::format("val_{}", specs[i].name),
+                               .value = metrics[i],
+                               .brief = std::string(specs[i].brief)});
   facts.seconds = seconds;
   log_row([&] { metrics_.eval(facts); });
   terminal_.eval(facts);

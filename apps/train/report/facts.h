@@ -12,6 +12,13 @@
 
 namespace nrl::train {
 
+/// A number of the objective beside the loss.
+struct Metric {
+  std::string name;
+  double value = 0;
+  std::string brief = {};  ///< its name in the terminal; empty: not shown
+};
+
 /// One optimizer step. Loss and gradient norm are already reduced over the ranks.
 struct StepFacts {
   int64_t step = 0, max_steps = 0;  ///< step counts from 1
@@ -29,12 +36,7 @@ struct StepFacts {
     double efficiency, imbalance;  ///< StepSource::Totals
   };
   std::optional<Examples> examples = {};         ///< of algorithms that train on examples
-  struct Metric {
-    std::string name;
-    double value = 0;
-    std::string brief = {};  ///< its name in the terminal; empty: not shown
-  };
-  std::vector<Metric> metrics = {};  ///< of the objective, beside the loss
+  std::vector<Metric> metrics = {};              ///< of the objective, beside the loss
   int64_t tokens = 0;                            ///< of the whole run including this step, all ranks
   double tokens_per_s = 0;                       ///< all ranks
   std::optional<double> mfu = {};                ///< 0 to 1; absent where the peak is unknown
@@ -62,7 +64,8 @@ struct EvalFacts {
   int64_t step = 0;
   double time = 0;  ///< as in StepFacts
   std::vector<std::pair<std::string, double>> losses = {};
-  double seconds = 0;  ///< duration
+  std::vector<Metric> metrics = {};  ///< of the objective, beside the loss: "val_accuracy"
+  double seconds = 0;                ///< duration
 };
 
 /// The banner: a title, and one labeled line per section, e.g. {"grid", "8 ranks = dp 8"}. Further lines of a

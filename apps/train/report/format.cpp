@@ -145,7 +145,7 @@ std::string step_line(const StepFacts& f, double time, const StepMarks& marks, c
   add_marked(0, "loss " + number(f.loss, 4), marks.loss);
   add(4, fmt::format("lr {:.2e}", f.lr));
   add_marked(2, "gnorm " + number(f.grad_norm, 3), marks.grad_norm);
-  for (const StepFacts::Metric& metric : f.metrics)
+  for (const Metric& metric : f.metrics)
     if (!metric.brief.empty()) add(4, fmt::format("{} {}", metric.brief, number(metric.value, 3)));
   if (f.router) add(6, fmt::format("load {:.2f}", f.router->load));
   add(1, compact_count(f.tokens_per_s) + " tok/s");
@@ -176,6 +176,8 @@ std::string event_line(double time, std::string_view kind, int64_t step, int64_t
 std::string eval_text(const EvalFacts& facts) {
   std::string text;
   for (const auto& [name, loss] : facts.losses) text += fmt::format("{} {}  ", name, number(loss, 4));
+  for (const Metric& metric : facts.metrics)
+    if (!metric.brief.empty()) text += fmt::format("{} {}  ", metric.brief, number(metric.value, 3));
   return text + fmt::format("{:.1f}s", facts.seconds);
 }
 

@@ -54,7 +54,7 @@ JsonValue step_row(const StepFacts& f) {
     row.set("expert_load", f.router->load);
     row.set("expert_rounds", f.router->rounds);
   }
-  for (const StepFacts::Metric& metric : f.metrics) row.set(metric.name, metric.value);
+  for (const Metric& metric : f.metrics) row.set(metric.name, metric.value);
   if (f.offload) {
     row.set("offload_bytes", f.offload->bytes);
     if (f.offload->ms > 0) {
@@ -74,6 +74,7 @@ JsonValue step_row(const StepFacts& f) {
 JsonValue eval_row(const EvalFacts& f) {
   JsonValue row = JsonValue::object({{"step", f.step}, {"time", time_or_now(f.time)}});
   for (const auto& [name, loss] : f.losses) row.set(name, loss);
+  for (const Metric& metric : f.metrics) row.set(metric.name, metric.value);
   row.set("eval_s", f.seconds);
   return row;
 }

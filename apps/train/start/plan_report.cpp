@@ -43,17 +43,17 @@ Bytes bytes_of(const memory::MemoryPlan& memory) {
 }
 
 /// What the memory of a rank depends on.
-struct Need {
+struct MemoryNeed {
   int stage = 0, threads = 1;
   /// Of the parameters, in their order. They differ where the vocabulary is not a multiple of the
   /// tensor-parallel ranks, and buffers beside the parameters differ with them.
   std::vector<int64_t> elements;
   Bytes groups;  ///< of the parameter groups
-  auto operator<=>(const Need&) const = default;
+  auto operator<=>(const MemoryNeed&) const = default;
 };
 
-Need need_of(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
-             const precision::Recipe& recipe, DeviceType device, int threads) {
+MemoryNeed need_of(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
+                   const precision::Recipe& recipe, DeviceType device, int threads) {
   memory::MemoryPlan memory;
   model::ParameterList parameters =
       model::make_parameters(spec, plan::model_layout(config, spec, position, device));
@@ -62,7 +62,7 @@ Need need_of(const Config& config, const model::ModelSpec& spec, const plan::Gri
       parameters,
       [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
-  Need need{.stage = position.at.pp, .threads = threads, .elements = {}, .groups = bytes_of(memory)};
+  MemoryNeed need{.stage = position.at.pp, .threads = threads, .elements = {}, .groups = bytes_of(memory)};
   for (const model::Parameter& p : parameters.all) need.elements.push_back(p.numel());
   return need;
 }
@@ -91,7 +91,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
     const parallel::GridPoint at = grid.coordinates(rank);
     by_part[{at.tp, at.pp, local[rank]}].push_back(rank);
   }
-  std::map<Need, std::vector<int>> by_need;
+  std::map<MemoryNeed, std::vector<int>> by_need;
   for (const auto& [part, ranks] : by_part) {
     const int threads = threads_for(c.kernels, std::get<2>(part));
     std::vector<int>* equal = nullptr;
