@@ -1,6 +1,7 @@
 #include "apps/verify/random_tokens.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "apps/train/start/document_rules.h"
 #include "apps/train/state/model_source.h"
@@ -37,6 +38,12 @@ RandomExamples::RandomExamples(int64_t size, int sequences_per_example, int64_t 
     const int64_t longest = below(4) == 0 ? most : std::max<int64_t>(most / 4, 2);
     std::vector<int32_t>& ids = ids_.emplace_back(static_cast<size_t>(2 + below(longest - 1)));
     for (int32_t& id : ids) id = static_cast<int32_t>(below(vocab_size));
+    // About as probable as tokens of a new model, so that ratios are on both sides of the clip.
+    std::vector<float>& log_probs = log_probs_.emplace_back(ids.size());
+    for (size_t t = 0; t < ids.size(); ++t)
+      if (in_loss(i / sequences_, static_cast<int>(i % sequences_), static_cast<int64_t>(t)))
+        log_probs[t] = static_cast<float>(-std::log(static_cast<double>(vocab_size)) +
+                                          0.01 * static_cast<double>(below(101) - 50));
   }
 }
 
@@ -52,6 +59,24 @@ data::SequenceLength RandomExamples::length(int64_t example, int sequence) const
 
 std::span<const int32_t> RandomExamples::ids(int64_t example, int sequence) const {
   return ids_[static_cast<size_t>(example * sequences_ + sequence)];
+}
+
+data::ExampleColumns RandomExamples::columns() const {
+  data::ExampleColumns columns;
+  if (sequences_ > 1) return columns;
+  columns.values[static_cast<size_t>(data::ExampleValue::reward)] = true;
+  columns.log_probs[static_cast<size_t>(data::TokenLogProbs::sampler)] = true;
+  columns.groups = true;
+  return columns;
+}
+
+double RandomExamples::value(int64_t example, data::ExampleValue value) const {
+  return value == data::ExampleValue::reward ? static_cast<double>(example * 7 % 5) : 0;
+}
+
+std::span<const float> RandomExamples::log_probs(int64_t example, data::TokenLogProbs kind) const {
+  if (kind != data::TokenLogProbs::sampler) return {};
+  return log_probs_[static_cast<size_t>(example)];
 }
 
 std::string RandomExamples::where(int64_t example) const {
@@ -71,8 +96,8 @@ train::TrainData random_tokens(const ConfigResult& config, int64_t steps) {
   train::TrainData out;
   out.samples = out.epoch_samples = samples;
   if (trains_on_examples(c)) {
-    out.examples = std::make_shared<RandomExamples>(
-        samples, static_cast<int>(example_tokens(c) / length), length, vocabulary, seed);
+    out.examples = std::make_shared<RandomExamples>(samples, static_cast<int>(example_tokens(c) / length),
+                                                    length, vocabulary, seed);
     return out;
   }
   data::DocumentRules rules = train::document_rules(c);

@@ -34,6 +34,7 @@ class RandomTokens : public data::TokenDataset {
 };
 
 /// Examples of 2 to `most` random tokens, most of them short, of which the second and some more have a loss.
+/// Alone in their example they have rewards in groups of up to four, and log-probabilities of a sampler.
 class RandomExamples : public data::Examples {
  public:
   RandomExamples(int64_t size, int sequences_per_example, int64_t most, int64_t vocab_size, uint64_t seed);
@@ -46,10 +47,15 @@ class RandomExamples : public data::Examples {
   std::string where(int64_t example) const override;
   bool rendered() const override { return false; }
   std::string describe() const override;
+  data::ExampleColumns columns() const override;
+  double value(int64_t example, data::ExampleValue value) const override;
+  std::span<const float> log_probs(int64_t example, data::TokenLogProbs kind) const override;
+  int64_t group(int64_t example) const override { return example / 4; }
 
  private:
   int sequences_;
-  std::vector<std::vector<int32_t>> ids_;  // [size * sequences_]
+  std::vector<std::vector<int32_t>> ids_;      // [size * sequences_]
+  std::vector<std::vector<float>> log_probs_;  // the same
 };
 
 /// The samples of `steps` steps of a configuration, or as many examples. Where documents have rules, the last

@@ -200,7 +200,7 @@ void add_features(int ranks, std::vector<Dimension>& out) {
   };
   const std::vector<std::string> tag{"fp8", "operands", "rounds"};
   dimension("precision",
-            {{"fp32", {}},
+            {{"fp32", {}, {"fp32"}},
              {"bf16", policy({"precision=bfloat16"}), rounds},
              {"fp16", policy({"precision=float16"}), rounds},
              {"tensorwise", fp8("tensorwise"), tag},
@@ -273,7 +273,25 @@ void add_features(int ranks, std::vector<Dimension>& out) {
              {"masked", {"data.eod_mask_loss=true"}},
              {"examples", {"algorithm=sft"}, {}, true},
              {"packed", {"algorithm=sft", "policy.sequence_packing.enabled=true"}, {}, true},
-             {"batched", {"algorithm=sft", "policy.dynamic_batching.enabled=true"}, {}, true}});
+             {"batched", {"algorithm=sft", "policy.dynamic_batching.enabled=true"}, {}, true},
+             // Roundings are large beside differences of log-probabilities.
+             {"pairs",
+              {"algorithm=dpo", "policy.sequence_packing.enabled=true", "dpo.sft_weight=0.1"},
+              {},
+              true,
+              "fp32"},
+             {"scores", {"algorithm=rm", "rm.center_rewards_coefficient=0.01"}, {}, true, "fp32"},
+             {"rollouts",
+              {"algorithm=grpo", "policy.sequence_packing.enabled=true", "loss_fn.entropy_coef=0.01",
+               "loss_fn.reference_policy_kl_penalty=0.1"},
+              {},
+              true,
+              "fp32"},
+             {"rollouts of sequences",
+              {"algorithm=grpo", "policy.dynamic_batching.enabled=true", "loss_fn.type=gspo"},
+              {},
+              true,
+              "fp32"}});
 }
 
 }  // namespace
