@@ -22,8 +22,9 @@ trap 'rm -rf "$work"' EXIT
 cd "$work"
 awk 'BEGIN { for (i = 0; i < 3000; ++i) print "int main(" i * i % 997 ") { return " i "; }" }' >text.txt
 "$binary" prepare --input text.txt --tokenizer bytes --output corpus >prepare.txt
-# Answers of unequal lengths; the right one is longer or shorter.
-awk 'BEGIN { for (i = 0; i < 80; ++i) printf "{\"prompt\": \"Square of %d: \", \"chosen\": \"%d\", \"rejected\": \"%d%s\"}\n",
+# Answers of unequal lengths; the right one is longer or shorter. Every step trains on all pairs, so that their order
+# does not matter.
+awk 'BEGIN { for (i = 0; i < 16; ++i) printf "{\"prompt\": \"Square of %d: \", \"chosen\": \"%d\", \"rejected\": \"%d%s\"}\n",
   i, i * i, i * 7 % 13, i % 3 ? "" : " or so" }' >pairs.jsonl
 
 sizes="vocab_size: 272, hidden_size: 48, intermediate_size: 88, num_hidden_layers: 2, num_attention_heads: 6, num_key_value_heads: 2, max_position_embeddings: 64, initializer_range: 0.1"
@@ -42,20 +43,20 @@ for family in "${families[@]}"; do
   mkdir -p "$family"
   printf 'policy: {model: %s, train_global_batch_size: 4, max_total_sequence_length: 32}\ndata: {train: {data_path: corpus}}\npretrain: {max_num_steps: 0}\ncheckpointing: {checkpoint_dir: %s/base}\nlogger: {log_dir: %s/logs}\ndevice: cpu\n' \
     "$(model_of "$family")" "$family" "$family" >"$family/base.yaml"
-  "$binary" "$family/base.yaml" >"$family/base.txt"
+  "$binary" "$family/base.yaml" >"$family/base.txt" 2>&1
   cat >"$family/rm.yaml" <<EOF
 algorithm: rm
 policy:
   model_name: $family/base/step-0
   tokenizer: {name: bytes}
   precision: float32
-  train_global_batch_size: 4
+  train_global_batch_size: 16
   max_total_sequence_length: 48
-  max_grad_norm: 0.4
+  max_grad_norm: 2.0
   sequence_packing: {enabled: true, train_mb_tokens: 192}
-  optimizer: {lr: 1.0e-2, betas: [0.85, 0.97], eps: 1.0e-6, weight_decay: 0.3}
+  optimizer: {lr: 1.0e-4, betas: [0.85, 0.97], eps: 1.0e-5, weight_decay: 0.3}
   scheduler: {lr_decay_style: constant}
-data: {shuffle: false, train: {data_path: pairs.jsonl}}
+data: {train: {data_path: pairs.jsonl}}
 rm: {max_num_steps: 20, center_rewards_coefficient: 0.01}
 checkpointing: {checkpoint_dir: $family/rm, save_period: 0}
 logger: {log_dir: $family/logs, log_interval: 1}
@@ -65,8 +66,8 @@ EOF
     sed -i 's/^  precision/  lora: {enabled: true, dim: 4, alpha: 8}\n&/' "$family/rm.yaml"
   fi
   # The model at the start, so that both programs begin with the same head.
-  "$binary" "$family/rm.yaml" rm.max_num_steps=0 checkpointing.checkpoint_dir="$family/start" >"$family/start.txt"
-  "$binary" "$family/rm.yaml" >"$family/rm.txt"
+  "$binary" "$family/rm.yaml" rm.max_num_steps=0 checkpointing.checkpoint_dir="$family/start" >"$family/start.txt" 2>&1
+  "$binary" "$family/rm.yaml" >"$family/rm.txt" 2>&1
   if [[ $family == lora ]]; then
     "$binary" checkpoint merge "$family/rm" --output "$family/merged" >"$family/merged.txt" 2>&1
   fi

@@ -280,7 +280,7 @@ void RunReport::summary(std::string outcome, Exit code) {
     });
   write_memory();
   s.checkpoint = checkpoint_;
-  if (!checkpoint_.empty() && code == Exit::ok)
+  if (!checkpoint_.empty() && code == Exit::ok && run_.plan().spec.head == model::HeadKind::vocabulary)
     s.next = {fmt::format("nrl-train generate {}{} --prompt \"...\"", checkpoint_,
                           run_.train.examples && run_.train.examples->rendered() ? " --chat" : "")};
   terminal_.summary(s);
