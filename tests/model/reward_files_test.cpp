@@ -71,7 +71,8 @@ std::vector<double> scores(const std::string& directory, const std::vector<int32
       plan::make_forward_plan(train::load_model_directory(directory),
                               {.sequence_length = static_cast<int64_t>(tokens.size()),
                                .recipe = precision::recipe_for_weights(train::stored_dtype(directory)),
-                               .products = exec.kernels->bf16_products}),
+                               .products = exec.kernels->bf16_products},
+                              {}, plan::grid_position({}, 1, 0)),
       exec);
   train::load_weights(directory, engine.plan().spec, engine.weight_slices());
   data::HostMicroBatch batch;
