@@ -16,8 +16,8 @@
 namespace nrl::plan {
 
 struct GridPosition {
-  parallel::GridPoint sizes;  ///< of the dense grid
-  parallel::GridPoint at;     ///< this rank's coordinates
+  parallel::GridPoint sizes;                                            ///< of the dense grid
+  parallel::GridPoint at{.tp = 0, .cp = 0, .ep = 0, .dp = 0, .pp = 0};  ///< this rank's coordinates
 
   parallel::ProcessGrid grid{{}, 1, 0};
 

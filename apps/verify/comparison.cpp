@@ -82,7 +82,7 @@ void Comparison::step(When when, const Outcome& got, Outcome want, bool skips) {
   std::array<double, 4> wanted{want.loss, want.norm, want.loss_scale, want.skipped ? 1.0 : 0.0};
   world_.broadcast(comm::View(std::span(wanted)), 0);
   want = {.loss = wanted[0], .norm = wanted[1], .loss_scale = wanted[2], .skipped = wanted[3] > 0};
-  const auto relative = [](double a, double b) { return std::abs(a - b) / std::abs(b); };
+  const auto relative = [](double a, double b) { return a == b ? 0 : std::abs(a - b) / std::abs(b); };
   std::array<double, 2> errors{relative(got.loss, want.loss), relative(got.norm, want.norm)};
   // Gradients of a skipped step are not finite.
   if (skips && got.skipped && want.skipped && !std::isfinite(got.norm) && !std::isfinite(want.norm))

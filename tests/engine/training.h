@@ -61,8 +61,9 @@ inline std::unique_ptr<engine::Engine> make_engine(
     std::optional<engine::TrainingOptions> options = std::nullopt,
     std::optional<model::LossNeeds> loss = {}) {
   const Config& c = result.config;
-  auto plan = plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, 1),
-                                  placement.grid_position(), placement.device(), 1, std::move(loss));
+  const plan::GridPosition position = placement.grid_position();
+  auto plan = plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, position.ranks()),
+                                  position, placement.device(), 1, std::move(loss));
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
                                        placement.groups(), placement.exec());
