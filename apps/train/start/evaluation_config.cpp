@@ -15,6 +15,7 @@
 namespace nrl::train {
 namespace {
 
+constexpr std::string_view format_key = "data.validation.format";
 constexpr int64_t longest_default = 1024;  // tokens, for models of other programs
 
 // Keys, and sections that end in a dot, of the command line.
@@ -54,7 +55,7 @@ constexpr std::string_view example_keys[] = {"data.train_on",
                                              "data.on_bad_record",
                                              "data.template_date",
                                              "policy.on_overlong",
-                                             "data.validation.format",
+                                             format_key,
                                              "data.cache_dir",
                                              "policy.tokenizer."};
 
@@ -98,17 +99,28 @@ std::vector<std::string> own_settings(const EvaluationOptions& options, const st
       "checkpointing.enabled=false",        "loop.max_num_steps=1"};
   if (options.threads > 0) out.push_back(fmt::format("kernels.num_threads={}", options.threads));
   if (!options.examples) return out;
-  out.emplace_back("policy.sequence_packing.enabled=true");
+  out.insert(out.end(), {"policy.sequence_packing.enabled=true", "data.validation.data_path=evaluated",
+                         "loop.val_at_end=true"});
   if (!saved || !trains_on_examples(*saved)) return out;
   for (const std::string_view key : example_keys) {
     if (key == "data.cache_dir") break;
     const std::string value = value_text(*saved, key);
-    if (value != value_text({}, key)) out.push_back(fmt::format("{}={}", key, value));
+    const bool rollouts = key == format_key && saved->data.validation.format == ExampleFormat::rollouts;
+    if (value != value_text({}, key) && !rollouts) out.push_back(fmt::format("{}={}", key, value));
   }
   // A checkpoint has the template that its run used, which is then the default.
   if (saved->policy.tokenizer.chat_template == "none")
     out.emplace_back("policy.tokenizer.chat_template=none");
   return out;
+}
+
+/// An algorithm that reads the files. `settings`: the last one of a key counts.
+std::string_view algorithm_for(const EvaluationOptions& options, std::span<const std::string> settings) {
+  if (!options.examples) return "pretrain";
+  std::string_view format;
+  for (const std::string_view setting : settings)
+    if (setting.starts_with(format_key)) format = setting;
+  return format.ends_with("=preference") ? "dpo" : "sft";
 }
 
 /// Sets the microbatch, of which `windows` may need less than the options allow.
@@ -174,20 +186,28 @@ int64_t windows_of(int64_t tokens, int64_t length) {
 
 ConfigResult evaluation_config(const EvaluationOptions& options, const model::ModelSpec& spec, int ranks,
                                std::span<const ClusterNode> nodes) {
+  if (spec.head == model::HeadKind::scalar)
+    fail(Exit::config,
+         "{} is a reward model: its head gives scores, and no probabilities of tokens to evaluate",
+         options.directory);
   const std::optional<Config> saved = saved_config(options.directory);
   const int64_t length = length_of(options, spec, saved);
   std::vector<std::string> settings = own_settings(options, saved, length);
   const auto own = static_cast<int>(settings.size());
   settings.insert(settings.end(), options.overrides.begin(), options.overrides.end());
-  ConfigResult result = load_config_text(options.examples ? "algorithm: sft\n" : "algorithm: pretrain\n",
+  ConfigResult result = load_config_text(fmt::format("algorithm: {}\n", algorithm_for(options, settings)),
                                          "nrl-train eval", settings);
   const int first_override = 1 + own;  // after the text
+  const Diagnostics refused = refuse_others(result, first_override, options.examples);
   std::erase_if(result.diagnostics, [&](const Diagnostic& d) {
     const auto origin = result.origins.find(d.key);
-    return d.severity == Severity::warning &&
-           (origin == result.origins.end() || origin->second.source < first_override);
+    const bool user = origin != result.origins.end() && origin->second.source >= first_override;
+    // Advice of a run to make a key effective would not help.
+    const auto same_key = [&d](const Diagnostic& other) { return other.key == d.key; };
+    return (d.severity == Severity::warning && !user) ||
+           std::any_of(refused.begin(), refused.end(), same_key);
   });
-  if (result.ok()) result.add(refuse_others(result, first_override, options.examples));
+  result.add(refused);
   if (result.ok()) {
     const int64_t windows =
         options.examples ? INT64_MAX / 2 : windows_of(std::max<int64_t>(options.tokens, 2), length);
