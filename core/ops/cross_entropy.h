@@ -52,7 +52,7 @@ Cost cost(const Exec& exec, const CrossEntropyStatistics& a);
 /// weight:
 ///   dlogits[n, v] = t (w (1[v = target] - p_v) - e p_v (log p_v + entropy)),   p = exp(z - lse)
 /// with z = t logits, t the inverse temperature, w = weight[n] and e = entropy_weight[n], both times the loss
-/// scale. 0 for rows without a target. With equal weights and t = 1 the gradients are those of CrossEntropy
+/// scale. 0 for rows without a target. With equal weights and t = 1 CrossEntropy computes the same gradients
 /// to the rounding of one multiplication and of lse in f32: p is off by a relative 2^-24 |lse|.
 struct CrossEntropyGradient {
   Tensor logits;               ///< (N, V) f32 or bf16, overwritten by the gradient unless there are dlogits

@@ -206,7 +206,7 @@ void limits_of_entropy(Exec& e) {
                     .entropy = entropy,
                     .inverse_temperature = 0.7f});
   synchronize(e);
-  expect(std::fabs(entropy.get(0) - std::log(v)) < 1e-5 && entropy.get(1) == 0,
+  expect(std::fabs(entropy.get(0) - std::log(v)) < 1e-5 && std::fabs(entropy.get(1)) < 1e-9,
          fmt::format("entropies {} and {}", entropy.get(0), entropy.get(1)));
 }
 
@@ -248,7 +248,7 @@ NRL_OP_CASES(cross_entropy_gradient) {
   for (const auto [n, v, gap] :
        {Shape{1, 1, 0}, {4, 3, 1}, {5, 64, 0}, {7, 50, 1}, {5, 2053, 0}, {4, 16384, 8}, {4, 40003, 2}})
     for (const bool entropy : {false, true}) {
-      const float t = entropy ? 0.7f : 1.0f;
+      const float t = entropy && v > 1 ? 0.7f : 1.0f;  // the zeros of a single token are exact
       const std::string what = fmt::format("({}, {}) gap {}{}", n, v, gap, entropy ? " entropy" : "");
       const auto problem = [=](DType dtype) {
         return [=] { return Problem(n, v, dtype, DType::f32, gap, 3.0, t, entropy); };

@@ -46,15 +46,17 @@ struct RowStatistics {
 /// A lower bound of z - maximum as a factor of exp(z - maximum), which is 0 there: 0 * -inf is not a number.
 constexpr float lowest_exponent = -200.0f;
 
-/// Computes the sums for z = x * t, given the maximum; `keep` writes the exponentials over x.
+/// Computes the sums for z = x * t, given the maximum; `keep` writes the exponentials over x. Entropies need
+/// more digits than the log-probabilities of bf16 logits.
 template <bool keep, bool moment, class T>
 void sum_exponentials(T* x, int64_t n, float t, RowStatistics& s) {
+  using Math = std::conditional_t<moment, SimdMath, MathFor<T>>;
   s.sum = s.moment = 0;
   for (int64_t begin = 0; begin < n; begin += block) {
     T* const from = x + begin;
     Lanes sum = {}, moments = {};
     for_lanes(std::min(n - begin, block), [&](int64_t i, auto part) {
-      const Lanes exponent = part.load(from + i) * t - s.maximum, e = MathFor<T>::exp(exponent);
+      const Lanes exponent = part.load(from + i) * t - s.maximum, e = Math::exp(exponent);
       if constexpr (keep) part.store(from + i, e);
       sum += part.existing(e);
       if constexpr (moment) moments += part.existing(e * max(Lanes{} + lowest_exponent, exponent));

@@ -74,7 +74,7 @@ struct GradientArguments : RowArguments {
   const float *lse = nullptr, *entropy = nullptr, *entropy_weight = nullptr;
 };
 
-/// The running maximum of z, the sum of exp(z - maximum), and with `moment` that of
+/// The running maximum of z, the sum of exp(z - maximum), and with `moment` the sum of
 /// exp(z - maximum) (z - maximum). z = t x, or with `plain` x.
 template <bool plain, bool moment>
 struct Online {
@@ -214,7 +214,7 @@ __global__ void __launch_bounds__(512)
 }
 
 /// Writes the gradient of row r: `of` each logit, plus `weight` at the target (a column, or -1). `fetch` gets
-/// the vectors of a chunk, `edge` is the thread's logit at the edge and x_target that of the target, for
+/// the vectors of a chunk, `edge` is the thread's logit at the edge, x_target the logit of the target for
 /// thread 0, which must have read it before any thread calls this.
 ///
 /// Over the logits, a thread writes the vectors that it has read itself. A 16-bit row in the first half of
