@@ -84,6 +84,7 @@ class OpCases {
     embeddings();
     loss();
     objectives();
+    distillation();
     optimizer();
     fp8();
     experts();
@@ -328,6 +329,33 @@ class OpCases {
             if (metrics) p.metrics = numbers(m, {ops::PolicyMetric::count}, 0);
             return [this, p] { ops::policy_loss(e_, p); };
           });
+  }
+
+  /// With 64 ids per row, or all tokens.
+  void distillation() {
+    const int64_t n = s_.logit_rows, v = s_.vocab, k = std::min<int64_t>(64, v);
+    const DType dtype = a_ == DType::f16 ? DType::f32 : a_;  // no logits are f16
+    const auto ids = [=](Tensors& m) {                       // distinct in a row
+      std::vector<int32_t> all;
+      for (int64_t i = 0; i < n * k; ++i) all.push_back(static_cast<int32_t>((i / k + i % k * (v / k)) % v));
+      return m.copy_of(DType::i32, {n, k}, all.data());
+    };
+    const auto at_ids = [=](Tensors& m) { return m.normal(DType::f32, {n, k}); };
+    const auto rows = [=](Tensors& m, float x) { return m.constant(DType::f32, {n}, x); };
+    add("gather_columns", false, k_.gather_columns, [=, this](Tensors& m) -> Run {
+      const ops::GatherColumns a{.logits = m.normal(dtype, {n, v}), .ids = ids(m), .out = at_ids(m)};
+      return [this, a] { ops::gather_columns(e_, a); };
+    });
+    add("topk_kl", false, k_.topk_kl, [=, this](Tensors& m) -> Run {
+      const Tensor target = m.integers({n}, v), logits = at_ids(m), teacher = at_ids(m), weight = rows(m, 1);
+      const ops::TopkKl a{logits, teacher, target, {}, {}, weight, {}, rows(m, 0), at_ids(m)};
+      return [this, a] { ops::topk_kl(e_, a); };
+    });
+    add("scatter_columns", false, k_.scatter_columns, [=, this](Tensors& m) -> Run {
+      const Tensor rest = m.constant(DType::f32, {n, 2}, 1e-3), logits = m.normal(dtype, {n, v});
+      const ops::ScatterColumns a{logits, ids(m), at_ids(m), rest, rows(m, 12)};
+      return [this, a] { ops::scatter_columns(e_, a); };
+    });
   }
 
   /// Zeros of any type.

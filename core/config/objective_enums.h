@@ -21,5 +21,7 @@ NRL_ENUM(LossAggregation,
           {"dr_grpo", "sequence_mean_token_sum_norm"}))
 /// Estimators of the KL divergence from the reference (Schulman, "Approximating KL Divergence").
 NRL_ENUM(KlEstimator, (k1, k2, k3), ("k1", "k2", "k3"), ())
+/// The divergence between teacher and student in distillation; core/ops/distillation.h has the formulas.
+NRL_ENUM(KlDirection, (forward, reverse, mixed), ("forward", "reverse", "mixed"), ())
 
 }  // namespace nrl

@@ -6,6 +6,7 @@
 #include "core/ops/attention.h"
 #include "core/ops/cross_entropy.h"
 #include "core/ops/dispatch.h"
+#include "core/ops/distillation.h"
 #include "core/ops/dropout.h"
 #include "core/ops/embedding.h"
 #include "core/ops/fp8.h"
@@ -47,6 +48,9 @@ namespace nrl::ops {
   X(segment_rows, SegmentRows)                      \
   X(pair_loss, PairLoss)                            \
   X(policy_loss, PolicyLoss)                        \
+  X(gather_columns, GatherColumns)                  \
+  X(topk_kl, TopkKl)                                \
+  X(scatter_columns, ScatterColumns)                \
   X(dropout, Dropout)                               \
   X(adamw, AdamW)                                   \
   X(add_sum_of_squares, SumOfSquares)               \
@@ -90,7 +94,7 @@ struct KernelTable;
 #define NRL_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
-  X(fp8) X(quantize) X(segments) X(pair_loss) X(policy_loss)
+  X(fp8) X(quantize) X(segments) X(pair_loss) X(policy_loss) X(distillation)
 /// Ops with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) \

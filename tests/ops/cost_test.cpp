@@ -411,6 +411,47 @@ TEST_CASE("the bytes of embeddings, dropout and cross entropy are those that the
     }
 }
 
+TEST_CASE("the bytes of distillation are those that its kernels touch", "[cost]") {
+  for (const DType dtype : types) {
+    Counted c;
+    Tensor ids = c.indices({4, 0, 2, 1, 0, 3});
+    ids = make_tensor(ids.data, DType::i32, {3, 2});
+    c.check(gather_columns,
+            {.logits = c.random(dtype, {3, 5}), .ids = ids, .out = c.random(DType::f32, {3, 2})});
+    // With `rest` the logits count as a whole, although those at the ids have no effect.
+    Counted s;
+    ids = make_tensor(s.indices({4, 0, 2, 1, 0, 3}).data, DType::i32, {3, 2});
+    ScatterColumns scatter{
+        .logits = s.random(dtype, {3, 5}), .ids = ids, .gradient = s.random(DType::f32, {3, 2})};
+    s.check(scatter_columns, scatter);
+    const Cost zeros = cost(s.exec(), scatter);
+    scatter.rest = tensor(DType::f32, {3, 2}), scatter.lse = tensor(DType::f32, {3});
+    const Cost all = cost(s.exec(), scatter);
+    CHECK(all.read - zeros.read == 3 * 5 * size_of(dtype) + 3 * 2 * 4 + 3 * 4);
+    CHECK(all.written == zeros.written);
+    if (dtype == DType::bf16) continue;
+    scatter.dlogits = tensor(DType::bf16, {3, 5});
+    CHECK(cost(s.exec(), scatter).written == 3 * 5 * 2);
+  }
+  for (const bool zero_outside : {false, true})
+    for (const bool gradient : {false, true}) {
+      CAPTURE(zero_outside, gradient);
+      Counted c;
+      TopkKl a{.student = c.random(DType::f32, {3, 2}),
+               .teacher = c.random(DType::f32, {3, 2}),
+               .target = c.indices({4, 0, 2}),
+               .score = c.random(DType::f32, {3}),
+               .options = {.type = KlDirection::mixed, .zero_outside = zero_outside}};
+      if (zero_outside) a.lse = c.random(DType::f32, {3}), a.entropy = c.random(DType::f32, {3});
+      if (gradient) {
+        a.weight = c.random(DType::f32, {3});
+        a.gradient = c.random(DType::f32, {3, 2});
+        if (zero_outside) a.rest = c.random(DType::f32, {3, 2});
+      }
+      c.check(topk_kl, a);
+    }
+}
+
 TEST_CASE("the bytes of the optimizer and its companions are those that their kernels touch", "[cost]") {
   for (const bool master : {false, true}) {
     CAPTURE(master);

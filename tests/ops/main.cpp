@@ -138,7 +138,8 @@ bool all_same(const Outputs& a, const Outputs& b) {
 /// Whether the op of a case has exponentials.
 bool has_exponentials(const std::string& name) {
   const auto is = [&name](std::string_view part) { return name.find(part) != std::string::npos; };
-  return is("attention") || is("cross_entropy") || is("activation") || is("router");
+  return is("attention") || is("cross_entropy") || is("activation") || is("router") || is("topk_kl") ||
+         is("scatter_columns");
 }
 
 /// What a GPU's arithmetic adds to the tolerance of a case.

@@ -215,6 +215,43 @@ TEST_CASE("dispatch functions refuse arguments that the kernels do not support")
   from_lse.dlogits = f32(100, {4, 8});
   CHECK(refuses([&] { cross_entropy_gradient(exec, from_lse); }, "dlogits"));
 
+  const auto i32 = [&](std::initializer_list<int64_t> shape) {
+    return make_tensor(ids.data(), DType::i32, shape);
+  };
+  GatherColumns gather{.logits = f32(0, {4, 8}), .ids = i32({4, 2}), .out = f32(100, {4, 3})};
+  CHECK(refuses([&] { gather_columns(exec, gather); }, "out is f32[4, 3]"));
+  gather.ids = i32({3, 2});
+  CHECK(refuses([&] { gather_columns(exec, gather); }, "ids are i32[3, 2]"));
+  TopkKl kl{
+      .student = f32(0, {2, 4}), .teacher = f32(50, {2, 3}), .target = i32({2}), .score = f32(100, {2})};
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "teacher is f32[2, 3]"));
+  kl.teacher = f32(50, {2, 4});
+  topk_kl(exec, kl);
+  kl.lse = f32(110, {2});
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "lse"));
+  kl.options.zero_outside = true;
+  topk_kl(exec, kl);
+  kl.options.type = KlDirection::reverse;
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "entropy"));
+  kl.entropy = f32(120, {2});
+  kl.weight = f32(130, {2});
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "gradient"));
+  kl.gradient = f32(2, {2, 4});
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "gradient"));
+  kl.gradient = kl.student;
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "rest"));
+  kl.rest = f32(140, {2, 2});
+  kl.options.temperature = 0;
+  CHECK(refuses([&] { topk_kl(exec, kl); }, "temperature 0"));
+  ScatterColumns scatter{.logits = f32(0, {2, 8}), .ids = i32({2, 2}), .gradient = f32(100, {2, 3})};
+  CHECK(refuses([&] { scatter_columns(exec, scatter); }, "gradient is f32[2, 3]"));
+  scatter.gradient = f32(100, {2, 2});
+  scatter.rest = f32(110, {2, 2});
+  CHECK(refuses([&] { scatter_columns(exec, scatter); }, "lse"));
+  scatter.rest = {};
+  scatter.dlogits = f32(200, {2, 8});
+  CHECK(refuses([&] { scatter_columns(exec, scatter); }, "dlogits are f32[2, 8]"));
+
   Dropout drop;
   drop.x = f32(0, {4, 8});
   drop.out = f32(200, {4, 8});

@@ -109,6 +109,14 @@ TEST_CASE("ops without kernels for f16 refuse it") {
          cross_entropy_gradient(
              e, {.logits = f16({4, 8}), .target = i32({4}), .lse = f32({4}), .weight = f32({4})});
        }},
+      {"gather_columns",
+       [&] {
+         gather_columns(e, {.logits = f16({4, 8}), .ids = i32({4, 2}), .out = f32({4, 2})});
+       }},
+      {"scatter_columns",
+       [&] {
+         scatter_columns(e, {.logits = f16({4, 8}), .ids = i32({4, 2}), .gradient = f32({4, 2})});
+       }},
       // Types that kernels do not take together.
       {"norm_forward",
        [&] {
