@@ -50,11 +50,19 @@ Verdict judge_experts(const Facts& f) {
   return {};
 }
 
+Verdict judge_topk(const Facts& f) {
+  const int64_t topk = f.config().distillation.topk, vocabulary = f.spec().vocab_size;
+  if (f.config().algorithm != Algorithm::distill || topk <= vocabulary) return {};
+  return {{fmt::format("distill.topk: {} ids of a token, but the vocabulary has {}", topk, vocabulary),
+           {fmt::format("set distill.topk to {} or less", vocabulary)}}};
+}
+
 const Rule example_table[] = {
     {{"algorithm", "policy.lora.dropout"}, judge_dropout},
     {{"algorithm", "distributed.expert_parallel_size", "distributed.context_parallel_size",
       "distributed.tensor_parallel_size"},
      judge_experts},
+    {{"distill.topk", "algorithm"}, judge_topk},
 };
 
 }  // namespace

@@ -194,13 +194,14 @@ void Decoder::declare_loss(memory::MemoryPlan& plan) {
   const auto by_row = [&](const char* name) { return plan.add(name, Category::data, options_.tokens * 4); };
   buffers_.log_prob = by_row("log-probabilities");
   const LossNeeds& loss = options_.loss;
-  if (loss.dependence != Dependence::token && loss.dependence != Dependence::sequence) return;
-  if (part_.head == HeadKind::vocabulary) buffers_.lse = by_row("log-sum-exp");
+  const bool rule = loss.dependence == Dependence::token || loss.dependence == Dependence::sequence;
+  const bool scores = part_.head == HeadKind::scalar;
+  if ((rule && !scores) || (loss.divergence && loss.divergence->zero_outside))
+    buffers_.lse = by_row("log-sum-exp");
+  if (loss.entropy) buffers_.entropy = by_row("entropies");
+  if (!rule) return;
   buffers_.weight = by_row("weights of log-probabilities");
-  if (loss.entropy) {
-    buffers_.entropy = by_row("entropies");
-    buffers_.entropy_weight = by_row("weights of entropies");
-  }
+  if (loss.entropy) buffers_.entropy_weight = by_row("weights of entropies");
   if (loss.sequence_values > 0)
     buffers_.of_segments = plan.add("sums over sequences", Category::data, 2 * most_segments() * 8);
 }

@@ -42,8 +42,16 @@ model::LossNeeds loss_needs(const Config& config) {
               .columns = std::vector<model::ColumnSpec>(PolicyColumn::count),
               .sequence_values = sequences ? policy_sequence_values : 0};
     }
-    case Algorithm::distill:
-      break;
+    case Algorithm::distill: {
+      const DistillationConfig& d = config.distillation;
+      return {.entropy = d.zero_outside_topk && d.kl_type != KlDirection::forward,
+              .inverse_temperature = 1 / d.temperature,
+              .columns = {{DType::i32, d.topk}, {DType::f32, d.topk}},
+              .divergence = ops::TopkKl::Options{.type = d.kl_type,
+                                                 .mixed_weight = d.mixed_kl_weight,
+                                                 .temperature = d.temperature,
+                                                 .zero_outside = d.zero_outside_topk}};
+    }
   }
   return {};
 }

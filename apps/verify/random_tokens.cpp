@@ -26,8 +26,8 @@ std::string RandomTokens::describe() const {
 }
 
 RandomExamples::RandomExamples(int64_t size, int sequences_per_example, int64_t most, int64_t vocab_size,
-                               uint64_t seed)
-    : sequences_(sequences_per_example) {
+                               uint64_t seed, int64_t top_k)
+    : sequences_(sequences_per_example), top_k_(static_cast<int32_t>(top_k)) {
   const PhiloxStream stream(seed, "random examples");
   NRL_CHECK(most >= 2 && vocab_size > 0);
   uint64_t at = 0;
@@ -44,6 +44,18 @@ RandomExamples::RandomExamples(int64_t size, int sequences_per_example, int64_t 
       if (in_loss(i / sequences_, static_cast<int>(i % sequences_), static_cast<int64_t>(t)))
         log_probs[t] = static_cast<float>(-std::log(static_cast<double>(vocab_size)) +
                                           0.01 * static_cast<double>(below(101) - 50));
+  }
+  if (top_k == 0) return;
+  NRL_CHECK(top_k <= vocab_size);
+  for (int64_t i = 0; i < size; ++i) {
+    Teacher& teacher = teachers_.emplace_back();
+    for (int64_t t = 0; t < length(i, 0).loss_tokens; ++t) {
+      const int64_t first = below(vocab_size), step = vocab_size / top_k;
+      for (int64_t j = 0; j < top_k; ++j) {
+        teacher.ids.push_back(static_cast<int32_t>((first + j * step) % vocab_size));
+        teacher.log_probs.push_back(-0.01f * static_cast<float>(below(500)));
+      }
+    }
   }
 }
 
@@ -67,6 +79,7 @@ data::ExampleColumns RandomExamples::columns() const {
   columns.values[static_cast<size_t>(data::ExampleValue::reward)] = true;
   columns.log_probs[static_cast<size_t>(data::TokenLogProbs::sampler)] = true;
   columns.groups = true;
+  columns.top_k = top_k_;
   return columns;
 }
 
@@ -96,8 +109,9 @@ train::TrainData random_tokens(const ConfigResult& config, int64_t steps) {
   train::TrainData out;
   out.samples = out.epoch_samples = samples;
   if (trains_on_examples(c)) {
-    out.examples = std::make_shared<RandomExamples>(samples, static_cast<int>(example_tokens(c) / length),
-                                                    length, vocabulary, seed);
+    out.examples = std::make_shared<RandomExamples>(
+        samples, static_cast<int>(example_tokens(c) / length), length, vocabulary, seed,
+        c.algorithm == Algorithm::distill ? c.distillation.topk : 0);
     return out;
   }
   data::DocumentRules rules = train::document_rules(c);

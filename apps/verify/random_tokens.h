@@ -35,9 +35,12 @@ class RandomTokens : public data::TokenDataset {
 
 /// Examples of 2 to `most` random tokens, most of them short, of which the second and some more have a loss.
 /// Alone in their example they have rewards in groups of up to four, and log-probabilities of a sampler.
+/// `top_k`: each token with a loss has as many ids of a teacher, with random log-probabilities; 0: there is
+/// none.
 class RandomExamples : public data::Examples {
  public:
-  RandomExamples(int64_t size, int sequences_per_example, int64_t most, int64_t vocab_size, uint64_t seed);
+  RandomExamples(int64_t size, int sequences_per_example, int64_t most, int64_t vocab_size, uint64_t seed,
+                 int64_t top_k = 0);
 
   int64_t size() const override { return std::ssize(ids_) / sequences_; }
   int sequences_per_example() const override { return sequences_; }
@@ -51,11 +54,24 @@ class RandomExamples : public data::Examples {
   double value(int64_t example, data::ExampleValue value) const override;
   std::span<const float> log_probs(int64_t example, data::TokenLogProbs kind) const override;
   int64_t group(int64_t example) const override { return example / 4; }
+  std::span<const int32_t> top_ids(int64_t example) const override {
+    return teachers_.empty() ? std::span<const int32_t>() : teachers_[static_cast<size_t>(example)].ids;
+  }
+  std::span<const float> top_log_probs(int64_t example) const override {
+    return teachers_.empty() ? std::span<const float>() : teachers_[static_cast<size_t>(example)].log_probs;
+  }
 
  private:
+  struct Teacher {
+    std::vector<int32_t> ids;
+    std::vector<float> log_probs;
+  };
+
   int sequences_;
   std::vector<std::vector<int32_t>> ids_;      // [size * sequences_]
   std::vector<std::vector<float>> log_probs_;  // the same
+  int32_t top_k_;
+  std::vector<Teacher> teachers_;  // [size], with a teacher
 };
 
 /// The samples of `steps` steps of a configuration, or as many examples. Where documents have rules, the last

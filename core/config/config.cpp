@@ -71,9 +71,8 @@ std::string format_refusal(Algorithm algorithm, ExampleFormat format) {
     case Algorithm::rm:
       return refusal(format == preference, "preferences");
     case Algorithm::grpo:
-      return refusal(format == rollouts, "rollouts");
     case Algorithm::distill:
-      break;
+      return refusal(format == rollouts, "rollouts");
   }
   return "";
 }
@@ -95,7 +94,8 @@ LossAggregation loss_aggregation(const PolicyLossConfig& loss) {
 }
 
 bool compares_log_probs(const Config& config) {
-  return config.algorithm == Algorithm::dpo || config.algorithm == Algorithm::grpo;
+  return config.algorithm == Algorithm::dpo || config.algorithm == Algorithm::grpo ||
+         config.algorithm == Algorithm::distill;
 }
 
 std::string loop_key(const Config& config, std::string_view name) {

@@ -259,6 +259,16 @@ struct PolicyLossConfig {
   bool operator==(const PolicyLossConfig&) const = default;
 };
 
+/// Distillation from a teacher's log-probabilities in files (algorithm distill).
+struct DistillationConfig {
+  KlDirection kl_type = KlDirection::forward;
+  double mixed_kl_weight = 0.5;    ///< of the forward divergence in kl_type mixed
+  double temperature = 1;          ///< of teacher and student; > 0
+  bool zero_outside_topk = false;  ///< the student's distribution is that of the whole vocabulary
+  int64_t topk = 64;               ///< the teacher's most probable ids per token that count
+  bool operator==(const DistillationConfig&) const = default;
+};
+
 struct DatasetConfig {
   std::vector<std::string> data_path;          ///< one or several (a blend)
   std::optional<std::vector<double>> weights;  ///< of the blend, one per path; unset: by size
@@ -370,6 +380,7 @@ struct Config {
   PreferenceConfig preference;     ///< keys of section dpo
   RewardModelConfig reward_model;  ///< keys of section rm
   PolicyLossConfig loss_fn;
+  DistillationConfig distillation;  ///< keys of section distill
   DataConfig data;
   CheckpointingConfig checkpointing;
   MemoryConfig memory;

@@ -66,7 +66,8 @@ class Loader {
   /// The algorithm whose loop has a section of its own, as in files for NeMo RL, which name none.
   void infer_algorithm() {
     if (result_.sections.contains(std::string(name_of(Algorithm::pretrain)))) return;
-    for (const std::string_view name : schema_.find("algorithm")->choices.built)
+    const Choices& algorithms = schema_.find("algorithm")->choices;
+    for (const std::string_view name : algorithms.built.empty() ? algorithms.names : algorithms.built)
       if (const auto section = result_.sections.find(std::string(name)); section != result_.sections.end()) {
         const Key& key = *schema_.find("algorithm");
         Node node{Node::Kind::scalar, std::string(name), false, {}, {}, {}};

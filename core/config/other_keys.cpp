@@ -166,6 +166,9 @@ constexpr const char* own_batches = "evaluations take batches of policy.train_gl
 constexpr const char* own_microbatches = "evaluations take microbatches of policy.train_micro_batch_size; remove it";
 constexpr const char* no_generation =
     "there is no generation during training yet: rollouts come from files (data.train.format: rollouts); remove it";
+constexpr const char* teacher_files =
+    "the teacher's log-probabilities come from files (algorithm: distill, topk_ids and topk_logprobs of rollouts); "
+    "remove it";
 constexpr const char* no_logprob_batches =
     "log-probabilities are computed in the microbatches of training; remove it";
 constexpr const char* fused = "a choice of kernels, which are fused here; remove it";
@@ -195,7 +198,8 @@ constexpr Other others[] = {
     {"reward_penalties", "rollouts have their advantages; remove it"},
     {"env", no_generation},
     {"data_plane", no_generation},
-    {"on_policy_distillation", "distillation is not supported yet; remove it"},
+    {"on_policy_distillation", teacher_files},
+    {"teacher", teacher_files},
     {"training.dataset_name", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
     {"training.eval_strategy", "write the loop's val_period: STEPS", "steps"},
     {"training.rpo_alpha", "write dpo.sft_weight: ALPHA and dpo.sft_average_log_probs: true"},
@@ -232,7 +236,6 @@ constexpr Other others[] = {
     {"data.validation.dataset_name", "datasets are not downloaded: write data.validation.data_path: FILE.jsonl"},
     {"data.train.split", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
     {"data.validation.split", "datasets are not downloaded: write data.validation.data_path: FILE.jsonl"},
-    {"distill", "the section of an algorithm that is not supported yet; nrl-train explain algorithm lists the others"},
     {"include", "use 'defaults: base.yaml' to inherit from another file"},
     {"model.config", "write the model's keys under policy.model"},
     {"distributed.align_param_gather", early},

@@ -1,5 +1,5 @@
-// Keys of the algorithms that compare log-probabilities or scores: the losses of pairs, reward models and
-// policies.
+// Keys of the algorithms that compare log-probabilities or scores: the losses of pairs, reward models,
+// policies and distillation.
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
@@ -170,12 +170,57 @@ void add_policy_loss(Table& t) {
       .only_with(clips);
 }
 
+// NRL_DISTILL_KEY(t, a): the key "distill.a" bound to DistillationConfig::a, "loss_fn.a" in NeMo RL.
+#define NRL_DISTILL_KEY(table, member)                                                \
+  table                                                                               \
+      .key(                                                                           \
+          "distill." #member, [](auto& c) -> auto& { return c.distillation.member; }) \
+      .alias("loss_fn." #member)
+
+void add_distillation(Table& t) {
+  add_loop(t, Algorithm::distill, &Config::distill);
+  t.section("distill",
+            "The loop of algorithm distill, which trains on rollouts with a teacher's log-probabilities from "
+            "files (topk_ids and topk_logprobs of data.train.format: rollouts), and its loss.",
+            {Algorithm::distill});
+  t.resume("distill", OnResume::reported);
+  NRL_DISTILL_KEY(t, kl_type)
+      .help(
+          "Divergence of the student p from the teacher q at every token: forward, KL(q || p); reverse, "
+          "KL(p || q); mixed, a weighted mean of both.");
+  NRL_DISTILL_KEY(t, mixed_kl_weight)
+      .at_least(0)
+      .at_most(1)
+      .help("Weight of the forward divergence; the reverse one has the rest.")
+      .only_with({is("distill.kl_type", {"mixed"})});
+  NRL_DISTILL_KEY(t, temperature)
+      .at_least(0.01)
+      .at_most(100)
+      .help(
+          "Divisor T of the logits of teacher and student. The loss is multiplied by T^2, so that gradients "
+          "keep their size (Hinton et al., 2015).");
+  NRL_DISTILL_KEY(t, zero_outside_topk)
+      .help(
+          "false: both distributions are those of the teacher's topk ids alone. true: the student's is that "
+          "of the whole vocabulary, where the teacher has probability 0 outside of its ids, and e^-100 in "
+          "the "
+          "reverse divergence.");
+  NRL_DISTILL_KEY(t, topk)
+      .at_least(1)
+      .at_most(1 << 14)
+      .alias("distillation.topk_logits_k")
+      .help(
+          "The teacher's most probable ids of a token that count. The files must have as many or more for "
+          "every token.");
+}
+
 }  // namespace
 
 void add_objective_keys(Table& t) {
   add_preference(t);
   add_reward_model(t);
   add_policy_loss(t);
+  add_distillation(t);
 }
 
 }  // namespace nrl::config_detail

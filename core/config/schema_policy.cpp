@@ -383,9 +383,10 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
           "Type of the logits in training and its evaluations; the loss is computed from them in fp32. "
           "bfloat16 "
           "halves their memory and traffic and needs precision bfloat16. auto: bfloat16 on a GPU where "
-          "precision is bfloat16, as under torch.autocast; else float32, and always of dpo and grpo, which "
-          "compare log-probabilities.")
-      .only_with({is("algorithm", {"pretrain", "sft", "dpo", "grpo"})});
+          "precision is bfloat16, as under torch.autocast; else float32, and always of dpo, grpo and "
+          "distill, "
+          "which compare log-probabilities.")
+      .only_with({is("algorithm", {"pretrain", "sft", "dpo", "grpo", "distill"})});
   NRL_POLICY_KEY(t, train_global_batch_size)
       .resume(OnResume::reported, "step count and data position are preserved")
       .at_least(1)

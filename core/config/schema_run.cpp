@@ -234,11 +234,11 @@ Need evaluates() {
 }
 
 Need on_examples() {
-  return {is("algorithm", {"sft", "dpo", "rm", "grpo"})};
+  return {is("algorithm", {"sft", "dpo", "rm", "grpo", "distill"})};
 }
 
 Need on_prompts() {
-  return {is("algorithm", {"sft", "grpo"})};
+  return {is("algorithm", {"sft", "grpo", "distill"})};
 }
 
 Need on_tokens() {
@@ -247,11 +247,7 @@ Need on_tokens() {
 
 void add_top_keys(Table& t) {
   t.section("", "The run.");
-  NRL_KEY(t, algorithm)
-      .resume(OnResume::unrelated)
-      .built({"pretrain", "sft", "dpo", "rm", "grpo"})
-      .alias("training.algorithm")
-      .help("Training algorithm.");
+  NRL_KEY(t, algorithm).resume(OnResume::unrelated).alias("training.algorithm").help("Training algorithm.");
   NRL_KEY(t, device)
       .resume(OnResume::unrelated)
       .help("Device of the run; auto: a GPU if this build can use one on every rank, else the CPU.");

@@ -51,10 +51,24 @@ TEST_CASE("keys of another algorithm are refused where they are given", "[config
                                  "pretrain (t.yaml:1:12); remove it)"});
 }
 
-TEST_CASE("an algorithm that is not supported is the only complaint", "[config][algorithm]") {
-  const ConfigResult result = load_text("algorithm: distill\n" + base_yaml + "dpo: {loss_type: sigmoid}\n");
-  REQUIRE(result.diagnostics.size() == 1);
-  CHECK(result.diagnostics[0].key == "algorithm");
+TEST_CASE("the keys of distillation are also read as NeMo RL spells them", "[config][algorithm]") {
+  const std::string base =
+      "algorithm: distill\npolicy: {model: {model_type: llama}}\ndata: {train: {data_path: lessons.jsonl}}\n"
+      "distill: {max_num_steps: 3}\n";
+  const ConfigResult result =
+      load_text(base +
+                "loss_fn: {kl_type: mixed, mixed_kl_weight: 0.25, zero_outside_topk: true}\n"
+                "distillation: {topk_logits_k: 7}\n");
+  CHECK(texts(result).empty());
+  const DistillationConfig& d = result.config.distillation;
+  CHECK(d.kl_type == KlDirection::mixed);
+  CHECK(d.mixed_kl_weight == 0.25);
+  CHECK(d.zero_outside_topk);
+  CHECK(d.topk == 7);
+  CHECK(
+      texts(load_text(base + "loss_fn: {type: clip}\n")) ==
+      std::vector<std::string>{"t.yaml:5:1 the section 'loss_fn' belongs to algorithm grpo (the algorithm is "
+                               "distill (t.yaml:1:12); remove it)"});
 }
 
 TEST_CASE("each algorithm has its keys and those of all", "[config][algorithm]") {
@@ -100,6 +114,8 @@ TEST_CASE("the loop is that of the algorithm", "[config][algorithm]") {
   config.algorithm = Algorithm::grpo;
   CHECK(&resolved_loop(config) == &config.grpo);
   CHECK(loop_key(config, "val_period") == "grpo.val_period");
+  config.algorithm = Algorithm::distill;
+  CHECK(&resolved_loop(config) == &config.distill);
 }
 
 TEST_CASE("another section can have the keys of a policy", "[config][policy]") {

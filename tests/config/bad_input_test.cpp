@@ -193,7 +193,11 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"policy: {offload_optimizer: 1.5}", 1, 29, "out of range"},
       {"policy: {offload_optimizer: all}", 1, 29, "expected true, false or a number from 0 to 1"},
       {"policy: {offload_optimizer: \"true\"}", 1, 29, "expected true, false or a number from 0 to 1"},
-      {"distill: {topk: 64}", 1, 1, "algorithm that is not supported yet"},
+      {"algorithm: pretrain\ndistill: {topk: 64}", 2, 1, "algorithm distill"},
+      {"distill: {topk: 0}", 1, 17, "out of range"},
+      {"distill: {kl_type: both}", 1, 20, "forward | reverse | mixed"},
+      {"distill: {temperature: 0}", 1, 24, "out of range"},
+      {"teacher: {model_name: large}", 1, 1, "the teacher's log-probabilities come from files"},
       {"algorithm: pretrain\ndpo: {loss_type: sigmoid}", 2, 1, "algorithm dpo"},
   };
   for (const Bad& bad : cases) require_problem(bad);
@@ -201,7 +205,6 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
-      {"algorithm: distill", 1, 12, "not supported yet"},
       {"grpo: {num_generations_per_prompt: 16}", 1, 36, "not supported yet"},
       {"policy: {sequence_packing: {sequence_length_round: 8}}", 1, 52, "not supported yet"},
       {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},

@@ -293,6 +293,17 @@ void add_features(int ranks, std::vector<Dimension>& out) {
               {"algorithm=grpo", "policy.dynamic_batching.enabled=true", "loss_fn.type=gspo"},
               {},
               true,
+              "fp32"},
+             {"distilled",
+              {"algorithm=distill", "distill.topk=5", "policy.sequence_packing.enabled=true"},
+              {},
+              true,
+              "fp32"},
+             {"distilled, all tokens",
+              {"algorithm=distill", "distill.topk=5", "distill.kl_type=mixed", "distill.temperature=2",
+               "distill.zero_outside_topk=true"},
+              {},
+              true,
               "fp32"}});
 }
 

@@ -10,6 +10,7 @@
 #include "apps/model/families/hf_config.h"
 #include "apps/model/spec/normals.h"
 #include "tests/catch.h"
+#include "tests/model/derivatives.h"
 #include "tests/model/tiny_model.h"
 #include "tests/ops/reference/table.h"
 #include "tests/sim/ops.h"
@@ -23,35 +24,7 @@ TEST_CASE("the decoder's gradients are the derivatives of its loss", "[model]") 
     TinyModel m(config, ops::reference_kernels(), 1);
     // Not continuous: a small change of a weight may drop another token.
     if (m.spec_.moe.capacity_factor > 0) continue;
-    m.gradients();
-    const auto analytic = m.gradients_;
-    const bool train = m.needs_training();
-    for (size_t p = 0; p < analytic.size(); ++p) {
-      INFO(m.parameters_.all[p].name);
-      // The element with the largest gradient, and one more.
-      const auto& g = analytic[p];
-      const size_t largest = static_cast<size_t>(
-          std::max_element(g.begin(), g.end(), [](float a, float b) { return std::abs(a) < std::abs(b); }) -
-          g.begin());
-      REQUIRE(g[largest] != 0);
-      for (size_t i : {largest, g.size() / 3}) {
-        float& w = m.weights_[p][i];
-        const float kept = w;
-        const float h = 1.0f / 256;
-        double at[4];
-        const float steps[4] = {-2 * h, -h, h, 2 * h};
-        for (int s = 0; s < 4; ++s) {
-          w = kept + steps[s];
-          at[s] = m.loss(train);  // else the same number, and no backward pass
-        }
-        w = kept;
-        const double numeric = (at[0] - 8 * at[1] + 8 * at[2] - at[3]) / (12 * static_cast<double>(h));
-        // Activations are stored in f32: rounding of about 1e-6 of the loss, divided by h.
-        const double tolerance = 2e-3 * std::abs(static_cast<double>(g[largest])) + 1e-3;
-        INFO("element " << i << " analytic " << g[i] << " numeric " << numeric);
-        REQUIRE(std::abs(numeric - static_cast<double>(g[i])) < tolerance);
-      }
-    }
+    test::require_derivatives(m);
   }
 }
 

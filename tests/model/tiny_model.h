@@ -150,6 +150,7 @@ class TinyModel {
       positions_.push_back(i < 12 ? i : i - 12);
       weight_.push_back(i % 6 == 5 ? 0.0f : -0.05f - 0.01f * static_cast<float>(i));
     }
+    if (options.loss.divergence) add_teacher(options.loss.columns[model::TeacherColumn::ids].width);
     const ops::DryDevice device = ops::DryDevice::like(exec_);
     ops::Exec dry = device.exec();
     decoder_.add_workspace(plan_, decoder_.needed_workspace(dry, views, batch()));
@@ -220,6 +221,7 @@ class TinyModel {
     b.loss_weight = make_tensor(weight_.data(), DType::f32, {tokens});
     b.step = make_tensor(&step_, DType::i64, {1});
     b.lengths = {12, false};
+    b.columns = columns_;
     return b;
   }
 
@@ -243,7 +245,22 @@ class TinyModel {
     return shape.size() == 1 ? make_tensor(nullptr, t, {shape[0]})
                              : make_tensor(nullptr, t, {shape[0], shape[1]});
   }
-  std::vector<int32_t> ids_, targets_, positions_, cu_{0, 12, 19};
+  /// k distinct ids for each token, and a teacher's logits.
+  void add_teacher(int64_t k) {
+    teacher_ids_.resize(static_cast<size_t>(tokens * k));
+    teacher_.resize(teacher_ids_.size());
+    for (size_t i = 0; i < teacher_.size(); ++i) {
+      const auto row = static_cast<int64_t>(i) / k, j = static_cast<int64_t>(i) % k;
+      teacher_ids_[i] = static_cast<int32_t>((row * 5 + j * (spec_.vocab_size / k)) % spec_.vocab_size);
+      teacher_[i] = 2 * std::sin(static_cast<float>(i));
+    }
+    columns_ = {make_tensor(teacher_ids_.data(), DType::i32, {tokens, k}),
+                make_tensor(teacher_.data(), DType::f32, {tokens, k})};
+  }
+
+  std::vector<int32_t> ids_, targets_, positions_, cu_{0, 12, 19}, teacher_ids_;
+  std::vector<float> teacher_;
+  std::vector<Tensor> columns_;
   std::vector<float> weight_;
   std::vector<std::array<int32_t, tokens>> more_ids_;
   int64_t step_ = 4;

@@ -40,6 +40,7 @@ struct Effect {
   " policy.tokenizer.name=bytes policy.max_total_sequence_length=32 data.train.data_path=DIR/" file
 #define PAIRS(algorithm) RECORDS(algorithm, "pairs.jsonl")
 #define ROLLOUTS RECORDS("grpo", "rollouts.jsonl")
+#define LESSONS RECORDS("distill", "lessons.jsonl") " distill.topk=3"
 
 /// The keys of a rotary scaling, without their section, which has two names.
 inline const Effect rope_effects[] = {
@@ -407,6 +408,24 @@ inline const Effect effects[] = {
     {"loss_fn.truncated_importance_sampling_ratio", Observed::rows, "null", "1.01",
      ROLLOUTS " loss_fn.use_importance_sampling_correction=true"},
     {"loss_fn.force_on_policy_ratio", Observed::rows, "false", "true", ROLLOUTS},
+    {"distill.max_num_steps", Observed::rows, "3", "4", LESSONS},
+    {"distill.max_num_epochs", Observed::rows, "1", "2",
+     LESSONS " distill.max_num_steps=null policy.train_global_batch_size=4"},
+    {"distill.val_period", Observed::rows, "2", "3", LESSONS " data.validation.data_path=DIR/lessons.jsonl"},
+    {"distill.val_batches", Observed::rows, "1", "2",
+     LESSONS " data.validation.data_path=DIR/lessons.jsonl distill.val_at_end=true"},
+    {"distill.val_at_start", Observed::rows, "false", "true",
+     LESSONS " data.validation.data_path=DIR/lessons.jsonl"},
+    {"distill.val_at_end", Observed::rows, "false", "true",
+     LESSONS " data.validation.data_path=DIR/lessons.jsonl"},
+    {"distill.seed", Observed::rows, "1", "2", LESSONS " data.seed=1"},
+    {"distill.on_nonfinite", Observed::nothing, "the loop of sft, which has a test", ""},
+    {"distill.max_nonfinite_steps", Observed::nothing, "the loop of sft, which has a test", ""},
+    {"distill.kl_type", Observed::rows, "forward", "reverse", LESSONS},
+    {"distill.mixed_kl_weight", Observed::rows, "0.5", "0.25", LESSONS " distill.kl_type=mixed"},
+    {"distill.temperature", Observed::rows, "1", "2", LESSONS},
+    {"distill.zero_outside_topk", Observed::rows, "false", "true", LESSONS},
+    {"distill.topk", Observed::rows, "2", "3", RECORDS("distill", "lessons.jsonl")},
     {"pretrain.max_num_steps", Observed::rows, "3", "4"},
     {"pretrain.max_num_epochs", Observed::rows, "1", "2",
      "llama pretrain.max_num_steps=null policy.train_global_batch_size=64"},

@@ -101,7 +101,7 @@ class EffectBench : public Workbench {
           "\n";
     }
     // Ratios of all sizes, with advantages of both signs and completions of several lengths.
-    std::string pairs, rollouts;
+    std::string pairs, rollouts, lessons;
     for (int i = 0; i < 12; ++i) {
       pairs += fmt::format(R"({{"prompt":"a{}","chosen":"{}","rejected":"c{}"}})", i,
                            std::string(1 + i % 5, 'b'), i * 7) +
@@ -117,9 +117,16 @@ class EffectBench : public Workbench {
               66 + i, list([&](int t) { return 70 + i + t; }), i % 3 ? 0.5 : -1.0,
               list([&](int t) { return -1 - (i + 3 * t) % 9; }), list([](int) { return -4; })) +
           "\n";
+      lessons +=
+          fmt::format(R"({{"prompt_ids":[65],"completion_ids":{},"topk_ids":{},"topk_logprobs":{}}})",
+                      list([&](int t) { return 70 + i + t; }),
+                      list([&](int t) { return fmt::format("[{},{},{}]", 70 + i + t, 80 + i, 65); }),
+                      list([&](int t) { return fmt::format("[-0.5,-{},-{}]", 1 + t % 2, 2 + i % 3); })) +
+          "\n";
     }
     write("pairs.jsonl", pairs);
     write("rollouts.jsonl", rollouts);
+    write("lessons.jsonl", lessons);
     write("chat.jsonl", chat);
     write("instructions.jsonl", instructions);
     write("bad.jsonl", chat + R"({"messages":[{"role":"user","content":"a"}]})" + "\n");

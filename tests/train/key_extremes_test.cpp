@@ -83,10 +83,11 @@ std::string algorithm_of(const std::vector<std::string>& keys) {
 
 /// Its data.
 std::string data_of(const Workbench& bench, const std::string& algorithm) {
-  return bench / (algorithm == "pretrain" ? "corpus"
-                  : algorithm == "sft"    ? "chat.jsonl"
-                  : algorithm == "grpo"   ? "rollouts.jsonl"
-                                          : "pairs.jsonl");
+  return bench / (algorithm == "pretrain"  ? "corpus"
+                  : algorithm == "sft"     ? "chat.jsonl"
+                  : algorithm == "grpo"    ? "rollouts.jsonl"
+                  : algorithm == "distill" ? "lessons.jsonl"
+                                           : "pairs.jsonl");
 }
 
 /// Adds those whose keys are not there.
@@ -132,6 +133,10 @@ TEST_CASE("every key at the ends of its range is accepted and runs, or is refuse
         << R"({"prompt_ids":[65],"completion_ids":[66,67],"advantage":1,"logprobs":[-5,-5],"old_logprobs":[-5,-6]})"
         << "\n";
   }
+  for (int i = 0; i < 8; ++i)
+    std::ofstream(bench / "lessons.jsonl", std::ios::app)
+        << R"({"prompt_ids":[65],"completion_ids":[66],"topk_ids":[[66,67]],"topk_logprobs":[[-1,-2]]})"
+        << "\n";
   std::ofstream(bench / "chat.jinja") << "{% for m in messages %}{{ m.content }}{% endfor %}";
   for (const auto& [family, model] : models) {
     bench.model = model;

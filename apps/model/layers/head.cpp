@@ -4,6 +4,8 @@
 
 #include "apps/model/layers/boundary.h"
 #include "core/ops/cross_entropy.h"
+#include "core/ops/distillation.h"
+#include "core/ops/linear.h"
 
 namespace nrl::model {
 
@@ -50,6 +52,13 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
   if (c.layout.tensor > 1)
     statistics_ = slot(
         {.name = "logit statistics", .width = statistics_width() * c.layout.tensor, .rows = head_chunk_rows});
+  if (c.loss.divergence) {
+    at_ids_ = slot({.name = "logits at the teacher's ids",
+                    .width = c.loss.columns[TeacherColumn::ids].width,
+                    .rows = head_chunk_rows});
+    if (c.loss.divergence->zero_outside)
+      rest_ = slot({.name = "gradient at other ids", .width = 2, .rows = head_chunk_rows});
+  }
   d_norm_ = b.gradient("d_norm", m.hidden, sequence_rows);
   input_.emplace(b, norm_->out, d_norm_, Boundary{.overlaps = false});
   describe();
@@ -59,15 +68,15 @@ void Head::forward(Run& r) {
   const Slot hidden = input_->x;
   norm_->forward(r);
   input_->gather(r);
-  r.step(training, "loss", reads(hidden), writes(logits_, statistics_, over(input_->d_x, hidden), d_norm_),
-         [&] {
+  r.step(training, "loss", reads(hidden),
+         writes(logits_, statistics_, at_ids_, rest_, over(input_->d_x, hidden), d_norm_), [&] {
            train(r);
            input_->reduce(r);
          });
-  r.step(evaluation, "log_probs", reads(hidden), writes(logits_, statistics_), [&] {
+  r.step(evaluation, "log_probs", reads(hidden), writes(logits_, statistics_, at_ids_), [&] {
     for_each_chunk(r, [&](const Rows& rows) {
       compute_logits(r, rows);
-      compute_log_probs(r, rows);
+      r.context().loss.divergence ? compute_divergence(r, rows) : compute_log_probs(r, rows);
     });
   });
   r.step(generation, "logits", reads(hidden), writes(), [&] {
@@ -117,7 +126,7 @@ void Head::train(Run& r) const {
     case Dependence::batch:
       for_each_chunk(r, [&](const Rows& rows) {
         compute_logits(r, rows);
-        fused_gradient(r, rows);
+        r.context().loss.divergence ? compute_divergence(r, rows) : fused_gradient(r, rows);
         gradients(r, rows);
       });
       break;
@@ -174,11 +183,50 @@ void Head::compute_log_probs(Run& r, const Rows& rows) const {
   ops::cross_entropy(r.exec(), {.logits = rows.logits,
                                 .target = rows.target,
                                 .log_prob = part(c.head.log_prob),
-                                .lse = r.trains() ? part(c.lse) : Tensor{},
+                                .lse = r.trains() || c.loss.divergence ? part(c.lse) : Tensor{},
                                 .entropy = part(c.head.entropy),
                                 .inverse_temperature = static_cast<float>(c.loss.inverse_temperature),
                                 .first_column = statistics ? vocabulary_.begin : 0,
                                 .statistics = statistics});
+}
+
+void Head::compute_divergence(Run& r, const Rows& rows) const {
+  const LayerContext& c = r.context();
+  const ops::TopkKl::Options& options = *c.loss.divergence;
+  const auto part = [&](const Tensor& t) { return t ? t.rows(rows.begin, rows.count) : Tensor{}; };
+  const auto column = [&](TeacherColumn::Index i) {
+    const Tensor t = part(r.batch().columns[i]);  // (rows) if a token has one id
+    return make_tensor(t.data, t.dtype, {rows.count, c.loss.columns[i].width});
+  };
+  // Computes log-sum-exp and entropy; the scores overwrite the log-probabilities.
+  if (options.zero_outside) compute_log_probs(r, rows);
+  const Tensor at_ids = r[at_ids_].rows(0, rows.count);
+  ops::gather_columns(r.exec(), {.logits = rows.logits,
+                                 .ids = column(TeacherColumn::ids),
+                                 .out = at_ids,
+                                 .first_column = vocabulary_.begin});
+  r.all_reduce_async(at_ids).wait();
+  ops::TopkKl kl{.student = at_ids,
+                 .teacher = column(TeacherColumn::log_probs),
+                 .target = rows.target,
+                 .lse = part(c.lse),
+                 .entropy = part(c.head.entropy),
+                 .score = part(c.head.log_prob),
+                 .options = options};
+  if (!r.trains()) return ops::topk_kl(r.exec(), kl);
+  kl.weight = part(r.batch().loss_weight);
+  kl.loss_scale = c.loss_scale;
+  kl.gradient = at_ids;
+  if (rest_) kl.rest = r[rest_].rows(0, rows.count);
+  ops::topk_kl(r.exec(), kl);
+  ops::scatter_columns(r.exec(), {.logits = rows.logits,
+                                  .ids = column(TeacherColumn::ids),
+                                  .gradient = at_ids,
+                                  .rest = kl.rest,
+                                  .lse = kl.rest ? kl.lse : Tensor{},
+                                  .dlogits = separate_gradient(rows),
+                                  .first_column = vocabulary_.begin,
+                                  .inverse_temperature = static_cast<float>(c.loss.inverse_temperature)});
 }
 
 void Head::gradient_of_logits(Run& r, const Rows& rows) const {

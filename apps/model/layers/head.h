@@ -41,6 +41,8 @@ class Head : public Layer {
   void compute_log_probs(Run& r, const Rows& rows) const;
   /// The gradients of log-probabilities and logits at once, with the weights of the batch.
   void fused_gradient(Run& r, const Rows& rows) const;
+  /// Distillation: the scores of the rows, and in training the gradient of their logits.
+  void compute_divergence(Run& r, const Rows& rows) const;
   /// The gradient of the logits with the weights of the rule.
   void gradient_of_logits(Run& r, const Rows& rows) const;
   /// The gradients of x and of the matrix.
@@ -61,7 +63,10 @@ class Head : public Layer {
   Slot logits_;      ///< (chunk, V)
   Slot statistics_;  ///< (chunk, 3 or 4 x t) f32, read as (t, chunk, 3 or 4): of each rank's logits; unset if
                      ///< t = 1
-  Slot d_norm_;      ///< (n, H)
+  /// Distillation with k ids: (chunk, k) f32, logits at the ids and then their gradient; (chunk, 2) f32,
+  /// ops::TopkKl::rest.
+  Slot at_ids_, rest_;
+  Slot d_norm_;  ///< (n, H)
 };
 
 /// Final norm, and the score of every token: one dot product, in place of the log-probability. Training

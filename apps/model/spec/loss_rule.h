@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <vector>
 
 #include "apps/model/spec/micro_batch.h"
+#include "core/ops/distillation.h"
 #include "core/ops/exec.h"
 
 namespace nrl::model {
@@ -25,6 +27,15 @@ struct ColumnSpec {
   int64_t width = 1;
 };
 
+/// MicroBatch::columns of LossNeeds::divergence, of the same width: the k ids and the teacher's numbers.
+struct TeacherColumn {
+  enum Index : int {
+    ids,        ///< i32
+    log_probs,  ///< f32
+    count
+  };
+};
+
 /// What a plan reserves for an objective. It is known from the configuration before any objective exists.
 struct LossNeeds {
   Dependence dependence = Dependence::none;
@@ -32,6 +43,9 @@ struct LossNeeds {
   double inverse_temperature = 1;        /// of the distribution
   std::vector<ColumnSpec> columns = {};  ///< MicroBatch::columns
   int64_t sequence_values = 0;  ///< columns of MicroBatch::sequence_values; 0: neither these nor segments
+  /// Distillation, with Dependence::none: the score of a row takes the place of its log-probability.
+  /// `inverse_temperature` must belong to the same temperature.
+  std::optional<ops::TopkKl::Options> divergence = {};
 };
 
 /// The results of a head for the rows of a microbatch, and memory for the rule. (N) f32, or empty where

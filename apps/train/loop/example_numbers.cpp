@@ -7,6 +7,7 @@
 
 #include "apps/data/examples/advantages.h"
 #include "apps/plan/loss.h"
+#include "apps/train/loop/teacher_numbers.h"
 #include "core/base/error.h"
 #include "core/ops/pair_loss.h"
 
@@ -144,9 +145,9 @@ std::shared_ptr<data::StepNumbers> example_numbers(const Config& config,
     case Algorithm::grpo:
       return std::make_shared<RolloutNumbers>(config, std::move(examples), std::move(reference));
     case Algorithm::distill:
-      break;
+      return teacher_numbers(std::move(examples), config.distillation.topk);
   }
-  NRL_CHECK(false, "algorithm {} has no examples", name_of(config.algorithm));
+  NRL_CHECK(false);
 }
 
 }  // namespace nrl::train

@@ -56,8 +56,25 @@ void plan_steps(const Config& c, int64_t global_batch, TrainData& out) {
   }
 }
 
-// Fails if rollouts lack numbers that the loss reads.
+// Fails unless every token has the teacher's numbers that distillation reads.
+void require_teacher(const Config& c, const data::ExampleSet& set, const char* name) {
+  const int64_t wanted = c.distillation.topk, given = set.columns().top_k;
+  const std::string file = clipped(set.files().front());
+  if (given == 0)
+    fail(
+        Exit::config,
+        "{}.data_path: the records of {} have no topk_ids and topk_logprobs, but algorithm distill reads the "
+        "teacher's log-probabilities there. Fix: give other files (docs/examples.md)",
+        name, file);
+  if (given < wanted)
+    fail(Exit::config,
+         "distill.topk: {}, but the records of {} have {} of a teacher per token. Fix: distill.topk={}",
+         wanted, file, counted(given, "id"), given);
+}
+
+// Fails if records lack numbers that the loss reads.
 void require_columns(const Config& c, const data::ExampleSet& set, const char* name) {
+  if (c.algorithm == Algorithm::distill) return require_teacher(c, set, name);
   if (c.algorithm != Algorithm::grpo) return;
   const data::ExampleColumns columns = set.columns();
   using Value = data::ExampleValue;
