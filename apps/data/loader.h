@@ -45,7 +45,7 @@ struct HostMicroBatch {
   std::vector<int32_t> bounds;  ///< first row of each attention sequence, and the row count
   int64_t loss_tokens = 0;      ///< number of targets with a loss
   // Inputs of an objective (model::LossNeeds); empty if it has none.
-  int64_t sequences = 0;                ///< of `bounds`, without those of padding, which are the last
+  int64_t sequences = 0;                ///< of `bounds`, without padding, which is last
   std::vector<double> sequence_values;  ///< [sequences * values]
   /// [columns][N * width]: numbers of 4 bytes, f32 as their bits. 0 in rows of padding.
   std::vector<std::vector<int32_t>> columns;

@@ -50,7 +50,7 @@ class Objective : public model::LossRule {
   virtual void loss_weights(ops::Exec& exec, const model::MicroBatch& batch, const Tensor& log_prob);
 
   /// Adds a microbatch's metrics to `sums`, (metrics().size()) f64. Called after the head's pass, of training
-  /// or evaluation; `out` has its results, the weights are those of training.
+  /// or evaluation; `out` has its results, the weights are from training.
   virtual void add_metrics(ops::Exec& exec, const model::MicroBatch& batch, const model::HeadOutput& out,
                            const Tensor& sums) = 0;
 };

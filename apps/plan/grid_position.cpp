@@ -116,7 +116,7 @@ std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPos
   if (sizes.cp > 1) {
     out.push_back(model::microbatch_ranks(sizes.tp, sizes.cp));  // of routers
     if (loss_needs(config).sequence_values > 0) out.push_back(model::segment_ranks);
-    // Of all types that a layer may have.
+    // All types that a layer may have.
     const auto types = static_cast<int64_t>(d.cp_comm_type.size());
     const auto used = model::context_groups(context_exchanges(d, types), sizes.cp);
     out.insert(out.end(), used.begin(), used.end());

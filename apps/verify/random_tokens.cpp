@@ -76,15 +76,15 @@ std::span<const int32_t> RandomExamples::ids(int64_t example, int sequence) cons
 data::ExampleColumns RandomExamples::columns() const {
   data::ExampleColumns columns;
   if (sequences_ > 1) return columns;
-  columns.values[static_cast<size_t>(data::ExampleValue::reward)] = true;
+  columns.values[static_cast<size_t>(data::ExampleValue::advantage)] = true;
   columns.log_probs[static_cast<size_t>(data::TokenLogProbs::sampler)] = true;
-  columns.groups = true;
   columns.top_k = top_k_;
   return columns;
 }
 
 double RandomExamples::value(int64_t example, data::ExampleValue value) const {
-  return value == data::ExampleValue::reward ? static_cast<double>(example * 7 % 5) : 0;
+  // Few are negative: relative errors of a loss around 0 would be large.
+  return value == data::ExampleValue::advantage ? static_cast<double>(example * 7 % 5) - 0.5 : 0;
 }
 
 std::span<const float> RandomExamples::log_probs(int64_t example, data::TokenLogProbs kind) const {

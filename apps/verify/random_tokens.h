@@ -34,7 +34,7 @@ class RandomTokens : public data::TokenDataset {
 };
 
 /// Examples of 2 to `most` random tokens, most of them short, of which the second and some more have a loss.
-/// Alone in their example they have rewards in groups of up to four, and log-probabilities of a sampler.
+/// Alone in their example they have advantages, and log-probabilities of a sampler.
 /// `top_k`: each token with a loss has as many ids of a teacher, with random log-probabilities; 0: there is
 /// none.
 class RandomExamples : public data::Examples {
@@ -53,7 +53,6 @@ class RandomExamples : public data::Examples {
   data::ExampleColumns columns() const override;
   double value(int64_t example, data::ExampleValue value) const override;
   std::span<const float> log_probs(int64_t example, data::TokenLogProbs kind) const override;
-  int64_t group(int64_t example) const override { return example / 4; }
   std::span<const int32_t> top_ids(int64_t example) const override {
     return teachers_.empty() ? std::span<const int32_t>() : teachers_[static_cast<size_t>(example)].ids;
   }

@@ -264,7 +264,7 @@ struct DistillationConfig {
   KlDirection kl_type = KlDirection::forward;
   double mixed_kl_weight = 0.5;    ///< of the forward divergence in kl_type mixed
   double temperature = 1;          ///< of teacher and student; > 0
-  bool zero_outside_topk = false;  ///< the student's distribution is that of the whole vocabulary
+  bool zero_outside_topk = false;  ///< the student's distribution is over the whole vocabulary
   int64_t topk = 64;               ///< the teacher's most probable ids per token that count
   bool operator==(const DistillationConfig&) const = default;
 };

@@ -102,7 +102,8 @@ class Rank {
     for (const comm::LogTotal& total : world_.comm().collective_log()->totals())
       out.bytes[{total.group, total.op}] += total.bytes;
     data::HostMicroBatch batch = random_batch(T, 999);
-    out.evaluations.push_back(engine_->evaluate(2, [&]() -> const data::HostMicroBatch& { return batch; }));
+    out.evaluations.push_back(
+        engine_->evaluate(2, [&]() -> const data::HostMicroBatch& { return batch; }).front());
     out.numbers = numbers();
   }
 

@@ -249,7 +249,7 @@ TEST_CASE("a scalar head is trained beside adapters, or frozen", "[model][reward
     CHECK(head.parts.front().name == model::adapted_score_name);
     if (m.spec_.moe.capacity_factor > 0) continue;
     TinyModel whole(config, ops::reference_kernels(), 1);
-    // The products of the adapters only come on top of those of a model whose other matrices are frozen.
+    // The products of the adapters only come on top of a model whose other matrices are frozen.
     CHECK(model::training_flops_of_token(m.spec_, 7) == model::training_flops_of_token(whole.spec_, 7) -
                                                             2 * m.spec_.trained.frozen_products +
                                                             6 * m.spec_.trained.adapter_products);

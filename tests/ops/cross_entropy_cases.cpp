@@ -77,8 +77,8 @@ void same_everywhere(Exec& e) {
   expect(same_bits(front[2].value, apart[2].value), "the front half of the logits holds another gradient");
 }
 
-/// The gradient over bf16 logits is that of the same logits in f32, rounded. The rows are longer than what a
-/// GPU's block keeps.
+/// The gradient over bf16 logits is the gradient over the same logits in f32, rounded. The rows are longer
+/// than what a GPU's block keeps.
 void bf16_logits_lose_only_the_rounding(Exec& e) {
   constexpr int64_t n = 3, v = 120011;
   Buffer low = Buffer(DType::bf16, {n, v}, 1).normal("logits", 3.0), full(DType::f32, {n, v}, 1);

@@ -151,7 +151,7 @@ GradProblem grad_problem(DType dtype, float t, bool with_entropy, std::vector<in
 }
 
 /// The gradient in one pass and from lse are the same to the rounding of lse and of one multiplication, and
-/// that of the exponential, whose argument differs. A 16-bit gradient may be rounded to its neighbor.
+/// the error of the exponential, whose argument differs. A 16-bit gradient may be rounded to its neighbor.
 void same_as_fused(Exec& e) {
   struct Type {
     DType logits, gradient;

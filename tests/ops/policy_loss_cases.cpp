@@ -75,7 +75,7 @@ struct Policy {
     // Ratios, kappas: within and beyond each bound, of both signs.
     constexpr double ratios[] = {0.3, 0.85, 0.97, 1.03, 1.13, 1.25, 1.33, 1.45, 1.7, 2.5, 0.99, 1.01};
     constexpr double kappas[] = {0.1, -0.7, 1.5, 2.4, 3.0, -4.0, 5.0, -9.0, 11.0, -15.0, 19.0, 25.0, -25.0};
-    // Of sequences, for each token.
+    // Sequences: for each token.
     constexpr double drifts[] = {0.03, 0.09, -0.08};
     for (int64_t i = 0; i < n; ++i) {
       const int64_t s = i * segments / n;

@@ -86,7 +86,7 @@ TEST_CASE("distillation brings the student to the teacher", "[distill]") {
 
 TEST_CASE("the losses of distillation do not depend on packing", "[distill]") {
   const Lessons bench;
-  for (const std::string way : {"distill.zero_outside_topk=false", "distill.zero_outside_topk=true"}) {
+  for (const char* const way : {"distill.zero_outside_topk=false", "distill.zero_outside_topk=true"}) {
     const auto learned = [&](std::vector<std::string> more) {
       more.insert(more.end(), {way, "distill.kl_type=mixed", "loop.max_num_steps=5"});
       const Finished finished = bench.learn("run", more);

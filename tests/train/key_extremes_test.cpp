@@ -30,14 +30,14 @@ const std::pair<const char*, const char*> models[] = {
      "num_attention_heads: 4, max_position_embeddings: 64, sliding_window: 4, "
      "rope_scaling: {rope_type: yarn, factor: 2}}"}};
 
-void check_sizes(const plan::RunPlan& plan) {
+void check_sizes(const Config& config, const plan::RunPlan& plan) {
   CHECK(plan.parameters.total() > 0);
   CHECK(plan.memory.total_bytes() > 0);
   for (const auto& buffer : plan.memory.buffers()) CHECK(buffer.bytes >= 0);
   CHECK(plan.batch.micro >= 1);
   CHECK(plan.batch.accumulation >= 1);
   CHECK(plan.batch.micro * plan.batch.accumulation == plan.batch.global);
-  CHECK(plan.batch.tokens_per_step == plan.batch.global * plan.sequence_length);
+  CHECK(plan.batch.tokens_per_step == plan.batch.global * example_tokens(config));
 }
 
 /// Whether the configuration would start, and in little memory; its problems are checked to have a code, a
@@ -57,7 +57,7 @@ bool starts(const Workbench& bench, const std::vector<std::string>& overrides) {
   const BatchPlan batch = resolve_batch(c, 1);
   const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch,
                                         plan::grid_position(c, 1, 0), DeviceType::cpu, 1);
-  check_sizes(*plan);
+  check_sizes(c, *plan);
   try {
     if (trains_on_examples(c)) {
       const train::TrainData data = train::open_train_data(c, 272, batch.global);

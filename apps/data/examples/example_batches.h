@@ -15,7 +15,8 @@ namespace nrl::data {
 
 struct ExampleStep;
 
-/// What an objective reads beside the tokens of examples: HostMicroBatch::sequence_values and columns.
+/// The numbers that an objective reads beside the tokens of examples: HostMicroBatch::sequence_values and
+/// columns.
 class StepNumbers {
  public:
   virtual ~StepNumbers() = default;

@@ -259,7 +259,7 @@ void Head::gradients(Run& r, const Rows& rows) const {
 
 Tensor Head::gathered_statistics(Run& r, const Rows& rows) const {
   if (!statistics_) return {};
-  const int64_t width = statistics_width(), ranks = r.layout().tensor;
+  const int64_t width = statistics_width(), ranks = r.layout().tensor, first = vocabulary_.begin;
   auto* const data = static_cast<float*>(r[statistics_].data);
   const Tensor own = make_tensor(data + r.layout().tensor_rank * rows.count * width, DType::f32,
                                  {rows.count, width}),
@@ -267,7 +267,7 @@ Tensor Head::gathered_statistics(Run& r, const Rows& rows) const {
   ops::cross_entropy_statistics(
       r.exec(), {.logits = rows.logits,
                  .target = rows.target,
-                 .first_column = vocabulary_.begin,
+                 .first_column = first,
                  .out = own,
                  .inverse_temperature = static_cast<float>(r.context().loss.inverse_temperature)});
   r.all_gather_async(own, all).wait();

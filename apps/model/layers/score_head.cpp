@@ -20,7 +20,7 @@ Tensor column(const Tensor& x) {
   return make_tensor(x.data, x.dtype, {x.dim(0), 1}, x.device);
 }
 
-/// The rows of the residual stream on this rank, which is `n` of those of the microbatch.
+/// The rows of the residual stream on this rank, `n` of the microbatch.
 Tensor own_rows(const Run& r, const Tensor& all, int64_t n) {
   return all.rows(n < r.batch().ids.dim(0) ? n * r.layout().tensor_rank : 0, n);
 }

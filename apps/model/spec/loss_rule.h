@@ -12,13 +12,13 @@
 
 namespace nrl::model {
 
-/// What dLoss/dlog_prob of a row depends on, and therefore how often the head computes its logits.
+/// The dependence of dLoss/dlog_prob of a row, and therefore how often the head computes its logits.
 enum class Dependence : uint8_t {
   none,      ///< known before the step (MicroBatch::loss_weight): one pass, logits and gradient at once
   token,     ///< the log-probability of the row: logits, weights and gradient, chunk by chunk
-  sequence,  ///< those of the sequence or pair, in one microbatch: logits of all chunks, weights, logits
-             ///< again
-  batch,     ///< those of the step: a forward pass of all microbatches before it
+  sequence,  ///< the log-probabilities of the sequence or pair, in one microbatch: logits of all chunks,
+             ///< weights, logits again
+  batch,  ///< the log-probabilities of the step: a forward pass of all microbatches before it
 };
 
 /// A column of the rows of a batch beside tokens and targets.
@@ -36,7 +36,8 @@ struct TeacherColumn {
   };
 };
 
-/// What a plan reserves for an objective. It is known from the configuration before any objective exists.
+/// The inputs and memory that a plan reserves for an objective. They are known from the configuration before
+/// any objective exists.
 struct LossNeeds {
   Dependence dependence = Dependence::none;
   bool entropy = false;                  ///< of each row's distribution

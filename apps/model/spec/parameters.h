@@ -68,7 +68,7 @@ inline constexpr const char* router_bias = "router_bias";
 inline constexpr const char *frozen = "frozen", *frozen_expert = "frozen_expert";
 }  // namespace group_name
 
-/// The matrix of a scalar head in the files of a model, and in those of adapters.
+/// The matrix of a scalar head in the files of a model and of adapters.
 inline constexpr std::string_view score_name = "score.weight",
                                   adapted_score_name = "base_model.model.score.weight";
 

@@ -115,7 +115,7 @@ void use_scalar_head(ModelSpec& spec);
 /// would overflow int64.
 double approximate_parameters(const ModelSpec& spec);
 
-/// What differs from logits with a matrix of their own, for people: " (tied)", " (with a scalar head)".
+/// The difference from logits with a matrix of their own, for people: " (tied)", " (with a scalar head)".
 std::string_view head_text(const ModelSpec& spec);
 
 /// The experts in words, for people; empty without experts.

@@ -1,5 +1,5 @@
 #pragma once
-// What each algorithm's objective reads beside the tokens of examples, with its normalizers.
+// The numbers that each algorithm's objective reads beside the tokens of examples, with its normalizers.
 
 #include <memory>
 
@@ -12,7 +12,7 @@ namespace nrl::train {
 /// Null if the objective reads tokens only. `reference` may be null: its numbers are then 0. All counts that
 /// normalizers divide by are of a global batch, so that a step does not depend on how it is divided.
 std::shared_ptr<data::StepNumbers> example_numbers(const Config& config,
-                                                      std::shared_ptr<const data::Examples> examples,
-                                                      std::shared_ptr<const data::SequenceNumbers> reference);
+                                                   std::shared_ptr<const data::Examples> examples,
+                                                   std::shared_ptr<const data::SequenceNumbers> reference);
 
 }  // namespace nrl::train

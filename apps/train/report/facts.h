@@ -64,8 +64,8 @@ struct EvalFacts {
   int64_t step = 0;
   double time = 0;  ///< as in StepFacts
   std::vector<std::pair<std::string, double>> losses = {};
-  std::vector<Metric> metrics = {};  ///< of the objective, beside the loss: "val_accuracy"
   double seconds = 0;                ///< duration
+  std::vector<Metric> metrics = {};  ///< of the objective, beside the loss: "val_accuracy"
 };
 
 /// The banner: a title, and one labeled line per section, e.g. {"grid", "8 ranks = dp 8"}. Further lines of a

@@ -42,7 +42,7 @@ Bytes bytes_of(const memory::MemoryPlan& memory) {
   return bytes;
 }
 
-/// What the memory of a rank depends on.
+/// The facts that the memory of a rank depends on.
 struct MemoryNeed {
   int stage = 0, threads = 1;
   /// Of the parameters, in their order. They differ where the vocabulary is not a multiple of the
