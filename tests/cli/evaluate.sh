@@ -172,6 +172,11 @@ YAML
     near "$(number out.txt rejected_loss)" "$rejected" || fail "$(cat out.txt): $rejected on one rank"
     expect 0 run 1 eval $model --data $records
     grep -q '^data        data/chat/validation.jsonl: 200 examples of instruction' out.txt || fail "$(cat out.txt)"
+    # A reward model has no probabilities of tokens.
+    config r
+    sed -i -e 's/^algorithm: pretrain/algorithm: rm/' -e 's/^pretrain:/rm:/' -e '/^data:/d' r.yaml
+    expect 0 run 1 r.yaml policy.tokenizer.name=bytes rm.max_num_steps=2 data.train.data_path=pairs.jsonl
+    refused 65 2 'is a reward model' r/checkpoints/step-2 --data $records
     # One message for a damaged record, and for options that do not apply.
     sed '7s/completion/answer/' $records >damaged.jsonl
     refused 65 2 'damaged.jsonl:7:' $model --data damaged.jsonl

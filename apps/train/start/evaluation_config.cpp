@@ -186,10 +186,6 @@ int64_t windows_of(int64_t tokens, int64_t length) {
 
 ConfigResult evaluation_config(const EvaluationOptions& options, const model::ModelSpec& spec, int ranks,
                                std::span<const ClusterNode> nodes) {
-  if (spec.head == model::HeadKind::scalar)
-    fail(Exit::config,
-         "{} is a reward model: its head gives scores, and no probabilities of tokens to evaluate",
-         options.directory);
   const std::optional<Config> saved = saved_config(options.directory);
   const int64_t length = length_of(options, spec, saved);
   std::vector<std::string> settings = own_settings(options, saved, length);
