@@ -28,6 +28,42 @@ case $case_name in
     expect 65 run 2 "$source_dir/configs/sft-tiny.yaml" checkpointing.enabled=false
     grep -q 'data/chat/train.jsonl:7:' err.txt || fail "the record is not named: $(cat err.txt)"
     ;;
+  preference_demonstration)
+    "$source_dir/scripts/make-chat.sh" data/chat 200 >out.txt
+    expect 0 run 1 "$source_dir/configs/sft-tiny.yaml" policy.model.num_hidden_layers=1 sft.max_num_steps=5 sft.val_period=0 \
+      sft.val_at_end=true policy.scheduler.lr_warmup_iters=0 checkpointing.checkpoint_dir=sft
+    compare() { # CONFIG RANKS DIRECTORY STEPS OVERRIDES...
+      expect 0 run "$2" "$source_dir/configs/$1-tiny.yaml" policy.model_name=sft/step-5 policy.train_global_batch_size=16 \
+        policy.sequence_packing.train_mb_tokens=512 policy.optimizer.lr=1e-3 policy.scheduler.lr_warmup_iters=0 \
+        policy.scheduler.lr_decay_style=constant policy.scheduler.min_lr=0 "$1.val_period=3" "$1.val_at_start=false" checkpointing.checkpoint_dir="$3/checkpoints" logger.log_dir="$3/logs" \
+        "$1.max_num_steps=$4" "${@:5}"
+    }
+    for algorithm in dpo rm; do
+      compare $algorithm 1 one-$algorithm 6
+      compare $algorithm 2 two-$algorithm 6 distributed.tensor_parallel_size=2
+      same one-$algorithm/logs/metrics.jsonl two-$algorithm/logs/metrics.jsonl 1e-4
+      compare $algorithm 2 parts-$algorithm 3
+      compare $algorithm 1 parts-$algorithm 6
+      same one-$algorithm/logs/metrics.jsonl parts-$algorithm/logs/metrics.jsonl 1e-4
+      grep -q '"val_accuracy"' one-$algorithm/logs/metrics.jsonl || fail "no accuracy: $(cat one-$algorithm/logs/metrics.jsonl)"
+    done
+    # A damaged file of the reference is computed again, with the same losses, and a run that is resumed does so, too.
+    for reference in data/chat/*.reference-*.cache; do printf x >>"$reference"; done
+    compare dpo 1 again 6
+    grep -q 'the file is damaged' err.txt || fail "no word about the damaged file: $(cat err.txt)"
+    same one-dpo/logs/metrics.jsonl again/logs/metrics.jsonl 1e-6
+    rm -rf again parts-dpo
+    compare dpo 1 parts-dpo 3
+    rm data/chat/*.reference-*.cache
+    compare dpo 1 parts-dpo 6
+    same one-dpo/logs/metrics.jsonl parts-dpo/logs/metrics.jsonl 1e-6
+    expect 65 run 1 generate one-rm/checkpoints --prompt 'Sort 3172: '
+    # Other records are refused, and a damaged pair is named.
+    expect 78 run 1 "$source_dir/configs/dpo-tiny.yaml" policy.model_name=sft/step-5 data.train.data_path=data/chat/train.jsonl
+    sed -i '7s/rejected/refused/' data/chat/pairs-train.jsonl
+    expect 65 run 2 "$source_dir/configs/rm-tiny.yaml" policy.model_name=sft/step-5 checkpointing.enabled=false
+    grep -q 'data/chat/pairs-train.jsonl:7:' err.txt || fail "the record is not named: $(cat err.txt)"
+    ;;
   sft_recipes)
     model() { # DIRECTORY JSON: a model directory without weights
       mkdir -p "models/$1"
