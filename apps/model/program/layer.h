@@ -58,13 +58,13 @@ struct LayerContext {
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
   Tensor rope_table;
-  uint64_t seed = 0;   ///< of dropout
+  uint64_t seed = 0;  ///< of dropout
   /// What the head computes, in training and evaluation: N rows, of which results() has a microbatch's.
   HeadOutput head;
   Tensor lse;                ///< (N) f32: log-sum-exp of the logits; absent with Dependence::none and batch
   LossNeeds loss;            ///< of the objective
   LossRule* rule = nullptr;  ///< the objective; null while a plan is made
-  Tensor next_logits;  ///< (1, V) f32, written by the head in generation
+  Tensor next_logits;        ///< (1, V) f32, written by the head in generation
   /// Experts: aux loss, z loss and load of the step, (3) f64 (ops::RouterBalance); may be absent.
   Tensor router_metrics;
   /// (layers, E) i32: tokens of each expert in the step, of this rank (MoeSpec::counts_steps()); may be

@@ -18,7 +18,7 @@ enum class Dependence : uint8_t {
   token,     ///< the log-probability of the row: logits, weights and gradient, chunk by chunk
   sequence,  ///< the log-probabilities of the sequence or pair, in one microbatch: logits of all chunks,
              ///< weights, logits again
-  batch,  ///< the log-probabilities of the step: a forward pass of all microbatches before it
+  batch,     ///< the log-probabilities of the step: a forward pass of all microbatches before it
 };
 
 /// A column of the rows of a batch beside tokens and targets.
