@@ -83,8 +83,8 @@ data::ExampleColumns RandomExamples::columns() const {
 }
 
 double RandomExamples::value(int64_t example, data::ExampleValue value) const {
-  // Few are negative: relative errors of a loss around 0 would be large.
-  return value == data::ExampleValue::advantage ? static_cast<double>(example * 7 % 5) - 0.5 : 0;
+  // None is negative: relative errors of a loss around 0 would be large.
+  return value == data::ExampleValue::advantage ? static_cast<double>(example * 7 % 5) + 0.5 : 0;
 }
 
 std::span<const float> RandomExamples::log_probs(int64_t example, data::TokenLogProbs kind) const {
