@@ -23,109 +23,11 @@ usage: scripts/bench-sft.sh [--rounds N] [--steps N] [--examples N] [--micro N] 
 TEXT
 }
 
-rounds=3
-steps=3
-examples=32
-micro=8
-threads=2
-variants=()
-pythons=()
-binary=
-output=build/bench
-while (($#)); do
-  case $1 in
-    --rounds | --steps | --examples | --micro | --threads)
-      take_number "$@"
-      shift
-      ;;
-    --variant)
-      [[ ${2:-} =~ ^(packed|plain|padded|padding-free|single)$ ]] ||
-        die 64 "--variant takes packed, plain, padded, padding-free or single; found '${2:-}'"
-      variants+=("$2")
-      shift
-      ;;
-    --torch)
-      take_python "$@"
-      shift
-      ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    --output)
-      take_path "$@"
-      output=$(realpath -m "$output")
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *)
-      usage >&2
-      exit 64
-      ;;
-  esac
-  shift
-done
-((examples % micro == 0)) || die 64 "--examples: $examples is not a multiple of --micro, $micro"
-((${#variants[@]})) || variants=(packed plain padded padding-free)
-((${#pythons[@]})) || mapfile -t pythons < <(torch_pythons)
-
-cd "$root_dir"
-python=
-for candidate in "${pythons[@]}"; do
-  if versions=$(outside "$candidate" scripts/bench/sft.py check 2>/dev/null); then
-    python=$candidate
-    break
-  fi
-done
-if [[ -z $python ]]; then
-  echo "skipped: no Python has trl, transformers and torch (pip install trl; --torch PYTHON)"
-  exit 77
-fi
-[[ -n $binary ]] || build_binary
-mkdir -p "$output"
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-export PYTHONDONTWRITEBYTECODE=1
-
-# sft COMMAND...: its messages appear only if it fails.
-sft() {
-  outside "OMP_NUM_THREADS=$threads" "$python" scripts/bench/sft.py "$@" 2>"$work/log" ||
-    { cat "$work/log" >&2; die 70 "sft.py $* failed (see above)"; }
-}
-
-machine=$("$binary" doctor | awk '$1 == "processor" { sub(/^processor +/, ""); print }')
-data=$(sft write "$work" "$examples")
-echo "$machine, $threads threads; $versions"
-echo "$data"
-results=$output/sft.jsonl
-: >"$results"
-for ((round = 1; round <= rounds; ++round)); do
-  for variant in "${variants[@]}"; do
-    command=trl options=()
-    if [[ $variant == packed || $variant == plain ]]; then command=nrl options=(--binary "$binary"); fi
-    sft "$command" "$work" --variant "$variant" --round "$round" --steps "$steps" --micro "$micro" --threads "$threads" \
-      "${options[@]}" >>"$results"
-    printf 'round %d, %s: median of a step %.0f ms\n' "$round" "$variant" \
-      "$(tail -n 1 "$results" | sed 's/.*"step_ms": \[\([^]]*\)\].*/\1/' | tr ',' '\n' | median)"
-  done
-done
-code=0
+# shellcheck disable=SC2034  # these are used by tuning.sh
 {
-  echo "# Fine-tuning on the CPU"
-  echo
-  echo "$machine, $threads threads, $(date +%F). $versions."
-  echo "$data; microbatches of $micro."
-  echo "The programs in alternation; rounds: $rounds, timed steps of a round: $steps. Best: the fastest step of all rounds;"
-  echo "median: over the rounds, of their median steps. nrl-train's processor time includes its start. Load of the machine at"
-  echo "the end, over 1, 5 and 15 minutes: $(cut -d ' ' -f 1-3 /proc/loadavg)."
-  echo
-  outside "$python" scripts/bench/sft.py table "$results" || code=70
-} >"$output/sft.md"
-echo
-cat "$output/sft.md"
-echo
-echo "written: $output/sft.md $results"
-exit $code
+  objective=sft
+  title="Fine-tuning on the CPU"
+  known=(packed plain padded padding-free single)
+  variants_default=(packed plain padded padding-free)
+}
+source "$(dirname "${BASH_SOURCE[0]}")/bench/tuning.sh"

@@ -185,7 +185,8 @@ TEXT
       fail "no figures: $(cat out/cpu.md)"
     ;;
   bench_sft_arguments)
-    expect 64 "--variant takes packed, plain, padded, padding-free or single; found 'trl'" "$scripts/bench-sft.sh" --variant trl
+    expect 64 "--variant takes one of packed plain padded padding-free single; found 'trl'" "$scripts/bench-sft.sh" --variant trl
+    expect 64 "--variant takes one of packed plain padded single; found 'padding-free'" "$scripts/bench-dpo.sh" --variant padding-free
     expect 64 "--examples: 12 is not a multiple of --micro, 8" "$scripts/bench-sft.sh" --examples 12
     expect 64 "--steps takes a number of 1 or more" "$scripts/bench-sft.sh" --steps 0
     expect 66 "--torch: no program './no-such-python'" "$scripts/bench-sft.sh" --torch ./no-such-python
@@ -197,9 +198,9 @@ TEXT
       echo "skipped: python3 is not installed"
       exit 77
     }
-    table() { PYTHONDONTWRITEBYTECODE=1 python3 "$scripts/bench/sft.py" table results; }
+    table() { PYTHONDONTWRITEBYTECODE=1 python3 "$scripts/bench/tuning.py" table results; }
     run() { # VARIANT STEPS CPU PADDING LOSS
-      printf '{"variant": "%s", "title": "%s", "examples": 32, "tokens": 4000, "loss_tokens": 2000, "padding": %s, "step_ms": [%s], "loss": %s, "cpu_ms": %s}\n' \
+      printf '{"variant": "%s", "title": "%s", "examples": 32, "tokens": 4000, "loss_tokens": 2000, "padding": %s, "step_ms": [%s], "loss": %s, "loss_step": 1, "cpu_ms": %s}\n' \
         "$1" "$1" "$4" "$2" "$5" "$3"
     }
     { run packed "1000, 1600, 3000" 2000 0.0 9.0; run padded "8000, 6400, 9000" 12000 0.625 9.0001
@@ -207,7 +208,7 @@ TEXT
     expect 0 '| packed | 32.00 | 17.78 | 2000.00 | 1111.11 | 2500 | 0.0 % | 6.40 | 4.44 | 5.20 |' table
     grep -qxF '| padded | 5.00 | 4.00 | 312.50 | 250.00 | 13000 | 62.5 % | 1.00 | 1.00 | 1.00 |' out.txt || fail "another row: $(cat out.txt)"
     run other 1000 1 0.0 9.01 >>results
-    expect 1 'error: another loss in the first step than packed: other' table
+    expect 1 'error: another loss than packed: other' table
     ;;
   torch_train) # the peers' training loop begins at the loss of a random model, and learns its batch
     # shellcheck source=scripts/common.sh

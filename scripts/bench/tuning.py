@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""The inputs, the runs and the table of scripts/bench-sft.sh.
+"""The inputs, the runs and the table of scripts/bench-sft.sh and scripts/bench-dpo.sh.
 
-usage: sft.py check                        exits with 1 if a package is missing; prints the versions
-       sft.py write DIRECTORY EXAMPLES     the model, its tokenizer and the chat file
-       sft.py nrl DIRECTORY [OPTION...]    trains with nrl-train, prints one JSON line
-       sft.py trl DIRECTORY [OPTION...]    the same examples with TRL
-       sft.py table RESULTS                the table of a file of these lines; exits with 1 if the first losses differ
+usage: tuning.py check                              exits with 1 if a package is missing; prints the versions
+       tuning.py write OBJECTIVE DIRECTORY EXAMPLES the model, its tokenizer and the file of conversations or pairs
+       tuning.py nrl OBJECTIVE DIRECTORY [OPTION...]  trains with nrl-train, prints one JSON line
+       tuning.py trl OBJECTIVE DIRECTORY [OPTION...]  the same examples with TRL
+       tuning.py table RESULTS                      the table of a file of these lines; exits with 1 if losses differ
 
 Every step trains on all examples of the file, so that all steps of all programs have the same work. The lengths are the
 quantiles of a log-normal distribution, which is what conversations have: a median of 100 tokens, a mean of 145, none
-above 512. The loss is that of the assistant's tokens.
+above 512. The loss is that of the assistant's tokens. A pair has two sequences of such lengths with the same prompt. Its
+reference is the model of the start, whose log-probabilities both programs compute before the first step; that is not
+timed. Losses are compared after the first step, or of pairs, whose first loss is log 2 for any model, after the last.
 """
 import argparse
 import json
@@ -27,10 +29,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 LENGTH, MEDIAN, SIGMA, SHORTEST = 512, 100, 0.9, 20
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-4, (0.9, 0.95), 0.1
+# <after>: a line break between messages. TRL's completions of pairs include the text after the end token, ours do not:
+# pairs have none.
 TEMPLATE = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\\n' }}"
     "{% if m['role'] == 'assistant' %}{% generation %}{{ m['content'] + '<|im_end|>' }}{% endgeneration %}"
-    "{% else %}{{ m['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
+    "{% else %}{{ m['content'] + '<|im_end|>' }}{% endif %}{{ '<after>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 TITLES = {
@@ -64,7 +68,18 @@ def conversation(draw, words, tokens):
     return {"messages": messages}
 
 
-def write(directory, examples):
+def pair(draw, words, chosen, rejected):
+    """A pair of about `chosen` and `rejected` tokens, a third of the shorter one the prompt's."""
+    asked = max((min(chosen, rejected) - 9) // 3, 1)
+
+    def message(role, count):
+        return [{"role": role, "content": " ".join(draw.choice(words) for _ in range(max(count, 1)))}]
+
+    return {"prompt": message("user", asked), "chosen": message("assistant", chosen - 9 - asked),
+            "rejected": message("assistant", rejected - 9 - asked)}
+
+
+def write(objective, directory, examples):
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -72,10 +87,15 @@ def write(directory, examples):
     draw = random.Random(1)
     words = sorted({"".join(draw.choice("abcdefghijklmnop") for _ in range(draw.randint(2, 7))) for _ in range(2000)})
     normal = statistics.NormalDist(math.log(MEDIAN), SIGMA)
-    lengths = [round(math.exp(normal.inv_cdf((i + 0.5) / examples))) for i in range(examples)]
+    sequences = examples * (2 if objective == "dpo" else 1)
+    lengths = [min(max(round(math.exp(normal.inv_cdf((i + 0.5) / sequences))), SHORTEST), LENGTH - 8)
+               for i in range(sequences)]
     draw.shuffle(lengths)
-    records = [conversation(draw, words, min(max(n, SHORTEST), LENGTH - 8)) for n in lengths]
-    with open(os.path.join(directory, "chat.jsonl"), "w") as file:
+    if objective == "dpo":
+        records = [pair(draw, words, *both) for both in zip(lengths[::2], lengths[1::2])]
+    else:
+        records = [conversation(draw, words, n) for n in lengths]
+    with open(os.path.join(directory, "examples.jsonl"), "w") as file:
         for record in records:
             file.write(json.dumps(record) + "\n")
 
@@ -88,7 +108,7 @@ def write(directory, examples):
         trainers.BpeTrainer(vocab_size=8192, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
                             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = TEMPLATE.replace("<after>", "" if objective == "dpo" else "\\n")
     model = os.path.join(directory, "model")
     tokenizer.save_pretrained(model)
     torch.manual_seed(0)
@@ -98,27 +118,33 @@ def write(directory, examples):
         num_key_value_heads=6, max_position_embeddings=LENGTH, rms_norm_eps=1e-5, tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id)).float().save_pretrained(model)
 
-    lengths = sorted(len(tokenizer.apply_chat_template(r["messages"], return_dict=False)) for r in records)
-    print(f"{examples} examples of {lengths[0]} to {lengths[-1]} tokens: median {lengths[examples // 2]}, "
-          f"mean {statistics.mean(lengths):.0f}, 90th percentile {lengths[int(examples * 0.9)]}")
+    texts = [r["messages"] for r in records] if objective == "sft" else [
+        r["prompt"] + r[answer] for r in records for answer in ("chosen", "rejected")]
+    lengths = sorted(len(tokenizer.apply_chat_template(text, return_dict=False)) for text in texts)
+    print(f"{examples} {'examples' if objective == 'sft' else 'pairs of sequences'} of {lengths[0]} to {lengths[-1]} "
+          f"tokens: median {lengths[sequences // 2]}, mean {statistics.mean(lengths):.0f}, 90th percentile "
+          f"{lengths[int(sequences * 0.9)]}")
     if lengths[-1] > LENGTH:
-        sys.exit(f"an example has {lengths[-1]} tokens, more than {LENGTH}")
+        sys.exit(f"a sequence has {lengths[-1]} tokens, more than {LENGTH}")
 
 
 def read_records(directory):
-    with open(os.path.join(directory, "chat.jsonl")) as file:
+    with open(os.path.join(directory, "examples.jsonl")) as file:
         return [json.loads(line) for line in file]
 
 
-def result(args, **values):
-    print(json.dumps({"variant": args.variant, "round": args.round, "title": TITLES[args.variant], **values}))
+def result(args, losses, **values):
+    """losses: of all steps."""
+    step = 1 if args.objective == "sft" else len(losses)
+    print(json.dumps({"variant": args.variant, "round": args.round, "title": TITLES[args.variant],
+                      "loss": losses[step - 1], "loss_step": step, **values}))
 
 
 def train_nrl(args):
     examples = len(read_records(args.directory))
     logs = os.path.join(args.directory, "logs")
     config = {
-        "algorithm": "sft", "device": "cpu",
+        "algorithm": args.objective, "device": "cpu",
         "policy": {
             "model_name": os.path.join(args.directory, "model"), "precision": "float32",
             "train_global_batch_size": examples, "train_micro_batch_size": args.micro,
@@ -127,8 +153,8 @@ def train_nrl(args):
             "scheduler": {"lr_decay_style": "constant"},
             "sequence_packing": {"enabled": args.variant == "packed"},
         },
-        "sft": {"max_num_steps": args.warmup + args.steps},
-        "data": {"train": {"data_path": os.path.join(args.directory, "chat.jsonl")},
+        args.objective: {"max_num_steps": args.warmup + args.steps},
+        "data": {"train": {"data_path": os.path.join(args.directory, "examples.jsonl")},
                  "cache_dir": os.path.join(args.directory, "cache")},
         "checkpointing": {"enabled": False},
         "logger": {"log_dir": logs},
@@ -150,7 +176,7 @@ def train_nrl(args):
     # The processor time of the whole run, its start included.
     result(args, examples=examples, tokens=steps[0]["tokens"], loss_tokens=steps[0]["global_valid_toks"], padding=0.0,
            step_ms=[row["step_ms"] for row in timed], data_ms=[row["data_ms"] for row in timed],
-           gemm_ms=[row["gemm_ms"] for row in timed], loss=steps[0]["loss"],
+           gemm_ms=[row["gemm_ms"] for row in timed], losses=[row["loss"] for row in steps],
            cpu_ms=(usage.ru_utime + usage.ru_stime) * 1e3 / len(steps))
 
 
@@ -158,7 +184,7 @@ def train_trl(args):
     import torch
     from datasets import Dataset, disable_progress_bars
     from transformers import AutoTokenizer, LlamaForCausalLM, TrainerCallback
-    from trl import SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
     disable_progress_bars()
     torch.set_num_threads(args.threads)
@@ -170,15 +196,19 @@ def train_trl(args):
         random.Random(step).shuffle(order)
         repeated += order
     micro = 1 if args.variant == "single" else args.micro
-    config = SFTConfig(
+    common = dict(
         output_dir=os.path.join(args.directory, "trl"), max_steps=args.warmup + args.steps,
         per_device_train_batch_size=micro, gradient_accumulation_steps=len(records) // micro,
         train_sampling_strategy="sequential", learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
         weight_decay=WEIGHT_DECAY, adam_beta1=BETAS[0], adam_beta2=BETAS[1], adam_epsilon=1e-8, max_grad_norm=1.0,
         bf16=False, fp16=False, gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to=[],
-        packing=False, padding_free=args.variant == "padding-free", assistant_only_loss=True,
-        max_length=None if args.variant == "padding-free" else LENGTH,  # which refuses a limit; no example is longer
-        use_cpu=True, disable_tqdm=True, loss_type="nll")
+        use_cpu=True, disable_tqdm=True,
+        max_length=None if args.variant == "padding-free" else LENGTH)  # which refuses a limit; no example is longer
+    if args.objective == "dpo":
+        family, config = DPOTrainer, DPOConfig(beta=0.1, loss_type=["sigmoid"], precompute_ref_log_probs=True, **common)
+    else:
+        family, config = SFTTrainer, SFTConfig(
+            packing=False, padding_free=args.variant == "padding-free", assistant_only_loss=True, loss_type="nll", **common)
 
     class Clock(TrainerCallback):
         """Wall-clock and processor time at the end of every step: a step includes the collation of its batches."""
@@ -190,15 +220,18 @@ def train_trl(args):
             self.ends.append((time.perf_counter(), time.process_time()))
 
     clock = Clock()
-    trainer = SFTTrainer(
+    trainer = family(
         model=LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), args=config,
         train_dataset=Dataset.from_list(repeated), processing_class=AutoTokenizer.from_pretrained(model), callbacks=[clock])
     collate, rows = trainer.data_collator, []
 
     def count(batch):
         out = collate(batch)
-        rows.append((out["input_ids"].numel(), sum(len(example["input_ids"]) for example in batch),
-                     int((out["labels"] != -100).sum())))
+        if args.objective == "dpo":
+            counts = int(out["attention_mask"].sum()), int(out["completion_mask"].sum())
+        else:
+            counts = sum(len(example["input_ids"]) for example in batch), int((out["labels"] != -100).sum())
+        rows.append((out["input_ids"].numel(), *counts))
         return out
 
     trainer.data_collator = count
@@ -214,7 +247,8 @@ def train_trl(args):
     rows = rows[:steps * len(records) // micro]
     all_rows, tokens, loss_tokens = (sum(column) for column in zip(*rows))
     result(args, examples=len(records), tokens=tokens / steps, loss_tokens=loss_tokens / steps,
-           padding=1 - tokens / all_rows, step_ms=step_ms, loss=trainer.state.log_history[0]["loss"], cpu_ms=cpu_ms)
+           padding=1 - tokens / all_rows, step_ms=step_ms, cpu_ms=cpu_ms,
+           losses=[row["loss"] for row in trainer.state.log_history if "loss" in row])
 
 
 def table(path):
@@ -244,9 +278,9 @@ def table(path):
     print(f"Tokens of a step: {first['tokens']:.0f}, with a loss {first['loss_tokens']:.0f}. Speed is relative to "
           f"{TITLES['padded']}.")
     different = [row["title"] for row in rows.values() if abs(row["loss"] - first["loss"]) > 1e-4 * first["loss"]]
-    print("Losses of the first step: " + ", ".join(f"{row['loss']:.6f}" for row in rows.values()) + ".")
+    print(f"Losses of step {first['loss_step']}: " + ", ".join(f"{row['loss']:.6f}" for row in rows.values()) + ".")
     if different:
-        sys.exit("error: another loss in the first step than " + first["title"] + ": " + ", ".join(different))
+        sys.exit("error: another loss than " + first["title"] + ": " + ", ".join(different))
 
 
 def main():
@@ -254,10 +288,12 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check")
     one = commands.add_parser("write")
+    one.add_argument("objective", choices=["sft", "dpo"])
     one.add_argument("directory")
     one.add_argument("examples", type=int)
     for name, variants in ("nrl", ["packed", "plain"]), ("trl", ["padded", "single", "padding-free"]):
         one = commands.add_parser(name)
+        one.add_argument("objective", choices=["sft", "dpo"])
         one.add_argument("directory")
         one.add_argument("--variant", choices=variants, required=True)
         one.add_argument("--round", type=int, default=1)
@@ -271,7 +307,7 @@ def main():
     if args.command == "check":
         check()
     elif args.command == "write":
-        write(args.directory, args.examples)
+        write(args.objective, args.directory, args.examples)
     elif args.command == "table":
         table(args.results)
     else:
