@@ -337,7 +337,9 @@ TEST_CASE("an order is built in a file with the planned memory and space", "[ord
   CHECK(files.warnings().empty());
   const int64_t planned = plan.build_memory(blocks);
   CHECK(planned == 5 << 20);
+#if !defined(__SANITIZE_ADDRESS__)  // its heap keeps what was freed before and uses it again
   CHECK(most - before > planned / 2);
+#endif
   CHECK(most - before <
         planned + (4 << 20));  // buffers of a fixed size, stacks; in memory it takes 20 MB more
   CHECK(largest == static_cast<uint64_t>(plan.bytes(blocks).built) + 4096);

@@ -24,7 +24,7 @@ model::TrainedPart frozen(std::vector<std::string> patterns) {
   return {.adapters = {}, .frozen = std::move(patterns)};
 }
 
-const model::Parameter& named(const TinyModel& m, const std::string& name) {
+const model::Parameter& named(const TinyModel& m, std::string_view name) {
   const auto at = std::find_if(m.parameters_.all.begin(), m.parameters_.all.end(),
                                [&](const model::Parameter& p) { return p.name == name; });
   REQUIRE(at != m.parameters_.all.end());

@@ -190,7 +190,10 @@ __global__ void __launch_bounds__(threads) scatter_kernel(ScatterArguments a) {
   __syncthreads();
   for (int j = static_cast<int>(threadIdx.x); j < a.k; j += threads) {
     const int64_t column = int64_t{a.ids[r * a.k + j]} - a.first_column;
-    if (column >= 0 && column < a.v) out[column] = static_cast<O>(a.gradient[r * a.k + j]);
+    const float g = a.gradient[r * a.k + j];
+    // The ids of padding are not distinct: its zeros are there already.
+    if (clear && g == 0.0f) continue;
+    if (column >= 0 && column < a.v) out[column] = static_cast<O>(g);
   }
 }
 
