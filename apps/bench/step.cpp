@@ -8,10 +8,10 @@
 #include "apps/bench/steps.h"
 #include "apps/engine/engine.h"
 #include "apps/model/families/hf_config.h"
+#include "apps/monitor/timers.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/lr_schedule.h"
-#include "apps/train/report/timers.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_config.h"
@@ -33,7 +33,7 @@ MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, cons
                            int64_t count, double step_seconds) {
   trace::start(trace::Mode::totals);
   trace::attach_device(*engine.exec().device, engine.exec().stream);
-  train::StartPhases started;
+  monitor::StartPhases started;
   run_steps(world, started, engine, schedule, count, true);
   ops::synchronize(engine.exec());
   trace::collect_device();
@@ -57,7 +57,7 @@ Roofline measure_roofline(nrl::comm::World& world, engine::Engine& engine, const
   std::vector<ops::TimedCall> calls;
   double best = 0;
   for (int64_t i = 0; i < count; ++i) {
-    train::StartPhases started;
+    monitor::StartPhases started;
     const double seconds = run_steps(world, started, engine, schedule, 1, true).front().ms * 1e-3;
     std::vector<ops::TimedCall> taken = timer.take();
     if (best > 0 && seconds >= best) continue;
@@ -153,8 +153,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
     if (const std::string why_not = why_not_measured(args, *gpu_model); !why_not.empty())
       return predict_only(world, args, config, *gpu_model, why_not);
   const Config& c = config.config;
-  train::StartPhases phases;
-  phases.add("configuration", train::wall_seconds() - process_start);
+  monitor::StartPhases phases;
+  phases.add("configuration", monitor::wall_seconds() - process_start);
   phases.begin("device", "");
   train::Placement placement(world, config);
   const bool gpu = placement.device() == DeviceType::cuda;

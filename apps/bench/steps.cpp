@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/monitor/timers.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/report/timers.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_data.h"
 #include "core/base/median.h"
@@ -37,13 +37,13 @@ const data::HostMicroBatch& RandomBatches::next() {
   return batch_;
 }
 
-std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
+std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phases, engine::Engine& engine,
                             const train::LrSchedule& schedule, int64_t count, bool eager) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan);
   const float share = static_cast<float>(plan.batch.micro) / static_cast<float>(plan.batch.global);
   std::vector<Step> steps;
-  double last_result = train::Timers::steady_seconds();
+  double last_result = monitor::Timers::steady_seconds();
   for (int64_t made = 1; made <= count; ++made) {
     for (int64_t m = 0; m < plan.batch.accumulation; ++m)
       engine.fill(m, batches.next(), m * plan.batch.micro, share);
@@ -58,9 +58,9 @@ std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases,
       s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);
       s.result = train::collect_step(world, engine);
       phases.end();
-      const double now = train::Timers::steady_seconds();
+      const double now = monitor::Timers::steady_seconds();
       s.ms = (now - std::exchange(last_result, now)) * 1e3;
-      s.time = train::wall_seconds();
+      s.time = monitor::wall_seconds();
       steps.push_back(s);
     }
   }
@@ -110,7 +110,7 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
   cpu::release_free_heap();
   const size_t free_before = exec.device ? exec.device->free_memory() : 0;
   std::unique_ptr<engine::Engine> engine;
-  train::StartPhases phases;
+  monitor::StartPhases phases;
   train::run_collectively(world, [&] {
     engine = std::make_unique<engine::Engine>(make_plan(), engine::training_options(config.config),
                                               placement.groups(), exec);

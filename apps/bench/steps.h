@@ -8,9 +8,9 @@
 
 #include "apps/data/loader.h"
 #include "apps/engine/engine.h"
+#include "apps/monitor/start_phases.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/loop/lr_schedule.h"
-#include "apps/train/report/start_phases.h"
 #include "apps/train/start/placement.h"
 #include "core/base/philox.h"
 #include "core/io/json.h"
@@ -39,7 +39,7 @@ struct Step {
 
 /// Runs `count` steps like training does: on a GPU results are collected one step late. `eager`: not as
 /// graphs.
-std::vector<Step> run_steps(nrl::comm::World& world, train::StartPhases& phases, engine::Engine& engine,
+std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phases, engine::Engine& engine,
                             const train::LrSchedule& schedule, int64_t count, bool eager = false);
 
 /// Of all steps but the first `warmup` ones.

@@ -16,9 +16,9 @@
 
 #include "apps/bench/bench.h"
 #include "apps/bench/compare.h"
+#include "apps/monitor/timers.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/report/timers.h"
 
 namespace nrl::app {
 namespace {
@@ -41,7 +41,7 @@ double process_start() {
   clock_gettime(CLOCK_BOOTTIME, &boot);
   const double since_boot = static_cast<double>(boot.tv_sec) + 1e-9 * static_cast<double>(boot.tv_nsec);
   const double started = std::strtod(field.c_str(), nullptr) / static_cast<double>(sysconf(_SC_CLK_TCK));
-  return train::wall_seconds() - (since_boot - started);
+  return monitor::wall_seconds() - (since_boot - started);
 }
 
 int run_bench(const bench::Args& args) {

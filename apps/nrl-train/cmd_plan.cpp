@@ -12,12 +12,12 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/check/check.h"
+#include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/nodes.h"
 #include "apps/search/progress.h"
 #include "apps/search/search.h"
 #include "apps/train/launch/device_choice.h"
-#include "apps/train/report/terminal.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/plan_report.h"
 #include "apps/train/start/run_check.h"
@@ -58,7 +58,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   if (args.expert_load && spec.moe.experts == 0)
     fail(Exit::usage, "--expert-load has no effect: a {} model has no experts. Fix: leave it out",
          name_of(spec.family));
-  search::SearchProgress progress(train::terminal_columns(STDERR_FILENO), [](std::string_view text) {
+  search::SearchProgress progress(monitor::terminal_columns(STDERR_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
   });

@@ -12,9 +12,9 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/data/prepare_report.h"
+#include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/stop_signal.h"
-#include "apps/train/report/terminal.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 
@@ -59,7 +59,7 @@ int run_prepare_command(const PrepareArgs& args) {
   train::stop::handle_in_steps();
   options.stop = [] { return train::stop::requested() != 0; };
 
-  data::PrepareReport report(train::terminal_columns(STDOUT_FILENO), [](std::string_view text) {
+  data::PrepareReport report(monitor::terminal_columns(STDOUT_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stdout);
     std::fflush(stdout);
   });

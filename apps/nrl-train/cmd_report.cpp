@@ -10,10 +10,10 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/monitor/chart.h"
+#include "apps/monitor/communication.h"
+#include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
-#include "apps/train/report/chart.h"
-#include "apps/train/report/communication.h"
-#include "apps/train/report/terminal.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -27,24 +27,24 @@ struct ReportArgs {
 };
 
 int run_report(const ReportArgs& args) {
-  std::vector<train::RunHistory> runs;
-  for (const std::string& path : args.runs) runs.push_back(train::load_history(path));
-  const int terminal = train::terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : 80;
+  std::vector<monitor::RunHistory> runs;
+  for (const std::string& path : args.runs) runs.push_back(monitor::load_history(path));
+  const int terminal = monitor::terminal_columns(STDOUT_FILENO), columns = terminal > 0 ? terminal : 80;
   const std::string chart =
-      train::text_chart(runs, &train::RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
-  std::fputs((chart + (chart.empty() ? "" : "\n") + train::text_table(runs)).c_str(), stdout);
+      monitor::text_chart(runs, &monitor::RunHistory::loss, std::clamp(columns - 16, 20, 120), 14);
+  std::fputs((chart + (chart.empty() ? "" : "\n") + monitor::text_table(runs)).c_str(), stdout);
   for (const std::string& path : args.runs) {
-    const std::string file = join_path(path, train::communication_file);
+    const std::string file = join_path(path, monitor::communication_file);
     if (!path_exists(file)) continue;
-    const train::Communication c =
-        train::communication_from(parse_json(read_file(file, 1 << 20), file), file);
-    std::fputs(
-        fmt::format("\ncommunication of {}, per step of {} (rank 0)\n{}", path, c.steps, train::text_table(c))
-            .c_str(),
-        stdout);
+    const monitor::Communication c =
+        monitor::communication_from(parse_json(read_file(file, 1 << 20), file), file);
+    std::fputs(fmt::format("\ncommunication of {}, per step of {} (rank 0)\n{}", path, c.steps,
+                           monitor::text_table(c))
+                   .c_str(),
+               stdout);
   }
   if (!args.html.empty()) {
-    write_file_atomic(args.html, train::html_report(runs));
+    write_file_atomic(args.html, monitor::html_report(runs));
     log::info("wrote {}", args.html);
   }
   return 0;

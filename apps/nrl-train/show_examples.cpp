@@ -16,7 +16,7 @@
 #include "apps/data/examples/example_set.h"
 #include "apps/data/examples/show.h"
 #include "apps/data/tokenizer.h"
-#include "apps/train/report/terminal.h"
+#include "apps/monitor/terminal.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -47,7 +47,7 @@ bool color_wanted() {
     const char* value = std::getenv(name);
     return std::string_view(value ? value : "");
   };
-  return train::terminal_columns(STDOUT_FILENO) > 0 && environment("NO_COLOR").empty() &&
+  return monitor::terminal_columns(STDOUT_FILENO) > 0 && environment("NO_COLOR").empty() &&
          environment("TERM") != "dumb";
 }
 

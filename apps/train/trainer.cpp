@@ -13,20 +13,20 @@
 namespace nrl::train {
 
 Exit train(comm::World& world, const ConfigResult& config) {
-  const double start = Timers::steady_seconds();
+  const double start = monitor::Timers::steady_seconds();
   const LoggerConfig& logger = config.config.logger;
   const bool first = world.rank() == 0;
-  TerminalOptions options;
+  monitor::TerminalOptions options;
   options.active = first;
   options.progress = logger.progress;
   options.log_interval = logger.log_interval;
-  Terminal terminal(options);
-  StartPhases::Print show;
+  monitor::Terminal terminal(options);
+  monitor::StartPhases::Print show;
   if (first)
     show = [&](std::string_view phase, double seconds) {
       terminal.note(fmt::format("starting: {} ({:.0f} s so far)", phase, seconds));
     };
-  StartPhases phases(show);
+  monitor::StartPhases phases(show);
   const std::unique_ptr<Run> run = set_up_run(world, config, phases);
   prepare_references(*run, phases);
   std::unique_ptr<TextSamples> samples;

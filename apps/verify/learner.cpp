@@ -29,7 +29,7 @@ void require_kernels(engine::Engine& engine) {
 
 void Learner::initialize(train::VerifyShare share) {
   engine_->register_memory();
-  train::StartPhases phases;
+  monitor::StartPhases phases;
   train::load_initial_weights(setting_.config.config, *engine_, share, setting_.threads, phases,
                               [&] { require_kernels(*engine_); });
 }

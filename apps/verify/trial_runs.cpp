@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/monitor/timers.h"
 #include "apps/plan/memory_check.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/report/timers.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
@@ -13,7 +13,7 @@ namespace nrl::verify {
 
 TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const train::TrainData& data,
                      int64_t updates)
-    : world_(world), config_(config), begin_(train::Timers::steady_seconds()), placement_(world, config) {
+    : world_(world), config_(config), begin_(monitor::Timers::steady_seconds()), placement_(world, config) {
   const Config& c = config.config;
   const auto make_alone = [this](const plan::RunPlan& plan) {
     return make_reference_plan(config_, plan, placement_, world_.local_size());
@@ -74,7 +74,7 @@ TrialResult TrialRuns::result() const {
   out.steps = comparison_->steps();
   for (const ComparedStep& s : out.steps) out.optimizer_steps = std::max(out.optimizer_steps, s.when.step);
   out.tensors = comparison_->tensors();
-  out.seconds = train::Timers::steady_seconds() - begin_;
+  out.seconds = monitor::Timers::steady_seconds() - begin_;
   return out;
 }
 

@@ -92,7 +92,7 @@ TEST_CASE("the timed kernels of a step are the calls of its dry run", "[roofline
       const auto engine = make_engine(placement, config);
       const train::LrSchedule schedule = train::make_lr_schedule(config.config.policy, 4, 6);
       ops::KernelTimer timer(engine->exec());
-      train::StartPhases phases;
+      monitor::StartPhases phases;
       double seconds = bench::run_steps(*world, phases, *engine, schedule, 1).front().ms * 1e-3;
       const std::vector<TimedCall> timed = timer.take();
       const std::vector<Call> dry = engine->dry_step(engine->objective(), true).calls;

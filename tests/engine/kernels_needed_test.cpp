@@ -59,7 +59,7 @@ std::unique_ptr<engine::Engine> engine_on(const ops::KernelTable& table, train::
 
 /// The initial weights and a step; returns the result.
 engine::StepResult train_once(engine::Engine& engine, const ConfigResult& config) {
-  train::StartPhases phases;
+  monitor::StartPhases phases;
   train::load_initial_weights(config.config, engine, train::verify_none, 1, phases);
   engine::LanguageModeling objective;
   const BatchPlan& batch = engine.plan().batch;

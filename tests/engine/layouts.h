@@ -81,7 +81,7 @@ class Trainee {
         plan::make_run_plan(config_, train::load_model_spec(result), resolve_batch(config_, ranks.size()),
                             position_, type, 1),
         engine::training_options(config_), *groups_, exec_);
-    train::StartPhases phases;
+    monitor::StartPhases phases;
     train::load_initial_weights(config_, *engine_, train::verify_none, 1, phases);
     // The plan allows for a router that sends all rows to one rank.
     const size_t needed = engine_->dry_step(objective_).workspace, planned = engine_->exec().workspace.size;

@@ -33,7 +33,7 @@ class Rank {
     if (options.loss_scale.growth_interval > 0) options.loss_scale.growth_interval = growth_interval;
     engine_ =
         std::make_unique<engine::Engine>(std::move(plan), options, placement_.groups(), placement_.exec());
-    train::StartPhases phases;
+    monitor::StartPhases phases;
     train::load_initial_weights(c, *engine_, train::verify_none, 1, phases);
     engine_->require_kernels(objective_, "the device");
   }

@@ -49,7 +49,7 @@ class Rank {
         plan::make_run_plan(c, train::load_model_spec(config_), resolve_batch(c, test_world().size()),
                             placement_.grid_position(), placement_.device(), 2),
         engine::training_options(c), placement_.groups(), placement_.exec());
-    train::StartPhases phases;
+    monitor::StartPhases phases;
     train::load_initial_weights(c, *engine_, train::verify_none, 1, phases);
     engine_->require_kernels(objective_, "the device");
   }

@@ -93,7 +93,7 @@ TEST_CASE("a stage that is out of memory is an error on all ranks, which then tr
       REQUIRE((engine == nullptr) == (me == victim));
     }
     const auto engine = make(config);
-    train::StartPhases phases;
+    monitor::StartPhases phases;
     train::load_initial_weights(config.config, *engine, train::verify_none, 1, phases);
     engine::LanguageModeling objective;
     const BatchPlan& batch = engine->plan().batch;

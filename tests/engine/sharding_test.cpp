@@ -78,7 +78,7 @@ class Rank {
                                     placement_.grid_position(), placement_.device(), 1);
     engine_ = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c),
                                                placement_.groups(), placement_.exec());
-    train::StartPhases phases;
+    monitor::StartPhases phases;
     train::load_initial_weights(c, *engine_, train::verify_none, 1, phases);
     engine_->require_kernels(objective_, "the device");
   }

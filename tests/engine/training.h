@@ -67,7 +67,7 @@ inline std::unique_ptr<engine::Engine> make_engine(
   auto engine =
       std::make_unique<engine::Engine>(std::move(plan), options ? *options : engine::training_options(c),
                                        placement.groups(), placement.exec());
-  train::StartPhases phases;
+  monitor::StartPhases phases;
   train::load_initial_weights(c, *engine, train::verify_none, 1, phases);
   return engine;
 }

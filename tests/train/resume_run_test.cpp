@@ -79,7 +79,7 @@ device: cpu
   void begin(const std::string& name, const std::vector<std::string>& overrides,
              const std::function<void(const Run&)>& look) const {
     const auto world = comm::World::init();
-    StartPhases phases;
+    monitor::StartPhases phases;
     look(*set_up_run(*world, config(name, overrides), phases));
   }
 

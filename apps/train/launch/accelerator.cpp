@@ -1,6 +1,6 @@
 #include "apps/train/launch/accelerator.h"
 
-#include "apps/train/report/timers.h"
+#include "apps/monitor/timers.h"
 
 namespace nrl::train {
 
@@ -18,13 +18,13 @@ ops::Exec Accelerator::exec() const {
 Accelerator open_accelerator(int ordinal, const ops::LibraryOptions& options) {
   const AcceleratorBackend& backend = accelerator_backend();
   Accelerator a;
-  const double begin = Timers::steady_seconds();
+  const double begin = monitor::Timers::steady_seconds();
   a.runtime = backend.open(ordinal);
   a.runtime->bind_thread();
-  const double opened = Timers::steady_seconds();
+  const double opened = monitor::Timers::steady_seconds();
   a.libraries = backend.libraries(*a.runtime, options);
   a.context_seconds = opened - begin;
-  a.library_seconds = Timers::steady_seconds() - opened;
+  a.library_seconds = monitor::Timers::steady_seconds() - opened;
   a.compute = device::Stream(*a.runtime);
   return a;
 }

@@ -1,6 +1,6 @@
 #include "apps/train/loop/memory_watch.h"
 
-#include "apps/train/report/timers.h"
+#include "apps/monitor/timers.h"
 #include "core/device/cpu/memory.h"
 
 namespace nrl::train {
@@ -15,10 +15,10 @@ MemoryWatch::MemoryWatch(const MonitoringConfig& config, int64_t arena, device::
 std::vector<std::string> MemoryWatch::after_step(int64_t step) {
   std::vector<std::string> warnings;
   if (!enabled_) return warnings;
-  const double now = Timers::steady_seconds();
+  const double now = monitor::Timers::steady_seconds();
   if (step <= 2 || now < next_) return warnings;
   next_ = now + 0.2;
-  const auto add = [&](LeakDetector& detector, const MemorySample& sample) {
+  const auto add = [&](monitor::LeakDetector& detector, const monitor::MemorySample& sample) {
     if (auto warning = detector.add(sample)) warnings.push_back(std::move(*warning));
   };
   const cpu::ResidentMemory host = cpu::resident_memory();

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/train/report/leak_detector.h"
+#include "apps/monitor/leak_detector.h"
 #include "core/device/runtime.h"
 
 namespace nrl::train {
@@ -24,7 +24,7 @@ class MemoryWatch {
   bool enabled_;
   int64_t arena_;
   device::Runtime* device_;
-  LeakDetector host_, gpu_;
+  monitor::LeakDetector host_, gpu_;
   double next_ = 0;
 };
 

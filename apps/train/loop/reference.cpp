@@ -170,7 +170,7 @@ void write_numbers(const std::string& path, const std::string& key, std::span<co
 
 }  // namespace
 
-void prepare_references(Run& run, StartPhases& phases) {
+void prepare_references(Run& run, monitor::StartPhases& phases) {
   const Config& c = run.config;
   if (!plan::needs_reference(c)) return;
   const auto kind = c.algorithm == Algorithm::dpo ? Kind::one : Kind::by_row;

@@ -6,7 +6,7 @@
 
 #include "apps/data/examples/sequence_numbers.h"
 #include "apps/engine/engine.h"
-#include "apps/train/report/start_phases.h"
+#include "apps/monitor/start_phases.h"
 #include "apps/train/start/run.h"
 
 namespace nrl::train {
@@ -22,6 +22,6 @@ std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& con
 /// ValidationData::reference, from their files where these fit, else with the weights that the run begins
 /// with. A run that was resumed loads these first, and its checkpoint again afterwards. Files lie beside the
 /// caches of the examples; one that cannot be written is a warning.
-void prepare_references(Run& run, StartPhases& phases);
+void prepare_references(Run& run, monitor::StartPhases& phases);
 
 }  // namespace nrl::train

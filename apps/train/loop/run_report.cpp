@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/train/report/communication.h"
+#include "apps/monitor/communication.h"
 #include "apps/train/start/banner.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -16,19 +16,20 @@ namespace {
 
 constexpr const char *config_file = "config.yaml", *memory_file = "memory.json";
 /// Written as AtomicFiles, which a killed run leaves under their temporary names.
-constexpr const char* own_files[] = {config_file, memory_file, communication_file, metrics_file};
+constexpr const char* own_files[] = {config_file, memory_file, monitor::communication_file,
+                                     monitor::metrics_file};
 
-PeakEstimate peak_estimate(Run& run) {
-  if (run.engine->exec().device) return PeakEstimate(run.peak);
+monitor::PeakEstimate peak_estimate(Run& run) {
+  if (run.engine->exec().device) return monitor::PeakEstimate(run.peak);
   const double factor = native_factor(run.engine->exec(), run.plan().recipe.activations());
-  return PeakEstimate(run.peak, [threads = run.engine->exec().threads, factor] {
+  return monitor::PeakEstimate(run.peak, [threads = run.engine->exec().threads, factor] {
     return ops::measure_gemm_peak(threads, 0.02) * 1e9 * factor;
   });
 }
 
 }  // namespace
 
-RunReport::RunReport(Run& run, Terminal& terminal, StartPhases& phases, double start)
+RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start)
     : run_(run),
       terminal_(terminal),
       phases_(phases),
@@ -97,10 +98,10 @@ void RunReport::log_row(const Write& write) {
 void RunReport::step(const StepInFlight& step, const engine::StepResult& result) {
   const int64_t tokens = step.totals.tokens;
   const memory::MemoryPlan& memory = run_.plan().memory;
-  const double now = Timers::steady_seconds(), seconds = now - std::exchange(last_result_, now);
+  const double now = monitor::Timers::steady_seconds(), seconds = now - std::exchange(last_result_, now);
   phases_.end();
-  timers_.move(RunSection::compute, RunSection::comm, step.exposed);
-  StepFacts facts;
+  timers_.move(monitor::RunSection::compute, monitor::RunSection::comm, step.exposed);
+  monitor::StepFacts facts;
   facts.step = step.step;
   facts.max_steps = run_.max_steps();
   const engine::Objective& objective = run_.engine->objective();
@@ -132,10 +133,10 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     facts.mem_bytes =
         run_.engine->exec().device ? memory.total_bytes() : static_cast<int64_t>(cpu::peak_resident_bytes());
   facts.step_ms = seconds * 1e3;
-  facts.data_ms = step.times[RunSection::data] * 1e3;
+  facts.data_ms = step.times[monitor::RunSection::data] * 1e3;
   facts.comm_ms = step.exposed * 1e3;
   const StepProfile::KernelSeconds kernels =
-      profile_.end_step(step.step, seconds - step.times[RunSection::data] - step.exposed);
+      profile_.end_step(step.step, seconds - step.times[monitor::RunSection::data] - step.exposed);
   facts.gemm_ms = kernels.gemm * 1e3;
   facts.attention_ms = kernels.attention * 1e3;
   if (const memory::HostCopyStatistics& copies = result.copies; copies.bytes() > 0)
@@ -165,7 +166,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   }
   if (step.step == first_step_ + 1 && first()) {
     constexpr double slow = 5;  // a slow start explains itself
-    const double seconds = Timers::steady_seconds() - start_;
+    const double seconds = monitor::Timers::steady_seconds() - start_;
     terminal_.event("start", step.step,
                     fmt::format("first step finished {:.2f} s after start{}", seconds,
                                 seconds < slow ? "" : ": " + phases_.text()));
@@ -179,7 +180,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
 }
 
 void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
-  EvalFacts facts;
+  monitor::EvalFacts facts;
   facts.step = run_.position.step;
   const std::span<const engine::MetricSpec> specs = run_.engine->objective().metrics();
   facts.losses = {{"val_loss", metrics.front()}};
@@ -220,8 +221,8 @@ std::string RunReport::divergence_hint(int64_t first_updates) const {
                      succeeded == 1 ? "" : "s", weights);
 }
 
-std::vector<CommFacts> RunReport::communication() const {
-  std::vector<CommFacts> out;
+std::vector<monitor::CommFacts> RunReport::communication() const {
+  std::vector<monitor::CommFacts> out;
   for (const comm::LogTotal& t : run_.world.collective_log().totals())
     if (t.ranks > 1)
       out.push_back({.group = t.group,
@@ -233,8 +234,9 @@ std::vector<CommFacts> RunReport::communication() const {
                      .wire_bytes = t.wire(),
                      .seconds = t.busy_seconds,
                      .exposed_s = t.exposed_seconds});
-  std::stable_sort(out.begin(), out.end(),
-                   [](const CommFacts& a, const CommFacts& b) { return a.exposed_s > b.exposed_s; });
+  std::stable_sort(out.begin(), out.end(), [](const monitor::CommFacts& a, const monitor::CommFacts& b) {
+    return a.exposed_s > b.exposed_s;
+  });
   return out;
 }
 
@@ -255,12 +257,12 @@ void RunReport::write_memory() {
 
 void RunReport::summary(std::string outcome, Exit code) {
   const Position& at = run_.position;
-  RunSummary s;
+  monitor::RunSummary s;
   s.outcome = std::move(outcome);
   s.steps = at.step - first_step_;
   s.max_steps = run_.max_steps();
   s.tokens = at.tokens - first_tokens_;
-  s.wall_s = Timers::steady_seconds() - start_;
+  s.wall_s = monitor::Timers::steady_seconds() - start_;
   s.mean_tokens_per_s = rates_.mean();
   s.median_tokens_per_s = rates_.median();
   if (rates_.count() > 0) s.mfu = mfu(rates_.median(), mean_keys_);
@@ -275,8 +277,8 @@ void RunReport::summary(std::string outcome, Exit code) {
   s.comm = communication();
   if (first() && !s.comm.empty())
     log_row([&] {
-      write_file_atomic(join_path(run_.config.logger.log_dir, communication_file),
-                        to_json(Communication{s.steps, s.comm}).dump() + "\n");
+      write_file_atomic(join_path(run_.config.logger.log_dir, monitor::communication_file),
+                        to_json(monitor::Communication{s.steps, s.comm}).dump() + "\n");
     });
   write_memory();
   s.checkpoint = checkpoint_;

@@ -4,14 +4,14 @@
 #include <string>
 #include <vector>
 
+#include "apps/monitor/metrics.h"
+#include "apps/monitor/start_phases.h"
+#include "apps/monitor/statistics.h"
+#include "apps/monitor/terminal.h"
+#include "apps/monitor/timers.h"
 #include "apps/train/loop/memory_watch.h"
 #include "apps/train/loop/step_profile.h"
 #include "apps/train/loop/step_source.h"
-#include "apps/train/report/metrics.h"
-#include "apps/train/report/start_phases.h"
-#include "apps/train/report/statistics.h"
-#include "apps/train/report/terminal.h"
-#include "apps/train/report/timers.h"
 #include "apps/train/start/run.h"
 
 namespace nrl::train {
@@ -20,7 +20,7 @@ namespace nrl::train {
 struct StepInFlight {
   int64_t step = 0;
   double lr = 0;
-  SectionTimes times;
+  monitor::SectionTimes times;
   double exposed = 0;  ///< seconds of exposed communication
   StepSource::Totals totals;
   int64_t tokens_so_far = 0;  ///< of the run, with this step
@@ -31,13 +31,13 @@ class RunReport {
  public:
   /// Opens metrics.jsonl and writes config.yaml (rank 0). `start`: Timers::steady_seconds() at the start of
   /// the run. All references must outlive the report.
-  RunReport(Run& run, Terminal& terminal, StartPhases& phases, double start);
+  RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start);
 
   void banner();
   /// Must be called before the first step of this process.
   void first_step();
   /// Must be called before a step that starts with none in flight: restarts the step clock.
-  void restart_step_clock() { last_result_ = Timers::steady_seconds(); }
+  void restart_step_clock() { last_result_ = monitor::Timers::steady_seconds(); }
   void step(const StepInFlight& step, const engine::StepResult& result);
   /// `metrics`: of the objective.
   void evaluation(const std::vector<double>& metrics, double seconds);
@@ -51,10 +51,10 @@ class RunReport {
   std::string divergence_hint(int64_t first_updates) const;
   void summary(std::string outcome, Exit code);
 
-  Timers& timers() { return timers_; }
+  monitor::Timers& timers() { return timers_; }
   StepProfile& profile() { return profile_; }
   /// What the groups of ranks communicated since the first step, the most exposed first.
-  std::vector<CommFacts> communication() const;
+  std::vector<monitor::CommFacts> communication() const;
   /// Seconds of exposed communication so far.
   double exposed_seconds() const;
 
@@ -69,14 +69,14 @@ class RunReport {
   void log_row(const Write& write);
 
   Run& run_;
-  Terminal& terminal_;
-  StartPhases& phases_;
-  MetricsLog metrics_;
+  monitor::Terminal& terminal_;
+  monitor::StartPhases& phases_;
+  monitor::MetricsLog metrics_;
   StepProfile profile_;
-  Timers timers_;
-  PeakEstimate peak_;
+  monitor::Timers timers_;
+  monitor::PeakEstimate peak_;
   MemoryWatch memory_;
-  Histogram rates_, step_seconds_;
+  monitor::Histogram rates_, step_seconds_;
   double mean_keys_ = 0;  // over the steps in rates_
   double start_;
   double last_result_ = 0;  // time of the previous step's result, or of the last restart_step_clock()

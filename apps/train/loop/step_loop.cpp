@@ -69,13 +69,13 @@ Exit StepLoop::run() {
 void StepLoop::begin_step(StepSource& source) {
   Position& at = run_.position;
   if (in_flight_.empty()) report_.restart_step_clock();
-  Timers& timers = report_.timers();
-  const auto compute = timers.time(RunSection::compute);
-  const SectionTimes before = timers.times();
+  monitor::Timers& timers = report_.timers();
+  const auto compute = timers.time(monitor::RunSection::compute);
+  const monitor::SectionTimes before = timers.times();
   const double exposed_before = report_.exposed_seconds();
   StepInFlight step;
   {
-    const auto scope = timers.time(RunSection::data);
+    const auto scope = timers.time(monitor::RunSection::data);
     const FilledStep filled = fill_step(*run_.engine, source);
     step.totals = filled.totals;
     step.keys = filled.keys;
@@ -105,7 +105,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
   while (static_cast<int>(in_flight_.size()) > leave) {
     engine::StepResult result;
     {
-      const auto compute = report_.timers().time(RunSection::compute);
+      const auto compute = report_.timers().time(monitor::RunSection::compute);
       result = collect_step(run_.world, *run_.engine);
       trace::collect_device();
     }
@@ -175,20 +175,20 @@ std::optional<Exit> StepLoop::stopped() {
 }
 
 void StepLoop::evaluate() {
-  const auto scope = report_.timers().time(RunSection::eval);
-  const double begin = Timers::steady_seconds();
+  const auto scope = report_.timers().time(monitor::RunSection::eval);
+  const double begin = monitor::Timers::steady_seconds();
   const std::vector<double> metrics = train::evaluate(run_);
-  report_.evaluation(metrics, Timers::steady_seconds() - begin);
+  report_.evaluation(metrics, monitor::Timers::steady_seconds() - begin);
 }
 
 void StepLoop::save(bool stopping) {
   if (!run_.config.checkpointing.enabled) return;
   require_locks();
-  const auto scope = report_.timers().time(RunSection::checkpoint);
-  const double begin = Timers::steady_seconds();
+  const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
+  const double begin = monitor::Timers::steady_seconds();
   try {
     const std::string path = run_.saver->save(*run_.engine, run_.position);
-    report_.checkpoint(path, Timers::steady_seconds() - begin);
+    report_.checkpoint(path, monitor::Timers::steady_seconds() - begin);
     failed_saves_ = 0;
   } catch (const Error& e) {
     // The same error on all ranks. The run ends when it could not save at its end, or several times in a row.

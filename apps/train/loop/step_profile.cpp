@@ -47,8 +47,8 @@ std::string StepProfile::write() {
   return path;
 }
 
-KernelTimes::Totals StepProfile::totals() const {
-  KernelTimes::Totals out;
+monitor::KernelTimes::Totals StepProfile::totals() const {
+  monitor::KernelTimes::Totals out;
   for (const trace::Total& total : run_.engine->exec().device ? trace::device_totals() : trace::totals())
     out.emplace(total.name, total.seconds);
   return out;

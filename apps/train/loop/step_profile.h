@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "apps/train/report/kernel_times.h"
+#include "apps/monitor/kernel_times.h"
 #include "apps/train/start/run.h"
 #include "core/base/text.h"
 #include "core/trace/trace.h"
@@ -47,11 +47,11 @@ class StepProfile {
 
  private:
   void record(trace::Mode mode);
-  KernelTimes::Totals totals() const;
+  monitor::KernelTimes::Totals totals() const;
 
   Run& run_;
   std::optional<StepRange> steps_;
-  KernelTimes kernel_times_;
+  monitor::KernelTimes kernel_times_;
   std::optional<std::pair<int64_t, int64_t>> timed_;  // on a GPU: the first and the last step that was timed
 };
 

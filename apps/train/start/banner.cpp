@@ -60,11 +60,11 @@ std::string microbatches_text(const PolicyConfig& policy, int64_t micro, int64_t
 
 }  // namespace
 
-RunFacts describe_run(const Run& run, double peak_flops) {
+monitor::RunFacts describe_run(const Run& run, double peak_flops) {
   const plan::RunPlan& plan = run.plan();
   const Config& c = run.config;
   const auto& spec = plan.spec;
-  RunFacts facts;
+  monitor::RunFacts facts;
   facts.title = fmt::format("nrl-train {}", NRL_VERSION);
   auto add = [&](const char* label, std::string text) {
     facts.sections.emplace_back(label, std::move(text));

@@ -7,8 +7,8 @@
 #include <thread>
 #include <utility>
 
+#include "apps/monitor/timers.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/report/timers.h"
 #include "apps/train/state/input_identity.h"
 #include "apps/train/state/run_state.h"
 #include "core/base/text.h"
@@ -79,7 +79,7 @@ void restore_position(Run& run, const Position& saved) {
 
 // Calls load(state). On a GPU that is done by another thread, while this one does the work beside it; first
 // that work if it times GEMMs, which must not compete with the load.
-void load_state(engine::Engine& engine, bool timed, StartPhases& phases, const std::string& what,
+void load_state(engine::Engine& engine, bool timed, monitor::StartPhases& phases, const std::string& what,
                 const WorkBeside& beside, const std::function<void(const TrainState&)>& load) {
   device::Runtime* const device = engine.exec().device;
   if (!device) {
@@ -94,7 +94,7 @@ void load_state(engine::Engine& engine, bool timed, StartPhases& phases, const s
   std::exception_ptr error;
   double seconds = 0;
   std::thread thread = start_thread([&] {
-    const double begin = Timers::steady_seconds();
+    const double begin = monitor::Timers::steady_seconds();
     try {
       device->bind_thread();
       load(state);
@@ -102,7 +102,7 @@ void load_state(engine::Engine& engine, bool timed, StartPhases& phases, const s
     } catch (...) {
       error = std::current_exception();
     }
-    seconds = Timers::steady_seconds() - begin;
+    seconds = monitor::Timers::steady_seconds() - begin;
   });
   struct Join {
     std::thread& thread;
@@ -145,7 +145,7 @@ struct Resumed {
 };
 
 // Reads the position and loads the state of the engine.
-Resumed load_run(Run& run, CheckpointReader& reader, StartPhases& phases, const WorkBeside& beside) {
+Resumed load_run(Run& run, CheckpointReader& reader, monitor::StartPhases& phases, const WorkBeside& beside) {
   Resumed out;
   out.position = read_position(reader);
   const SavedRecord before = read_record(reader, out.position.global_batch);
@@ -164,7 +164,7 @@ Resumed load_run(Run& run, CheckpointReader& reader, StartPhases& phases, const 
 // Collective. Resumes from the checkpoint. Every rank verifies the data that it loads, and its share of what
 // no rank loads. If a file is damaged, returns the problems, alike on all ranks: the run is as before, but
 // for the state of the engine, which must be loaded again.
-std::vector<std::string> resume_from(Run& run, const std::string& path, StartPhases& phases,
+std::vector<std::string> resume_from(Run& run, const std::string& path, monitor::StartPhases& phases,
                                      const WorkBeside& beside) {
   comm::World& world = run.world;
   const std::vector<std::string> manifests =
@@ -217,7 +217,7 @@ void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int 
 }
 
 void load_initial_weights(const Config& config, engine::Engine& engine, VerifyShare verify, int threads,
-                          StartPhases& phases, const WorkBeside& beside) {
+                          monitor::StartPhases& phases, const WorkBeside& beside) {
   const std::optional<std::string>& model = config.policy.model_name;
   const plan::RunPlan& plan = engine.plan();
   const std::string what =
@@ -234,7 +234,7 @@ void load_initial_weights(const Config& config, engine::Engine& engine, VerifySh
   engine.weights_written();
 }
 
-void initialize(Run& run, StartPhases& phases, const WorkBeside& beside) {
+void initialize(Run& run, monitor::StartPhases& phases, const WorkBeside& beside) {
   comm::World& world = run.world;
   const CheckpointingConfig& c = run.config.checkpointing;
   // The work beside the first load; another one follows if a checkpoint is damaged.

@@ -3,7 +3,7 @@
 
 #include <functional>
 
-#include "apps/train/report/start_phases.h"
+#include "apps/monitor/start_phases.h"
 #include "apps/train/start/run.h"
 #include "apps/train/state/resume.h"
 
@@ -17,8 +17,8 @@ using WorkBeside = std::function<void()>;
 /// policy.lora.adapter, else from the seed. Not collective.
 /// `verify`: this rank's share of checking the directory's checksums first.
 void load_initial_weights(
-    const Config& config, engine::Engine& engine, VerifyShare verify, int threads, StartPhases& phases,
-    const WorkBeside& beside = [] {});
+    const Config& config, engine::Engine& engine, VerifyShare verify, int threads,
+    monitor::StartPhases& phases, const WorkBeside& beside = [] {});
 
 /// Before load_checkpoint() of a run that trains adapters, whose checkpoints hold these alone: loads the
 /// weights of their base model, else initializes them from the seed.
@@ -28,6 +28,6 @@ void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int 
 /// Collective. Chooses the checkpoint to resume from, loads it or the initial weights, and moves other
 /// checkpoints aside. Sets position, resumed_from and changes, and appends to warnings. `beside` must not
 /// communicate.
-void initialize(Run& run, StartPhases& phases, const WorkBeside& beside);
+void initialize(Run& run, monitor::StartPhases& phases, const WorkBeside& beside);
 
 }  // namespace nrl::train

@@ -41,7 +41,7 @@ void train_tiny_model(const Config& config, int threads) {
   engine::Engine engine(
       plan::make_run_plan(c, load_model_spec(result), batch, position, DeviceType::cpu, threads),
       engine::training_options(c), groups, exec);
-  StartPhases phases;
+  monitor::StartPhases phases;
   load_initial_weights(c, engine, verify_none, 1, phases);
   data::HostMicroBatch samples;
   for (int64_t i = 0; i < batch.micro * c.policy.max_total_sequence_length; ++i) {

@@ -82,7 +82,7 @@ Inputs identify_inputs_collectively(comm::World& world, const Config& config) {
   return inputs;
 }
 
-void open_data(Run& run, const plan::RunPlan& plan, StartPhases& phases) {
+void open_data(Run& run, const plan::RunPlan& plan, monitor::StartPhases& phases) {
   const Config& c = run.config;
   if (!c.data.train.data_path.empty())
     phases.begin("data", fmt::format("opening data {}{}", c.data.train.data_path.front(),
@@ -178,7 +178,8 @@ void warn_of_fp8_experts(const Run& run, const plan::RunPlan& plan) {
 
 }  // namespace
 
-std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config, StartPhases& phases) {
+std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config,
+                                monitor::StartPhases& phases) {
   phases.begin("device", "choosing the device and connecting the ranks");
   auto owned = std::make_unique<Run>(world, config);
   Run& run = *owned;

@@ -1,0 +1,56 @@
+#pragma once
+// Detects memory that grows from step to step.
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/config/config.h"
+
+namespace nrl::monitor {
+
+/// The memory of a rank after a step, in bytes. Together `parts` explain most of `total`.
+struct MemorySample {
+  struct Part {
+    std::string name;  ///< "heap in use"
+    int64_t bytes = 0;
+  };
+  int64_t step = 0;
+  int64_t total = 0;
+  std::vector<Part> parts = {};
+};
+
+/// Watches one kind of memory ("resident memory", "device memory"). Three tests, each of which warns once,
+/// and again when the memory has doubled since:
+/// - slope: of the slopes between all pairs of samples in a window two thirds are above the limit, so that a
+///   single rise, as of the first evaluation, does not count;
+/// - ratio: the mean of the last samples is a multiple of the mean of the first ones;
+/// - step increase: the rise from one sample to the next, per step.
+class LeakDetector {
+ public:
+  LeakDetector(std::string what, const MemoryLeakConfig& limits);
+
+  /// Adds the sample of a later step. Returns a warning that names the part that has grown most, or nothing.
+  std::optional<std::string> add(const MemorySample& sample);
+
+ private:
+  struct Test {
+    int64_t warned = 0;  // the total of the last warning; 0: none yet
+    bool due(int64_t total) const { return warned == 0 || total >= 2 * warned; }
+  };
+  std::optional<std::string> slope(const MemorySample& now);
+  std::optional<std::string> ratio(const MemorySample& now);
+  std::optional<std::string> step_increase(const MemorySample& now);
+
+  std::string what_;
+  MemoryLeakConfig limits_;
+  std::deque<MemorySample> window_;  // the last samples
+  MemorySample first_;
+  double first_sum_ = 0;
+  int64_t count_ = 0;
+  Test slope_, ratio_, step_increase_;
+};
+
+}  // namespace nrl::monitor
