@@ -11,7 +11,6 @@
 namespace nrl::trace {
 namespace {
 
-using device::Event;
 using device::EventKind;
 
 /// A range between its two events. Indices count from the attachment: they stay valid when
@@ -20,13 +19,13 @@ struct Timed {
   const char *name = nullptr, *parent = "";
   int row = 0;
   device::StreamHandle stream = nullptr;
-  Event begin, end;
+  device::Event begin, end;
   bool closed = false, read = false;
 };
 
 /// A device event and its host time; relates the two clocks.
 struct Anchor {
-  Event event;
+  device::Event event;
   int64_t ns = 0;
 };
 
@@ -37,7 +36,7 @@ struct Timeline {
   uint64_t attachment = 0;
   std::deque<Timed> ranges;
   int first = 0;  // index of ranges.front()
-  std::vector<Event> spare;
+  std::vector<device::Event> spare;
   std::vector<device::StreamHandle> rows;
   Anchor anchor;
   std::map<std::pair<std::string_view, std::string_view>, Total> totals;  // by name and parent
@@ -53,9 +52,9 @@ Timeline& timeline() {
 /// The attachment that this thread made.
 thread_local uint64_t own_attachment = 0;
 
-Event take_event(Timeline& t) {
-  if (t.spare.empty()) return Event(*t.runtime, EventKind::timed);
-  Event event = std::move(t.spare.back());
+device::Event take_event(Timeline& t) {
+  if (t.spare.empty()) return device::Event(*t.runtime, EventKind::timed);
+  device::Event event = std::move(t.spare.back());
   t.spare.pop_back();
   return event;
 }
@@ -168,7 +167,7 @@ void attach_device(device::Runtime& runtime, device::StreamHandle stream) {
   t.runtime = &runtime;
   t.stream = stream;
   own_attachment = ++t.attachment;
-  t.anchor.event = Event(runtime, EventKind::timed);
+  t.anchor.event = device::Event(runtime, EventKind::timed);
   t.anchor.event.record(stream);
   t.anchor.event.synchronize();
   t.anchor.ns = std::chrono::duration_cast<std::chrono::nanoseconds>(
