@@ -1,5 +1,5 @@
 #pragma once
-// What one rank recorded in a window of steps: the input of the analyses of this directory and of the trace
+// The record of one rank of a window of steps: the input of the analyses of this directory and of the trace
 // writers. Nothing in it is computed yet. The analyses are pure functions of it, so that tests can make one.
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct GroupOfRanks {
   int ranks = 1, nodes = 1;
 };
 
-/// What this machine can do at best, of one rank while the others work, too.
+/// The rates of this machine at best, of one rank while the others work, too.
 struct Peaks {
   double f32_flops = 0, bf16_flops = 0, fp8_flops = 0;  ///< FLOP/s, by the type of the factors; 0: unknown
   double copy = 0;                                      ///< bytes/s that a large copy reads and writes

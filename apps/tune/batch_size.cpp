@@ -1,4 +1,4 @@
-#include "apps/bench/batch_size.h"
+#include "apps/tune/batch_size.h"
 
 #include <algorithm>
 #include <cmath>
@@ -21,7 +21,7 @@
 #include "core/device/cpu/memory.h"
 #include "parallel/comm/mpi/mpi_options.h"
 
-namespace nrl::bench {
+namespace nrl::tune {
 namespace {
 
 constexpr size_t most_measured = 8;  // sizes, unless they are listed
@@ -37,7 +37,7 @@ struct Size {
 
 class Tuner {
  public:
-  Tuner(nrl::comm::World& world, const TuneArgs& args, const ConfigResult& config)
+  Tuner(nrl::comm::World& world, const BatchSizeArgs& args, const ConfigResult& config)
       : world_(world), args_(args), config_(config), placement_(world, config) {
     const ops::Exec& exec = placement_.exec();
     capacity_ = exec.device ? static_cast<double>(exec.device->properties().memory)
@@ -184,7 +184,7 @@ class Tuner {
     return low;
   }
 
-  // Of the process on a CPU beside its arena.
+  // The memory of the process on a CPU beside its arena.
   double process_memory(const ConfigResult& config, std::unique_ptr<plan::RunPlan>& planned) const {
     if (placement_.exec().device) return 0;
     const std::vector<plan::Traffic> traffic =
@@ -199,7 +199,7 @@ class Tuner {
 
   void measure(Size& size) {
     const ConfigResult config = train::with_microbatch(config_, size.batch);
-    const Trial trial = time_steps(
+    const bench::Trial trial = bench::time_steps(
         world_, placement_, config, [&] { return plan_of(config); }, args_.steps);
     size.step_ms = trial.step_ms;
     size.used = trial.used_bytes;
@@ -231,7 +231,7 @@ class Tuner {
   }
 
   nrl::comm::World& world_;
-  const TuneArgs& args_;
+  const BatchSizeArgs& args_;
   const ConfigResult& config_;
   train::Placement placement_;
   const ops::DryDevice dry_ = ops::DryDevice(placement_.host_threads());
@@ -242,13 +242,14 @@ class Tuner {
 
 }  // namespace
 
-int tune_batch_size(nrl::comm::World& world, const TuneArgs& args) {
+int tune_batch_size(nrl::comm::World& world, const BatchSizeArgs& args) {
   std::vector<std::string> overrides = args.overrides;
-  for (const std::string& ours : random_token_overrides(trial_warmup + args.steps)) overrides.push_back(ours);
+  for (const std::string& ours : bench::random_token_overrides(bench::trial_warmup + args.steps))
+    overrides.push_back(ours);
   if (args.max_memory) overrides.push_back(fmt::format("memory.max_memory={}", *args.max_memory));
   const ConfigResult config =
       train::load_config_collectively(world, args.config, overrides, {.files = false, .memory = false});
   return Tuner(world, args, config).run();
 }
 
-}  // namespace nrl::bench
+}  // namespace nrl::tune

@@ -7,9 +7,9 @@
 
 #include "parallel/comm/world/world.h"
 
-namespace nrl::bench {
+namespace nrl::tune {
 
-struct TuneArgs {
+struct BatchSizeArgs {
   std::string config;                  ///< a YAML file
   std::vector<std::string> overrides;  ///< "key=value"
   /// Instead of memory.max_memory. On a CPU the share is for the process: the plan, and what host_memory()
@@ -26,6 +26,6 @@ struct TuneArgs {
 /// then trains a few steps on random tokens with that and smaller sizes, all with the same global batch, and
 /// prints memory and tokens/s of each and the line of YAML to use. Returns the exit code: 71 if not even one
 /// sequence fits.
-int tune_batch_size(nrl::comm::World& world, const TuneArgs& args);
+int tune_batch_size(nrl::comm::World& world, const BatchSizeArgs& args);
 
-}  // namespace nrl::bench
+}  // namespace nrl::tune

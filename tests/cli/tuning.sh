@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Values found by measuring: tuning.sh CASE NRL_TRAIN SOURCE_DIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+said() {
+  grep -qE -- "$2" "$1" || fail "'$2' is not in $1: $(cat "$1")"
+}
+
+case $case_name in
+  tune_lr)
+    corpus
+    config one
+    expect 0 run 1 tune lr one.yaml --from 1e-5 --to 10 --steps 60 --json one.json --html one.html
+    said out.txt '^steepest  [0-9.e-]+ \(step [0-9]+\): the loss falls most'
+    said out.txt '^largest   .* from which the loss rises'
+    rate=$(sed -nE 's/^use       policy.optimizer.lr=([0-9.e-]+).*/\1/p' out.txt)
+    # A tiny model: above 1e-4, and below the rates at which it diverges.
+    awk -v rate="$rate" 'BEGIN { exit !(rate > 1e-4 && rate < 0.5) }' || fail "lr $rate"
+    grep -q '"largest_lr"' one.json || fail "no choice: $(cat one.json)"
+    grep -q '<svg' one.html || fail 'no curve in the page'
+    # Leaves nothing of a run, and does not disturb one that holds its log directory.
+    [[ ! -e one ]] || fail 'one was created'
+    # Two ranks measure what one does.
+    expect 0 run 2 tune lr one.yaml --from 1e-5 --to 10 --steps 60 --json two.json
+    points() { tr '{' '\n' <"$1" | sed -nE 's/.*"loss":([0-9.e+-]+).*/\1/p' | head -40; }
+    paste <(points one.json) <(points two.json) | awk 'NF != 2 { exit 1 } { d = $1 - $2; if (d < 0) d = -d
+      if (d > 1e-4 * $1) exit 1 } END { if (NR < 40) exit 1 }' || fail 'other losses on two ranks'
+    expect 79 run 1 tune lr one.yaml --from 1 --to 100 --steps 20
+    said err.txt 'the loss never falls'
+    expect 64 run 1 tune lr one.yaml --from 1 --to 0.1
+    said err.txt '--from 1 must be below --to 0.1'
+    ;;
+  tune_layout)
+    config one
+    expect 0 run 2 tune layout one.yaml --measure 3 --rounds 2 --steps 1 --json layouts.json
+    [[ $(grep -cE '^  (configured|.*micro [0-9]+) ' out.txt) -eq 4 ]] || fail "not four layouts: $(cat out.txt)"
+    said out.txt '^use       '
+    # The choice is the layout with the smallest median, and the configuration takes its keys.
+    read -r -a keys <<<"$(sed -nE 's/^use       //p' out.txt | grep -v 'as it is' || true)"
+    expect 0 "$nrl_train" plan one.yaml --world 2 "${keys[@]}" >out.txt 2>err.txt
+    ;;
+esac
