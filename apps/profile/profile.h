@@ -53,7 +53,7 @@ inline constexpr std::array<std::pair<const char*, double Split::*>, 13> split_p
     {"unattributed", &Split::unattributed},
 }};
 
-/// What limits an operation.
+/// The limit of an operation.
 enum class Bound : uint8_t { arithmetic, memory, launch };
 
 /// Calls of one op in one part of the step, together.

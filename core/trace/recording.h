@@ -50,17 +50,17 @@ struct Tag {
 inline constexpr uint32_t no_call = UINT32_MAX;
 
 /// A range that has ended. Times are nanoseconds of the steady clock; not relative to an origin, so that
-/// those of processes on one machine can be laid over each other.
+/// times of several processes on one machine can be laid over each other.
 struct Event {
   const char* name;
   int64_t begin, end;
   Tag tag;
-  uint32_t call = no_call;  ///< index of its ops::Cost among those of the window
+  uint32_t call = no_call;  ///< index of its ops::Cost in the list of the window
   uint16_t row = 0;         ///< index for Window::rows: a thread, or a stream of the device
   Kind kind = Kind::other;
 };
 
-/// What was recorded between start(Mode::timeline) and take().
+/// The ranges recorded between start(Mode::timeline) and take().
 struct Window {
   std::vector<Event> events;  ///< by begin; at equal begins the longer one first
   std::vector<std::string>
