@@ -47,8 +47,6 @@ while (($#)); do
   esac
   shift
 done
-command -v python3 >/dev/null || die 69 "scripts/bench-claims.sh needs python3"
-
 cd "$root_dir"
 [[ -n $binary ]] || build_binary
 mkdir -p "$json"
@@ -60,9 +58,11 @@ measure() {
   "${@:2}" --json "$1" || status=$?
   [[ -f $1 ]] || exit "$status"
 }
-measure "$json/one-rank.json" "${compare[@]}"
-measure "$json/two-ranks.json" mpirun -n 2 --oversubscribe "${compare[@]}" --only zero
-python3 scripts/dev/claims_page.py "$json/one-rank.json" "$json/two-ranks.json" >"$page.new"
-mv "$page.new" "$page"
+with=()
+for name in zero gradients context; do
+  measure "$json/$name.json" mpirun -n 2 --oversubscribe "${compare[@]}" --only "$name"
+  with+=(--with "$json/$name.json")
+done
+measure "$json/one-rank.json" "${compare[@]}" --page "$page" "${with[@]}"
 echo "written: $page"
 exit "$status"

@@ -21,6 +21,8 @@ struct Args {
   std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
   std::string json;                    ///< file to write; empty: none
   std::string only;                    ///< substring of the names of the cases or comparisons; empty: all
+  std::string page;                    ///< compare: file for the page of the results; empty: none
+  std::vector<std::string> with;       ///< compare: other results for the page, files
   std::optional<int> steps;            ///< step, compare: number of timed steps
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
   std::string predict;                 ///< step: name of a GPU (device_models.h); empty: no prediction

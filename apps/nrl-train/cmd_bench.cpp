@@ -57,6 +57,8 @@ int run_bench(const bench::Args& args) {
       {"--only", !args.only.empty(), kernels || one_of({"compare"}), "bench ops, gemm, attention or compare"},
       {"--precision", args.precision != "auto", kernels,
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
+      {"--page", !args.page.empty(), one_of({"compare"}), "bench compare"},
+      {"--with", !args.with.empty(), one_of({"compare"}), "bench compare"},
       {"--steps", args.steps.has_value(), steps, "bench step or compare"}};
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
@@ -69,6 +71,10 @@ int run_bench(const bench::Args& args) {
   if (args.benchmark == "comm")
     return train::run_in_world([&](comm::World& world) { return bench::comm(world, args); });
   if (args.benchmark == "compare") {
+    if (!args.page.empty() && args.json.empty())
+      fail(Exit::usage, "--page is made of the file of --json. Fix: add --json FILE");
+    if (!args.with.empty() && args.page.empty())
+      fail(Exit::usage, "--with has no effect without --page. Fix: add --page FILE");
     if (args.suite.empty())
       fail(Exit::usage,
            "bench compare needs a suite, e.g. nrl-train bench compare configs/suites/claims.yaml");
@@ -114,6 +120,9 @@ void add_bench(CommandLine& line) {
        "float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
   c->add_option("--json", args->json, "Write the results to this file");
+  c->add_option("--page", args->page, "Write promises beside measurements to this Markdown file (compare)");
+  c->add_option("--with", args->with, "Results of another launch for --page: a file that --json wrote")
+      ->allow_extra_args(false);
   c->add_option("--only", args->only,
                 "Only cases whose name contains this text (ops, gemm, attention, compare)");
   c->add_option("--steps", args->steps, "Steps to time (step and compare; default 20)")

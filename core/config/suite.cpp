@@ -125,13 +125,18 @@ class SuiteReader {
           "comparisons", [&](const Node& node) { read_comparisons(node); }, true);
       record.read(root);
     }
-    if (std::filesystem::path path(suite_.config); !path.empty() && path.is_relative())
-      suite_.config =
-          (std::filesystem::path(out_.source().name).parent_path() / path).lexically_normal().string();
+    resolve(suite_.config);
+    for (SuiteComparison& c : suite_.comparisons) resolve(c.config);
     suite_.diagnostics = std::move(out_.problems());
   }
 
  private:
+  /// Makes a path relative to the suite's directory one of the working directory.
+  void resolve(std::string& config) const {
+    if (const std::filesystem::path path(config); !path.empty() && path.is_relative())
+      config = (std::filesystem::path(out_.source().name).parent_path() / path).lexically_normal().string();
+  }
+
   /// Calls `item` for the members of a list that must not be empty.
   void each(const Node& node, const std::string& name, const std::function<void(const Node&)>& item) {
     if (node.kind != Node::Kind::list || node.items.empty())
@@ -154,6 +159,7 @@ class SuiteReader {
       Record record(out_, "a comparison");
       record.field("name", c.name, true, &name);
       record.field("note", c.note);
+      record.field("config", c.config);
       record.field("ranks", c.ranks).at_least(1);
       record.part("reset", [&](const Node& keys) { read_reset(keys, c); });
       record.part(
@@ -219,7 +225,7 @@ class SuiteReader {
   void read_promise(const Node& node, SuiteComparison& c) {
     SuitePromise p;
     std::string variant, than;
-    Pos variant_at, than_at, most_at, device_at;
+    Pos variant_at, than_at, most_at, high_at, device_at;
     Record record(out_, "a promise");
     record.field("claim", p.claim, true);
     record.field("source", p.source, true);
@@ -229,14 +235,18 @@ class SuiteReader {
     record.field("than", than, false, &than_at);
     record.field("at_least", p.at_least).at_least(0);
     record.field("at_most", p.at_most, false, &most_at).at_least(0);
+    record.field("low", p.low).at_least(0);
+    record.field("high", p.high, false, &high_at).at_least(0);
     record.field("device", p.device, false, &device_at);
     record.read(node);
     if (!variant.empty()) p.variant = index_of(variant, variant_at, c);
     if (!than.empty()) p.than = index_of(than, than_at, c);
     if (p.at_least && p.at_most && *p.at_least > *p.at_most)
       out_.problem(most_at, fmt::format("at_most: {} is less than at_least", number_text(*p.at_most)));
-    if (p.device != DeviceKind::automatic && !p.at_least && !p.at_most)
-      out_.problem(device_at, "device has no effect without at_least or at_most");
+    if (p.low && p.high && *p.low > *p.high)
+      out_.problem(high_at, fmt::format("high: {} is less than low", number_text(*p.high)));
+    if (p.device != DeviceKind::automatic && !p.at_least && !p.at_most && !p.low && !p.high)
+      out_.problem(device_at, "device has no effect without at_least, at_most, low or high");
     c.promises.push_back(std::move(p));
   }
   size_t index_of(const std::string& name, Pos pos, const SuiteComparison& c) {

@@ -22,12 +22,14 @@ struct SuitePromise {
   std::string claim, source, promised;  ///< texts for the reader
   Quantity quantity = Quantity::step_time;
   size_t variant = 0, than = 0;               ///< of SuiteComparison::variants
-  std::optional<double> at_least, at_most;    ///< limits of the ratio; neither: it is not judged
-  DeviceKind device = DeviceKind::automatic;  ///< on which it is judged; automatic: on any
+  std::optional<double> at_least, at_most;    ///< limits of the ratio; a ratio beyond them is a failure
+  std::optional<double> low, high;            ///< the promised ratios; another one is reported, no failure
+  DeviceKind device = DeviceKind::automatic;  ///< on which limits and promise hold; automatic: on any
 };
 
 struct SuiteComparison {
   std::string name, note;
+  std::string config;              ///< path of its own base configuration; empty: the suite's
   int64_t ranks = 1;               ///< least number of ranks
   std::vector<std::string> reset;  ///< "key=default"; the variants override it
   std::vector<SuiteVariant> variants;

@@ -52,7 +52,11 @@ TEST_CASE("a suite is read", "[config][suite]") {
       "          policy.precision: bf16\n"
       "          policy.optimizer: {lr: 2e-4, betas: [0.9, 0.95]}\n"
       "  - name: second\n"
-      "    variants: [{name: \"a: b\"}]\n",
+      "    config: ../moe.yaml\n"
+      "    variants: [{name: \"a: b\"}]\n"
+      "    promises: [{claim: c, source: us, promised: none, measure: speed, variant: \"a: b\", low: 1, "
+      "high: 2,\n"
+      "                device: cuda}]\n",
       "suites/s.yaml");
   INFO(render(suite.diagnostics));
   REQUIRE(suite.diagnostics.empty());
@@ -81,6 +85,11 @@ TEST_CASE("a suite is read", "[config][suite]") {
   CHECK(c.promises[1].at_least == 0.4);
   CHECK(c.promises[1].at_most == 0.6);
   CHECK(c.promises[1].device == DeviceKind::cuda);
+  CHECK(!c.promises[1].low);
+  CHECK(c.config.empty());
+  CHECK(suite.comparisons[1].config == "moe.yaml");
+  CHECK(suite.comparisons[1].promises[0].low == 1);
+  CHECK(suite.comparisons[1].promises[0].high == 2);
   CHECK(suite.comparisons[1].ranks == 1);
   CHECK(suite.comparisons[1].variants[0].name == "a: b");
 }
@@ -112,10 +121,9 @@ TEST_CASE("problems of a suite are named with their position", "[config][suite]"
   CHECK(problems("config: a.yaml\n") == Problems{"s.yaml:1:1 a suite has no comparisons"});
   CHECK(problems("comparisons: 3\n") == Problems{"s.yaml:1:14 comparisons: expected a list of mappings"});
   CHECK(problems("comparisons: []\n") == Problems{"s.yaml:1:14 comparisons: expected a list of mappings"});
-  CHECK(
-      problems("comparisons: [x]\n") ==
-      Problems{"s.yaml:1:15 a comparison: expected a mapping [keys here: name, note, ranks, reset, variants, "
-               "promises]"});
+  CHECK(problems("comparisons: [x]\n") == Problems{"s.yaml:1:15 a comparison: expected a mapping [keys here: "
+                                                   "name, note, config, ranks, reset, variants, "
+                                                   "promises]"});
   CHECK(problems("comparison: []\n") ==
         Problems{"s.yaml:1:1 unknown key 'comparison' (did you mean 'comparisons'?) [keys here: config, "
                  "comparisons]",
@@ -157,7 +165,8 @@ TEST_CASE("promises name variants and limits that can be judged", "[config][suit
         Problems{"s.yaml:5:78 there is no variant 'c' (did you mean 'a'?) [variants here: a, b]"});
   CHECK(with(", at_least: 2, at_most: 1") == Problems{"s.yaml:5:94 at_most: 1 is less than at_least"});
   CHECK(with(", at_most: -1") == Problems{"s.yaml:5:81 at_most: '-1' is out of range"});
-  CHECK(with(", device: cpu") == Problems{"s.yaml:5:80 device has no effect without at_least or at_most"});
+  CHECK(with(", device: cpu") ==
+        Problems{"s.yaml:5:80 device has no effect without at_least, at_most, low or high"});
   CHECK(problems(two_variants + "    promises: [{claim: x, measure: time}]\n") ==
         Problems{"s.yaml:4:36 measure: expected step_time | speed | planned_bytes | activation_bytes | "
                  "optimizer_bytes | sent_bytes, found 'time'",
