@@ -138,7 +138,7 @@ RUN
     grep -ohE 'nrl-train [a-z]+ [^#`|]*--[a-z-]+' "${documents[@]}" | LC_ALL=C sort -u >"$work/commands.txt"
     while read -ra words; do
       command=("${words[1]}")
-      if [[ ${words[1]} =~ ^(data|checkpoint|bench)$ ]]; then command+=("${words[2]}"); fi
+      if [[ ${words[1]} =~ ^(data|checkpoint|bench|tune|profile)$ ]]; then command+=("${words[2]}"); fi
       "$nrl_train" "${command[@]}" --help >"$work/help.txt" || fail "a document has the command ${words[*]}"
       for word in "${words[@]}"; do
         [[ $word != --* ]] || grep -qE -- "^ +(-[a-z],)?$word( |\$)" "$work/help.txt" || fail "there is no $word: ${words[*]}"
