@@ -98,6 +98,19 @@ dpo-lora-mistral-7b 1
 rm-llama-3.2-1b 1
 rm-qwen2.5-7b 8
 LIST
+    # Recipes for the hardware that each names.
+    for recipe in "$source_dir"/configs/recipes/*.yaml; do
+      name=$(basename "$recipe" .yaml)
+      expect 0 run 1 recipes "$name"
+      cp out.txt "$name.yaml"
+      cmp -s "$name.yaml" "$recipe" || fail "the program has another $name"
+      read -r -a where <<<"$(sed -n 's/^# Plan: //p' "$recipe")"
+      expect 0 run 1 plan "$name.yaml" "${where[@]}"
+    done
+    expect 0 run 1 recipes
+    [[ $(grep -c ' assumes: ' out.txt) -eq $(find "$source_dir/configs/recipes" -name '*.yaml' | wc -l) ]] || fail "$(cat out.txt)"
+    expect 64 run 1 recipes one-nod
+    grep -q "there is no recipe 'one-nod'; did you mean 'one-node'" err.txt || fail "$(cat err.txt)"
     # All of the configurations of models of others are in the list.
     [[ $(grep -l 'model_name: models/' "$source_dir"/configs/*.yaml | wc -l) -eq $planned ]] || fail "$planned are planned"
     ;;
