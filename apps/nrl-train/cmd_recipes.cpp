@@ -21,7 +21,7 @@ struct Recipe {
 };
 
 constexpr Recipe recipes[] = {
-#include "recipes.inc"
+#include "apps/nrl-train/recipes.inc"
 };
 
 /// The rest of the first line that begins with `label`; every recipe has such lines.
