@@ -138,11 +138,19 @@ struct SchedulerConfig {
   std::optional<double> warmup_ratio;     ///< of lr_decay_iters; instead of lr_warmup_iters
   std::optional<int64_t> lr_decay_iters;  ///< unset: all steps of the run
   std::optional<int64_t> lr_wsd_decay_iters;
+  std::optional<int64_t> lr_step_iters;   ///< of `step`: between two reductions
+  double lr_step_factor = 0.1;            ///< of `step`
+  std::optional<int64_t> lr_cycle_iters;  ///< of `cyclical`
   double min_lr = 0;
   ScheduleUnit unit = ScheduleUnit::optimizer_steps;
   /// Steps of the decay that WSD ends with.
   int64_t final_decay() const {
     return lr_decay_style == LrDecayStyle::wsd ? lr_wsd_decay_iters.value_or(0) : 0;
+  }
+  /// The shape depends on the step at which the decay ends.
+  bool ends() const {
+    return lr_decay_style != LrDecayStyle::constant && lr_decay_style != LrDecayStyle::step &&
+           lr_decay_style != LrDecayStyle::cyclical;
   }
   bool operator==(const SchedulerConfig&) const = default;
 };

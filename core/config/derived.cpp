@@ -64,7 +64,7 @@ std::string schedule_beyond_run(const Config& config, int64_t steps) {
         "uses {} % "
         "of lr and there is no decay",
         s.lr_warmup_iters, steps, 100 * steps / s.lr_warmup_iters);
-  if (s.lr_decay_style != LrDecayStyle::constant && decay_end(s, steps) > steps)
+  if (s.ends() && decay_end(s, steps) > steps)
     return fmt::format(
         "the schedule ({} steps) is longer than the run ({}): it is unchanged, so the run ends before "
         "min_lr is reached",

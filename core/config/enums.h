@@ -70,8 +70,8 @@ NRL_ENUM(OptimizerName, (adamw, adam_l2, sgd, muon), ("adamw", "adam_l2", "sgd",
          (, {"torch.optim.AdamW", "adamw"}, {"AdamW", "adamw"}, {"adam", "adamw"},
           {"torch.optim.Adam", "adam_l2"}))
 NRL_ENUM(LrScalingRule, (none, linear, sqrt), ("none", "linear", "sqrt"), ())
-NRL_ENUM(LrDecayStyle, (constant, linear, cosine, wsd, inverse_square_root),
-         ("constant", "linear", "cosine", "WSD", "inverse-square-root"),
+NRL_ENUM(LrDecayStyle, (constant, linear, cosine, wsd, inverse_square_root, step, cyclical),
+         ("constant", "linear", "cosine", "WSD", "inverse-square-root", "step", "cyclical"),
          (, {"wsd", "WSD"}, {"inverse_square_root", "inverse-square-root"}, {"cosine_annealing", "cosine"}))
 NRL_ENUM(ScheduleUnit, (optimizer_steps, samples), ("optimizer_steps", "samples"), ())
 NRL_ENUM(OnNonfinite, (skip, stop), ("skip", "stop"), ())

@@ -25,6 +25,8 @@ std::string fp8_recipe_texts() {
 const Need precision_aware{is("policy.optimizer.use_precision_aware_optimizer", {"true"})};
 const Need packs{is("policy.sequence_packing.enabled", {"true"})};
 const Need decays{is_not("policy.scheduler.lr_decay_style", "constant", "other than constant")};
+const Condition ends =
+    is("policy.scheduler.lr_decay_style", {"linear", "cosine", "WSD", "inverse-square-root"});
 
 // NRL_POLICY_KEY(table, a.b): the key "a.b" of the section, bound to PolicyConfig::a.b.
 #define NRL_POLICY_KEY(table, member) \
@@ -304,7 +306,7 @@ void add_optimizer(PolicyTable& t) {
       .alias("policy.megatron_cfg.scheduler.lr_decay_iters")
       .alias("training.scheduler.total_steps")
       .help("Step at which min_lr is reached; null: the last step of the run.")
-      .only_with({decays.front(), is_not("policy.scheduler.warmup_ratio", "null")});
+      .only_with({ends, is_not("policy.scheduler.warmup_ratio", "null")});
   NRL_POLICY_KEY(t, scheduler.lr_wsd_decay_iters)
       .at_least(1)
       .at_most(many_steps)
@@ -312,12 +314,32 @@ void add_optimizer(PolicyTable& t) {
       .alias("policy.megatron_cfg.scheduler.lr_wsd_decay_iters")
       .help("Length of the final decay of WSD (warm-up, stable, decay).")
       .only_with({is("policy.scheduler.lr_decay_style", {"WSD"})});
+  NRL_POLICY_KEY(t, scheduler.lr_step_iters)
+      .at_least(1)
+      .at_most(many_steps)
+      .size()
+      .help("Steps after the warm-up between two reductions of the rate, which must be given for step.")
+      .only_with({is("policy.scheduler.lr_decay_style", {"step"})});
+  NRL_POLICY_KEY(t, scheduler.lr_step_factor)
+      .above(0)
+      .at_most(1)
+      .help("Factor of a reduction; the rate stays above min_lr.")
+      .only_with({is("policy.scheduler.lr_decay_style", {"step"})});
+  NRL_POLICY_KEY(t, scheduler.lr_cycle_iters)
+      .at_least(2)
+      .at_most(many_steps)
+      .size()
+      .help(
+          "Steps of a cycle from lr to min_lr and back, linear both ways, which must be given for cyclical. "
+          "A "
+          "warm-up of half of it makes the triangles of PyTorch's CyclicLR.")
+      .only_with({is("policy.scheduler.lr_decay_style", {"cyclical"})});
   NRL_POLICY_KEY(t, scheduler.min_lr)
       .at_least(0)
       .at_most(1000)
       .alias("policy.megatron_cfg.optimizer.min_lr")
       .alias("training.scheduler.min_lr")
-      .help("Final learning rate; scaled by lr_scaling like lr.")
+      .help("Final learning rate, or the least one of step and cyclical; scaled by lr_scaling like lr.")
       .only_with(decays);
   NRL_POLICY_KEY(t, scheduler.unit).built({"optimizer_steps"}).help("Unit of the counts in this section.");
 }

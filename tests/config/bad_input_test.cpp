@@ -317,6 +317,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"policy.optimizer.eps=1e-60"}, "policy.optimizer.eps"},
       {{"policy.optimizer.betas=[0.9, 0.99999999999]"}, "policy.optimizer.betas"},
       {{"policy.scheduler.lr_decay_style=WSD"}, "WSD needs"},
+      {{"policy.scheduler.lr_decay_style=step"}, "step needs policy.scheduler.lr_step_iters"},
+      {{"policy.scheduler.lr_decay_style=cyclical"}, "cyclical needs policy.scheduler.lr_cycle_iters"},
       {{"policy.scheduler.lr_warmup_iters=5", "policy.scheduler.warmup_ratio=0.1"}, "given twice"},
       {{"policy.scheduler.lr_warmup_iters=11", "policy.scheduler.lr_decay_iters=10"},
        "longer than lr_decay_iters (10)"},

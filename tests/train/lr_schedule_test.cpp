@@ -63,6 +63,28 @@ TEST_CASE("each shape has its closed form", "[train]") {
   REQUIRE(learning_rate(root, 4) == Approx(1e-4));
 }
 
+TEST_CASE("steps and cycles follow their definitions", "[train]") {
+  // PyTorch's StepLR(step_size=10, gamma=0.5), after a warm-up of 5, above min_lr.
+  const LrSchedule steps = {
+      .decay = LrDecayStyle::step, .lr = 8, .min_lr = 1.5, .warmup_steps = 5, .period = 10, .factor = 0.5};
+  for (int64_t s = 1; s <= 5; ++s) CHECK(learning_rate(steps, s) == Approx(8.0 * static_cast<double>(s) / 5));
+  for (int64_t s = 6; s <= 15; ++s) CHECK(learning_rate(steps, s) == 8);
+  for (int64_t s = 16; s <= 25; ++s) CHECK(learning_rate(steps, s) == 4);
+  for (int64_t s = 26; s <= 35; ++s) CHECK(learning_rate(steps, s) == 2);
+  for (int64_t s = 36; s <= 1000; s += 7) CHECK(learning_rate(steps, s) == 1.5);
+  // Triangles: PyTorch's CyclicLR(base_lr=1, max_lr=5, step_size_up=4) has the same peaks after a warm-up
+  // of 4.
+  const LrSchedule cycles = {
+      .decay = LrDecayStyle::cyclical, .lr = 5, .min_lr = 1, .warmup_steps = 4, .period = 8};
+  const double cycle[] = {4, 3, 2, 1, 2, 3, 4, 5};
+  for (int64_t s = 5; s <= 100; ++s) CHECK(learning_rate(cycles, s) == Approx(cycle[(s - 5) % 8]));
+  // An odd cycle misses the lowest rate by half a step.
+  const LrSchedule odd = {.decay = LrDecayStyle::cyclical, .lr = 3, .min_lr = 0, .period = 3};
+  CHECK(learning_rate(odd, 1) == Approx(1));
+  CHECK(learning_rate(odd, 2) == Approx(1));
+  CHECK(learning_rate(odd, 3) == Approx(3));
+}
+
 // To the last bit: the same formula in the same order of operations.
 TEST_CASE("every step of every shape has the reference's rate", "[train]") {
   struct Length {

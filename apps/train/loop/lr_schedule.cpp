@@ -19,8 +19,11 @@ LrSchedule make_lr_schedule(const PolicyConfig& policy, int64_t max_steps, int64
   s.decay_steps = decay_end(c, max_steps);
   s.warmup_steps = warmup_steps(c, s.decay_steps);
   s.wsd_decay_steps = c.lr_wsd_decay_iters.value_or(0);
-  NRL_CHECK(s.decay == LrDecayStyle::constant ||
-                (s.min_lr <= s.lr && s.decay_steps >= 1 && s.warmup_steps <= s.decay_steps),
+  s.period = (s.decay == LrDecayStyle::step ? c.lr_step_iters : c.lr_cycle_iters).value_or(0);
+  s.factor = c.lr_step_factor;
+  NRL_CHECK(c.ends() || s.decay == LrDecayStyle::constant || (s.min_lr <= s.lr && s.period >= 1),
+            "the configuration was not checked");
+  NRL_CHECK(!c.ends() || (s.min_lr <= s.lr && s.decay_steps >= 1 && s.warmup_steps <= s.decay_steps),
             "the configuration was not checked");
   NRL_CHECK(s.decay != LrDecayStyle::wsd ||
                 (s.wsd_decay_steps >= 1 && s.wsd_decay_steps <= s.decay_steps - s.warmup_steps),
@@ -32,6 +35,14 @@ double learning_rate(const LrSchedule& s, int64_t step) {
   if (s.warmup_steps > 0 && step <= s.warmup_steps)
     return s.lr * static_cast<double>(step) / static_cast<double>(s.warmup_steps);
   if (s.decay == LrDecayStyle::constant) return s.lr;
+  if (s.decay == LrDecayStyle::step) {
+    const int64_t reductions = (step - s.warmup_steps - 1) / s.period;
+    return std::max(s.min_lr, s.lr * std::pow(s.factor, static_cast<double>(reductions)));
+  }
+  if (s.decay == LrDecayStyle::cyclical) {
+    const auto at = static_cast<double>((step - s.warmup_steps) % s.period);
+    return s.min_lr + std::fabs(1 - 2 * at / static_cast<double>(s.period)) * (s.lr - s.min_lr);
+  }
   if (step > s.decay_steps) return s.min_lr;
   if (s.decay == LrDecayStyle::inverse_square_root) {
     const auto warmup = static_cast<double>(std::max<int64_t>(s.warmup_steps, 1));

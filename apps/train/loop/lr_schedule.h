@@ -14,6 +14,8 @@ struct LrSchedule {
   int64_t warmup_steps = 0;     ///< linear from 0; 0: no warm-up
   int64_t decay_steps = 0;      ///< step at which the decay ends, counted from the start of the run
   int64_t wsd_decay_steps = 0;  ///< `wsd` only: length of the final decay, which ends at decay_steps
+  int64_t period = 0;           ///< `step`: steps between reductions; `cyclical`: of a cycle
+  double factor = 1;            ///< `step` only: of a reduction
 };
 
 /// The schedule of a validated configuration for `max_steps` > 0 steps of `global_batch` samples.
@@ -23,6 +25,8 @@ LrSchedule make_lr_schedule(const PolicyConfig& policy, int64_t max_steps, int64
 /// final decay of WSD begins.
 ///   step <= warmup            lr * step / warmup
 ///   constant                  lr
+///   step                      max(min_lr, lr * factor^floor((step - warmup - 1) / period))
+///   cyclical                  min_lr + |1 - 2 r| * (lr - min_lr), r = (step - warmup) / period mod 1
 ///   step > decay_steps        min_lr
 ///   inverse_square_root       max(min_lr, lr * sqrt(max(warmup, 1) / step))
 ///   linear, cosine            min_lr + c * (lr - min_lr), c = 1 - r or (1 + cos(pi r)) / 2,

@@ -147,7 +147,7 @@ Verdict judge_min_lr(const ConfigResult& r) {
 Verdict judge_decay(const ConfigResult& r) {
   const SchedulerConfig& s = r.config.policy.scheduler;
   const auto number = resolved_loop(r.config).max_num_steps;
-  if (number == 0 || !s.lr_decay_iters || s.lr_decay_style == LrDecayStyle::constant) return {};
+  if (number == 0 || !s.lr_decay_iters || !s.ends()) return {};
   const int64_t end = *s.lr_decay_iters, first = warmup_steps(s, end);
   if (first > end)
     return {{.reason = fmt::format("the warm-up ({} steps) is longer than lr_decay_iters ({})", first, end)}};
@@ -256,7 +256,11 @@ const ConfigRule training_table[] = {
     row({is(style, {"WSD"}), is(wsd, {"null"})},
         {.reason = "WSD needs policy.scheduler.lr_wsd_decay_iters",
          .label = "the length of the final decay, often 10 to 20 % of the run"}),
-    row({is(steps, {"1"}), is_not(style, "constant"), is(decay, {"null"}),
+    row({is(style, {"step"}), is("policy.scheduler.lr_step_iters", {"null"})},
+        {.reason = "step needs policy.scheduler.lr_step_iters", .label = "the steps between two reductions"}),
+    row({is(style, {"cyclical"}), is("policy.scheduler.lr_cycle_iters", {"null"})},
+        {.reason = "cyclical needs policy.scheduler.lr_cycle_iters", .label = "the steps of a cycle"}),
+    row({is(steps, {"1"}), is(style, {"linear", "cosine", "WSD", "inverse-square-root"}), is(decay, {"null"}),
          is("policy.scheduler.min_lr", {"0"})},
         {.reason = "the only step has a learning rate of 0: the schedule ends there",
          .remedy = {"use policy.scheduler.lr_decay_style: constant, or policy.scheduler.lr_decay_iters of 2 "
