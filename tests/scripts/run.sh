@@ -191,6 +191,7 @@ TEXT
     expect 64 "--steps takes a number of 1 or more" "$scripts/bench-sft.sh" --steps 0
     expect 66 "--torch: no program './no-such-python'" "$scripts/bench-sft.sh" --torch ./no-such-python
     command_of none 'exit 1'
+    expect 64 "--steps takes a number of 1 or more" "$scripts/bench-objectives.sh" --steps x
     expect 77 "skipped: no Python has trl, transformers and torch" "$scripts/bench-sft.sh" --torch bin/none
     ;;
   bench_sft_table) # of two rounds: the best step, and the median over the rounds of their medians
