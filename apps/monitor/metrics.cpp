@@ -1,17 +1,14 @@
 #include "apps/monitor/metrics.h"
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <optional>
 #include <string_view>
 #include <vector>
 
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
-
+#include "apps/monitor/communication.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/io/atomic_file.h"
 
 namespace nrl::monitor {
 namespace {
@@ -19,15 +16,11 @@ namespace {
 constexpr size_t read_bytes = size_t{1} << 20;
 constexpr size_t max_line = size_t{1} << 20;  // far longer than any row
 
-double time_or_now(double time) {
-  return time > 0 ? time : wall_seconds();
-}
-
-// The step of a row. `where` ("path:line") is for the error message.
-int64_t step_of(std::string_view line, const std::string& where) {
+// `where` ("path:line") is for the error message.
+JsonValue parse_row(std::string_view line, const std::string& where) {
   JsonLimits limits;
   limits.text_bytes = max_line;
-  return parse_json(line, where, limits).get_int("step");
+  return parse_json(line, where, limits);
 }
 
 }  // namespace
@@ -79,14 +72,37 @@ JsonValue eval_row(const EvalFacts& f) {
   return row;
 }
 
+JsonValue summary_row(const RunSummary& s) {
+  const auto optional = [](const std::optional<double>& value) {
+    return value ? JsonValue(*value) : JsonValue();
+  };
+  return JsonValue::object({{"outcome", s.outcome},
+                            {"steps", s.steps},
+                            {"max_steps", s.max_steps},
+                            {"tokens", s.tokens},
+                            {"wall_s", s.wall_s},
+                            {"mean_tokens_per_s", s.mean_tokens_per_s},
+                            {"median_tokens_per_s", s.median_tokens_per_s},
+                            {"mfu", optional(s.mfu)},
+                            {"best_val_loss", optional(s.best_val_loss)},
+                            {"best_val_step", s.best_val_loss ? JsonValue(s.best_val_step) : JsonValue()},
+                            {"compute_s", s.times[RunSection::compute]},
+                            {"comm_s", s.times[RunSection::comm]},
+                            {"data_s", s.times[RunSection::data]},
+                            {"eval_s", s.times[RunSection::eval]},
+                            {"checkpoint_s", s.times[RunSection::checkpoint]},
+                            {"other_s", s.times[RunSection::other]},
+                            {"communication", to_json(Communication{s.steps, s.comm})},
+                            {"checkpoint", s.checkpoint.empty() ? JsonValue() : JsonValue(s.checkpoint)},
+                            {"next", s.next}});
+}
+
 MetricsLog::MetricsLog(const std::string& log_dir, int64_t resume_step, bool active)
     : path_(join_path(log_dir, metrics_file)) {
   if (!active) return;
   make_directories(log_dir);
   if (path_exists(path_)) drop_rows_after(resume_step);
-  const int fd = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-  if (fd < 0) fail(Exit::cannot_create, "cannot open {} for writing: {}", path_, std::strerror(errno));
-  file_ = File(fd, path_);
+  file_ = AppendFile(path_);
 }
 
 void MetricsLog::drop_rows_after(int64_t resume_step) {
@@ -130,7 +146,9 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
     const uint64_t next = begin + (end - head) + 1;
     bool keep = false;
     try {
-      keep = step_of(std::string_view(buffer).substr(head, end - head), where) <= resume_step;
+      const JsonValue row = parse_row(std::string_view(buffer).substr(head, end - head), where);
+      keep = row.get_int("step") <= resume_step;
+      if (keep && !row.get_bool("skipped", false)) kept_ms_ += row.get_double("step_ms", 0);
     } catch (const Error& error) {
       if (next < size) fail(Exit::data, "{}. Fix: repair the line or move the file away", error.what());
       log::warn("{}: removing an invalid last line, probably left by a crash", where);
@@ -163,22 +181,11 @@ void MetricsLog::append(const JsonValue& row) {
   if (!file_.is_open() || failed_) return;
   row.get_int("step");  // drop_rows_after() relies on it
   const std::string line = row.dump() + "\n";
-  struct stat before = {};
-  const bool known = ::fstat(file_.fd(), &before) == 0;
-  std::string_view rest = line;
-  while (!rest.empty()) {
-    const ssize_t n = ::write(file_.fd(), rest.data(), rest.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) {
-      const int cause = errno;
-      failed_ = true;
-      // Removes the partial line, which a resumed run could not parse.
-      if (known && rest.size() < line.size()) {
-        [[maybe_unused]] const int ignored = ::ftruncate(file_.fd(), before.st_size);
-      }
-      fail(Exit::io, "cannot write {}: {}; further metrics are dropped", path_, std::strerror(cause));
-    }
-    rest.remove_prefix(static_cast<size_t>(n));
+  try {
+    file_.append(line);
+  } catch (const Error& e) {
+    failed_ = true;
+    fail(e.code(), "{}; further metrics are dropped", e.what());
   }
 }
 

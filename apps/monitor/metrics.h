@@ -5,12 +5,14 @@
 #include <string>
 
 #include "apps/monitor/facts.h"
-#include "core/io/atomic_file.h"
+#include "core/io/append_file.h"
 #include "core/io/json.h"
 
 namespace nrl::monitor {
 
 inline constexpr const char* metrics_file = "metrics.jsonl";
+/// The RunSummary of the last session that ended, with the id and goodput of the run and the exit code.
+inline constexpr const char* summary_file = "summary.json";
 
 /// {"step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "step_ms", "data_ms",
 /// "comm_ms", "gemm_ms", "attention_ms", "skipped", "mem_<category>_bytes"...}, of models with experts also
@@ -20,6 +22,8 @@ inline constexpr const char* metrics_file = "metrics.jsonl";
 JsonValue step_row(const StepFacts& facts);
 /// {"step", "time", "val_loss", ..., "eval_s"}.
 JsonValue eval_row(const EvalFacts& facts);
+/// {"outcome", "steps", ..., "compute_s", ..., "communication", "checkpoint", "next"}.
+JsonValue summary_row(const RunSummary& summary);
 
 /// The file `log_dir`/metrics.jsonl, written by rank 0. Each line is one write(2): readers that follow the
 /// file see whole lines, and a killed run loses at most the current line.
@@ -39,13 +43,16 @@ class MetricsLog {
   void append(const JsonValue& row);
 
   const std::string& path() const { return path_; }
+  /// Duration of the steps in the rows that were kept at the start, without steps whose update was skipped.
+  double kept_ms() const { return kept_ms_; }
 
  private:
   void drop_rows_after(int64_t resume_step);
 
   std::string path_;
-  File file_;
+  AppendFile file_;
   bool failed_ = false;
+  double kept_ms_ = 0;
 };
 
 }  // namespace nrl::monitor

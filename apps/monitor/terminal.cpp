@@ -11,7 +11,6 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-#include "apps/monitor/communication.h"
 #include "apps/monitor/format.h"
 #include "apps/monitor/metrics.h"
 #include "apps/monitor/statistics.h"
@@ -55,10 +54,6 @@ std::string json_dropped_text(int64_t lines) {
 
 std::string bar_dropped_text(int64_t lines) {
   return std::string(erase_line) + OutputQueue::plain_dropped_text(lines);
-}
-
-JsonValue optional_number(const std::optional<double>& value) {
-  return value ? JsonValue(*value) : JsonValue();
 }
 
 }  // namespace
@@ -258,25 +253,8 @@ void Terminal::summary(const RunSummary& summary) {
   if (!s.options.active) return;
   if (s.progress == Progress::json) {
     JsonValue row = s.event_json("summary");
-    row.set("outcome", summary.outcome);
-    row.set("steps", summary.steps);
-    row.set("max_steps", summary.max_steps);
-    row.set("tokens", summary.tokens);
-    row.set("wall_s", summary.wall_s);
-    row.set("mean_tokens_per_s", summary.mean_tokens_per_s);
-    row.set("median_tokens_per_s", summary.median_tokens_per_s);
-    row.set("mfu", optional_number(summary.mfu));
-    row.set("best_val_loss", optional_number(summary.best_val_loss));
-    row.set("best_val_step", summary.best_val_loss ? JsonValue(summary.best_val_step) : JsonValue());
-    row.set("compute_s", summary.times[RunSection::compute]);
-    row.set("comm_s", summary.times[RunSection::comm]);
-    row.set("data_s", summary.times[RunSection::data]);
-    row.set("eval_s", summary.times[RunSection::eval]);
-    row.set("checkpoint_s", summary.times[RunSection::checkpoint]);
-    row.set("other_s", summary.times[RunSection::other]);
-    row.set("communication", to_json(Communication{summary.steps, summary.comm}));
-    row.set("checkpoint", summary.checkpoint.empty() ? JsonValue() : JsonValue(summary.checkpoint));
-    row.set("next", summary.next);
+    const JsonValue facts = summary_row(summary);
+    for (const JsonMember& m : facts.members()) row.set(m.key, m.value);
     return s.print_json(row);
   }
   s.erase_bar();

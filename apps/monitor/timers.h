@@ -14,6 +14,11 @@ inline double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
+/// `time`, or the wall clock where it is 0 (StepFacts::time).
+inline double time_or_now(double time) {
+  return time > 0 ? time : wall_seconds();
+}
+
 /// The sections of the summary. `other` is start-up, logging and everything outside a scope.
 enum class RunSection { compute, data, comm, eval, checkpoint, other };
 inline constexpr size_t run_sections = 6;

@@ -101,6 +101,7 @@ TEST_CASE("resuming removes the rows of later steps", "[report]") {
   TempDir dir;
   {
     MetricsLog log(dir.path(), 0);
+    CHECK(log.kept_ms() == 0);
     for (int64_t step = 1; step <= 9; ++step) {
       log.step(at_step(step));
       if (step % 3 == 0) log.eval({step, 0, {{"val_loss", 2.0}}, 1.0});
@@ -109,6 +110,7 @@ TEST_CASE("resuming removes the rows of later steps", "[report]") {
   const std::string before = dir.text();
   {
     MetricsLog log(dir.path(), 6);
+    CHECK(log.kept_ms() == 6 * sample_step().step_ms);
     const std::string kept = dir.text();
     REQUIRE(before.starts_with(kept));
     REQUIRE(steps_in(kept) == std::vector<int64_t>{1, 2, 3, 3, 4, 5, 6, 6});

@@ -1,0 +1,106 @@
+#include "apps/monitor/run_file.h"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "core/base/error.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::monitor {
+namespace {
+
+constexpr size_t max_bytes = size_t{16} << 20;
+
+JsonValue optional_json(const auto& value) {
+  return value ? JsonValue(*value) : JsonValue();
+}
+
+// The id is a part of file names.
+bool is_run_id(const std::string& id) {
+  return !id.empty() && id.size() <= 64 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z');
+  });
+}
+
+RunSession session_from(const JsonValue& json) {
+  RunSession s;
+  s.start = json.get_double("start");
+  s.first_step = json.get_int("first_step");
+  if (const JsonValue& end = json.at("end"); !end.is_null()) {
+    s.end = end.as_double();
+    s.last_step = json.get_int("last_step");
+    s.exit = static_cast<int>(json.get_int("exit"));
+  }
+  return s;
+}
+
+std::string name_from(const std::string& log_dir) {
+  std::filesystem::path path = std::filesystem::absolute(log_dir).lexically_normal();
+  while (path.has_relative_path() && (path.filename().empty() || path.filename() == "logs"))
+    path = path.parent_path();
+  return path.filename().empty() ? "nrl-train" : path.filename().string();
+}
+
+void write(const std::string& log_dir, const RunFile& run) {
+  write_file_atomic(join_path(log_dir, run_file), to_json(run).dump(2) + "\n");
+}
+
+}  // namespace
+
+JsonValue to_json(const RunFile& run) {
+  JsonValue sessions = JsonValue::array({});
+  for (const RunSession& s : run.sessions)
+    sessions.push_back(JsonValue::object({{"start", s.start},
+                                          {"end", optional_json(s.end)},
+                                          {"first_step", s.first_step},
+                                          {"last_step", optional_json(s.last_step)},
+                                          {"exit", optional_json(s.exit)}}));
+  return JsonValue::object({{"run_id", run.run_id},
+                            {"name", run.name},
+                            {"created", run.created},
+                            {"sessions", std::move(sessions)}});
+}
+
+RunFile run_file_from(const JsonValue& json, const std::string& where) {
+  constexpr const char* fix = "Fix: remove the file; the run then gets a new id";
+  RunFile run;
+  try {
+    run.run_id = json.get_string("run_id");
+    run.name = json.get_string("name");
+    run.created = json.get_double("created");
+    for (const JsonValue& s : json.at("sessions").items()) run.sessions.push_back(session_from(s));
+  } catch (const Error& e) {
+    fail(Exit::data, "{}: not the file of a run: {}. {}", where, e.what(), fix);
+  }
+  if (!is_run_id(run.run_id))
+    fail(Exit::data, "{}: run_id must be 1 to 64 lower-case letters and digits. {}", where, fix);
+  if (run.sessions.empty()) fail(Exit::data, "{}: sessions is empty. {}", where, fix);
+  return run;
+}
+
+RunFile begin_session(const std::string& log_dir, int64_t step, double now) {
+  const std::string path = join_path(log_dir, run_file);
+  RunFile run;
+  if (path_exists(path)) {
+    JsonLimits limits;
+    limits.text_bytes = max_bytes;
+    run = run_file_from(parse_json(read_file(path, max_bytes), path, limits), path);
+    const bool killed = !run.last().end;
+    if (step == 0 && !killed) run = {};
+  }
+  if (run.run_id.empty())
+    run = {.run_id = random_nonce().substr(0, 8), .name = name_from(log_dir), .created = now};
+  run.sessions.push_back({.start = now, .first_step = step});
+  write(log_dir, run);
+  return run;
+}
+
+void end_session(const std::string& log_dir, RunFile& run, int64_t step, double now, int exit_code) {
+  RunSession& s = run.sessions.back();
+  s.end = now;
+  s.last_step = step;
+  s.exit = exit_code;
+  write(log_dir, run);
+}
+
+}  // namespace nrl::monitor
