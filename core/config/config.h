@@ -323,6 +323,22 @@ struct CheckpointingConfig {
   bool operator==(const CheckpointingConfig&) const = default;
 };
 
+struct TensorboardConfig {
+  std::optional<std::string> log_dir;  ///< unset: "tensorboard" in logger.log_dir
+  bool operator==(const TensorboardConfig&) const = default;
+};
+
+struct WandbConfig {
+  std::optional<std::string> project, name, entity, group;
+  bool operator==(const WandbConfig&) const = default;
+};
+
+struct MlflowConfig {
+  std::optional<std::string> tracking_uri;  ///< unset: "mlruns" in logger.log_dir
+  std::optional<std::string> experiment_name, run_name;
+  bool operator==(const MlflowConfig&) const = default;
+};
+
 struct LoggerConfig {
   std::string log_dir = "results/logs";
   int64_t log_interval = 10;
@@ -331,6 +347,12 @@ struct LoggerConfig {
   std::string sample_prompt;
   int64_t sample_tokens = 64;
   double sample_temperature = 0.8;
+  bool tensorboard_enabled = false;
+  TensorboardConfig tensorboard;
+  bool wandb_enabled = false;
+  WandbConfig wandb;
+  bool mlflow_enabled = false;
+  MlflowConfig mlflow;
   bool operator==(const LoggerConfig&) const = default;
 };
 

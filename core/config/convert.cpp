@@ -73,8 +73,11 @@ class Converter {
     out.value = key_.is_list ? list(node) : element(node);
     if (out.value && !key_.built && !rejection_ && yaml_text(*out.value) != key_.default_yaml()) {
       const std::string inert = key_.default_yaml();
+      std::vector<std::string> notes;
+      for (const Synonym& instead : key_.choices.advice)
+        if (instead.spelling == yaml_text(*out.value)) notes.push_back(fmt::format("Fix: {}", instead.name));
       reject(node, fmt::format("'{}' is a known key, but not supported yet", key_.path),
-             fmt::format("remove it or set it to {}", inert), {});
+             fmt::format("remove it or set it to {}", inert), std::move(notes));
     }
     out.translated = translated_;
     if (rejection_) {

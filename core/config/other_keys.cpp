@@ -16,9 +16,6 @@ struct Section {
 constexpr Section sections[] = {
     {"policy.sequence_packing", "Packing of several sequences into one row."},
     {"policy.dynamic_batching", "Microbatches of about equal numbers of tokens."},
-    {"logger.tensorboard", "TensorBoard event files."},
-    {"logger.wandb", "The run at Weights & Biases."},
-    {"logger.mlflow", "The run in MLflow."},
     {"logger.swanlab", "The run in SwanLab."},
     {"logger.gpu_monitoring", "Sampling of the GPUs by logger.monitor_gpus."},
     {"kernels.cuda_graph", "CUDA graphs; policy.cuda_graph captures whole steps."},
@@ -38,6 +35,7 @@ struct Planned {
   const char *help;
   const char *alias = "";
   const char *feature = "";  ///< Key::feature
+  const char *advice = "";  ///< what to do instead of writing true
 };
 constexpr Planned planned[] = {
     {"policy.optimizer.main_params_dtype", "fp32 | fp16", "fp32",
@@ -60,18 +58,9 @@ constexpr Planned planned[] = {
      "Time (DD:HH:MM:SS) after which to save and stop."},
     {"checkpointing.save_hf", "every | last | never", "every",
      "Which checkpoints hold the weights under Hugging Face names; today all of them do."},
-    {"logger.tensorboard_enabled", "true or false", "false", "Write TensorBoard event files."},
-    {"logger.wandb_enabled", "true or false", "false", "Write a Weights & Biases run."},
-    {"logger.mlflow_enabled", "true or false", "false", "Report to MLflow."},
-    {"logger.swanlab_enabled", "true or false", "false", "Report to SwanLab."},
+    {"logger.swanlab_enabled", "true or false", "false", "Report to SwanLab.", "", "",
+     "write logger.tensorboard_enabled: true; swanlab convert reads the event files"},
     {"logger.monitor_gpus", "true or false", "false", "Sample utilization and memory of the GPUs."},
-    {"logger.tensorboard.log_dir", "text, or null", "null", "Directory of the TensorBoard files.", "",
-     "logger.tensorboard_enabled"},
-    {"logger.wandb.project", "text, or null", "null", "Weights & Biases project.", "", "logger.wandb_enabled"},
-    {"logger.wandb.name", "text, or null", "null", "Weights & Biases run name.", "", "logger.wandb_enabled"},
-    {"logger.mlflow.experiment_name", "text, or null", "null", "MLflow experiment.", "", "logger.mlflow_enabled"},
-    {"logger.mlflow.run_name", "text, or null", "null", "MLflow run name.", "", "logger.mlflow_enabled"},
-    {"logger.mlflow.tracking_uri", "text, or null", "null", "MLflow server.", "", "logger.mlflow_enabled"},
     {"logger.swanlab.project", "text, or null", "null", "SwanLab project.", "", "logger.swanlab_enabled"},
     {"logger.swanlab.name", "text, or null", "null", "SwanLab run name.", "", "logger.swanlab_enabled"},
     {"logger.gpu_monitoring.collection_interval", "number above 0", "10", "Seconds between samples.", "",
@@ -91,7 +80,6 @@ constexpr Planned planned[] = {
     {"monitoring.stability.on_instability", "off | warn | skip_step | rollback", "off", "What to do on instability."},
     {"monitoring.stability.lr_factor", "number above 0 to 1", "0.5", "Factor of lr after a rollback."},
     {"monitoring.stability.max_recoveries", "integer from 0", "3", "Rollbacks before giving up."},
-    {"monitoring.visualization.tensorboard", "true or false", "false", "A live view."},
     {"monitoring.visualization.dashboard", "true or false", "false", "A live view."},
     {"monitoring.visualization.prometheus", "true or false", "false", "A live view."},
     {"monitoring.visualization.grafana", "true or false", "false", "A live view."},
@@ -341,6 +329,7 @@ void add_other_keys(Table& t) {
     KeyBuilder key = t.planned(p.path, p.type, p.fallback).help(p.help);
     if (*p.alias) key.alias(p.alias);
     if (*p.feature) key.feature(p.feature);
+    if (*p.advice) key.advice("true", p.advice);
   }
   for (const Other& o : others) t.foreign(o.path, o.advice, o.idle);
 }

@@ -7,6 +7,9 @@ namespace {
 
 const Need saves{is("checkpointing.enabled", {"true"})};
 const Need monitors{is("monitoring.enabled", {"true"})};
+const Need tensorboard{is("logger.tensorboard_enabled", {"true"})};
+const Need wandb{is("logger.wandb_enabled", {"true"})};
+const Need mlflow{is("logger.mlflow_enabled", {"true"})};
 const Need samples{is_not("logger.sample_period", "0", "above 0")};
 
 }  // namespace
@@ -158,6 +161,43 @@ void add_logger(Table& t) {
       .at_most(100)
       .help("Temperature of the samples; 0: greedy.")
       .only_with(samples);
+  NRL_KEY(t, logger.tensorboard_enabled)
+      .alias("monitoring.visualization.tensorboard")
+      .help("Write TensorBoard event files. Rank 0 writes them, as all files of this section.");
+  t.section("logger.tensorboard", "TensorBoard event files.");
+  NRL_KEY(t, logger.tensorboard.log_dir)
+      .help("Directory of the event files; null: the directory tensorboard in logger.log_dir.")
+      .only_with(tensorboard);
+  NRL_KEY(t, logger.wandb_enabled)
+      .help(
+          "Write an offline run for Weights & Biases to the directory wandb in logger.log_dir; the end of "
+          "the "
+          "run prints the command that uploads it.");
+  t.section("logger.wandb", "The run at Weights & Biases.");
+  NRL_KEY(t, logger.wandb.project)
+      .help("Project; null: the one that wandb sync chooses (uncategorized).")
+      .only_with(wandb);
+  NRL_KEY(t, logger.wandb.name)
+      .help("Name of the run; null: the last directory of logger.log_dir other than logs.")
+      .only_with(wandb);
+  NRL_KEY(t, logger.wandb.entity)
+      .help("User or team; null: the default of the account that syncs.")
+      .only_with(wandb);
+  NRL_KEY(t, logger.wandb.group).help("Group of runs; null: none.").only_with(wandb);
+  NRL_KEY(t, logger.mlflow_enabled)
+      .help(
+          "Write the run to a file store of MLflow; the end of the run prints the command that moves it into "
+          "a database.");
+  t.section("logger.mlflow", "The run in MLflow.");
+  NRL_KEY(t, logger.mlflow.tracking_uri)
+      .help(
+          "Directory of the file store, with or without file://; null: the directory mlruns in "
+          "logger.log_dir. Servers are not supported.")
+      .only_with(mlflow);
+  NRL_KEY(t, logger.mlflow.experiment_name).help("Experiment; null: Default.").only_with(mlflow);
+  NRL_KEY(t, logger.mlflow.run_name)
+      .help("Name of the run; null: the last directory of logger.log_dir other than logs.")
+      .only_with(mlflow);
 }
 
 void add_memory(Table& t) {

@@ -208,14 +208,21 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
       {"grpo: {num_generations_per_prompt: 16}", 1, 36, "not supported yet"},
       {"policy: {sequence_packing: {sequence_length_round: 8}}", 1, 52, "not supported yet"},
       {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},
-      {"logger: {wandb_enabled: true}", 1, 25, "not supported yet"},
+      {"logger: {swanlab_enabled: true}", 1, 27, "swanlab convert reads the event files"},
       {"data: {shuffle: false}", 1, 17, "remove it or set it to true"},
+      {"logger: {mlflow_enabled: true, mlflow: {tracking_uri: 'http://host:5000'}}", 1, 55,
+       "mlflow migrate-filestore"},
+      {"logger: {mlflow_enabled: true, mlflow: {tracking_uri: 'sqlite:///m.db'}}", 1, 55,
+       "only directories are supported"},
+      {"logger: {mlflow_enabled: true, mlflow: {tracking_uri: databricks}}", 1, 55, "only directories"},
+      {"logger: {mlflow_enabled: true, mlflow: {tracking_uri: ''}}", 1, 55, "tracking_uri is empty"},
+      {"logger: {tensorboard_enabled: true, tensorboard: {log_dir: ''}}", 1, 60, "log_dir is empty"},
   };
   for (const Bad& bad : cases) require_problem(bad);
   const ConfigResult inert = load_text(base_yaml +
                                        "distributed: {tensor_parallel_size: 1, sequence_parallel: auto}\n"
                                        "checkpointing: {is_async: false}\n"
-                                       "logger: {wandb_enabled: false}\n");
+                                       "logger: {wandb_enabled: false, swanlab_enabled: false}\n");
   INFO(render(inert.diagnostics));
   CHECK(inert.ok());
 }

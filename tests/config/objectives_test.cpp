@@ -321,10 +321,14 @@ TEST_CASE("keys that ask for nothing are skipped", "[config][nemo]") {
       text({"policy.draft={enabled: false, loss_weight: 0.1}", "policy.generation=null", "env={}"}).empty());
   CHECK(contains(text({"policy.draft={enabled: true}"}), "drafts for generation"));
   CHECK(contains(text({"policy.optimizer.kwargs.fused=true"}), "a switch of PyTorch"));
+  const std::string swanlab = "logger.swanlab.project=p";
+  CHECK(contains(text({swanlab}), "not supported yet"));
+  CHECK(contains(text({swanlab, "logger.swanlab_enabled=true"}), "logger.swanlab.project"));
+  CHECK(text({swanlab, "logger.swanlab_enabled=false"}).empty());
   const std::string wandb = "logger.wandb.project=p";
-  CHECK(contains(text({wandb}), "not supported yet"));
-  CHECK(contains(text({wandb, "logger.wandb_enabled=true"}), "logger.wandb.project"));
-  CHECK(text({wandb, "logger.wandb_enabled=false"}).empty());
+  CHECK(contains(text({wandb}), "has no effect without logger.wandb_enabled: true"));
+  CHECK(text({wandb, "logger.wandb_enabled=true"}).empty());
+  CHECK(load_base({wandb, "logger.wandb_enabled=false"}).ok());
 }
 
 TEST_CASE("references can be relative to their section, and name keys of other programs", "[config][nemo]") {

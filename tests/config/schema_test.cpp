@@ -81,7 +81,7 @@ TEST_CASE("explain describes a key, and suggests one for an unknown name", "[con
   CHECK(contains(explain("qqq\x1b[2J", &known), "no key 'qqq\\x1b[2J'"));
   CHECK(!known);
   CHECK(contains(explain("policy.optimizer.lrr", &known), "did you mean 'policy.optimizer.lr'?"));
-  CHECK(contains(explain("logger.wandb_enabled", &known), "Not supported yet: only false is accepted"));
+  CHECK(contains(explain("logger.swanlab_enabled", &known), "Not supported yet: only false is accepted"));
   CHECK(contains(explain("policy.scheduler.unit", &known), "Supported today: optimizer_steps"));
   CHECK(contains(explain("training.batch_size", &known), "train_global_batch_size"));
   CHECK(contains(explain("", &known), "policy."));

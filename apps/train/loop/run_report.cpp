@@ -4,6 +4,9 @@
 #include <utility>
 
 #include "apps/monitor/communication.h"
+#include "apps/monitor/open_sinks.h"
+#include "apps/monitor/rows.h"
+#include "apps/monitor/settings.h"
 #include "apps/train/start/banner.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -16,8 +19,8 @@ namespace {
 
 constexpr const char *config_file = "config.yaml", *memory_file = "memory.json";
 /// Written as AtomicFiles, which a killed run leaves under their temporary names.
-constexpr const char* own_files[] = {config_file, memory_file, monitor::communication_file,
-                                     monitor::metrics_file};
+constexpr const char* own_files[] = {config_file,           memory_file,       monitor::communication_file,
+                                     monitor::metrics_file, monitor::run_file, monitor::summary_file};
 
 monitor::PeakEstimate peak_estimate(Run& run) {
   if (run.engine->exec().device) return monitor::PeakEstimate(run.peak);
@@ -34,6 +37,7 @@ RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases
       terminal_(terminal),
       phases_(phases),
       metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
+      sinks_(begin_session(), [&](const std::string& text) { terminal_.warn(text); }),
       profile_(run),
       peak_(peak_estimate(run)),
       memory_(run.config.monitoring,
@@ -41,6 +45,7 @@ RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases
                                               run.plan().memory.bytes(memory::Tier::host)
                                         : run.plan().memory.bytes(memory::Tier::device),
               run.engine->exec().device),
+      good_ms_(metrics_.kept_ms()),
       start_(start),
       first_step_(run.position.step),
       first_tokens_(run.position.tokens) {
@@ -83,6 +88,39 @@ double RunReport::rank_flops(double tokens_per_s, double keys) const {
 std::optional<double> RunReport::mfu(double tokens_per_s, double keys) const {
   if (peak_.flops() <= 0) return std::nullopt;
   return rank_flops(tokens_per_s, keys) / peak_.flops();
+}
+
+std::vector<std::unique_ptr<monitor::Sink>> RunReport::begin_session() {
+  if (!first()) return {};
+  const LoggerConfig& logger = run_.config.logger;
+  const double now = monitor::wall_seconds();
+  file_ = monitor::begin_session(logger.log_dir, run_.position.step, now);
+  if (!logger.tensorboard_enabled && !logger.wandb_enabled && !logger.mlflow_enabled) return {};
+  const monitor::RunInfo info{.id = file_.run_id,
+                              .name = file_.name,
+                              .resumed = file_.sessions.size() > 1,
+                              .first_step = run_.position.step,
+                              .created = file_.created,
+                              .time = now,
+                              .host = run_.world.hosts().front(),
+                              .settings = monitor::given_settings(run_.repeatable)};
+  return monitor::open_sinks(logger, info, [&](const std::string& text) { terminal_.warn(text); });
+}
+
+void RunReport::end_session(monitor::RunSummary& summary, Exit code) {
+  const double now = monitor::wall_seconds();
+  const int exit = static_cast<int>(code);
+  sinks_.close(run_.position.step, now, exit);
+  for (std::string& command : sinks_.next()) summary.next.push_back(std::move(command));
+  log_row([&] {
+    const std::string& log_dir = run_.config.logger.log_dir;
+    JsonValue json = JsonValue::object({{"run_id", file_.run_id}, {"time", now}, {"exit", exit}});
+    json.set("goodput", goodput(now));
+    const JsonValue facts = monitor::summary_row(summary);
+    for (const JsonMember& m : facts.members()) json.set(m.key, m.value);
+    write_file_atomic(join_path(log_dir, monitor::summary_file), json.dump(2) + "\n");
+    monitor::end_session(log_dir, file_, run_.position.step, now, exit);
+  });
 }
 
 // If a row cannot be written, the run continues without metrics.
@@ -157,6 +195,12 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     facts.memory.emplace_back(memory::name_of(category), memory.bytes(category));
   }
   log_row([&] { metrics_.step(facts); });
+  if (!facts.skipped) good_ms_ += facts.step_ms;
+  if (!sinks_.empty()) {
+    monitor::Row row = monitor::sink_row(facts);
+    row.values.emplace_back("perf/goodput", goodput(row.time));
+    sinks_.row(std::move(row));
+  }
   terminal_.step(facts);
   for (const std::string& warning : memory_.after_step(step.step - first_step_)) {
     if (first())
@@ -191,6 +235,7 @@ void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
                                .brief = std::string(specs[i].brief)});
   facts.seconds = seconds;
   log_row([&] { metrics_.eval(facts); });
+  if (!sinks_.empty()) sinks_.row(monitor::sink_row(facts));
   terminal_.eval(facts);
   profile_.skip();
 }
@@ -198,6 +243,7 @@ void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
 void RunReport::sample(const std::string& text) {
   const int64_t step = run_.position.step;
   log_row([&] { metrics_.append(JsonValue::object({{"step", step}, {"text", printable(text)}})); });
+  sinks_.text(step, monitor::wall_seconds(), "sample", printable(text));
   terminal_.event("text", step, clipped(text, 1000));
   profile_.skip();
 }
@@ -285,6 +331,7 @@ void RunReport::summary(std::string outcome, Exit code) {
   if (!checkpoint_.empty() && code == Exit::ok && run_.plan().spec.head == model::HeadKind::vocabulary)
     s.next = {fmt::format("nrl-train generate {}{} --prompt \"...\"", checkpoint_,
                           run_.train.examples && run_.train.examples->rendered() ? " --chat" : "")};
+  if (first()) end_session(s, code);
   terminal_.summary(s);
 }
 

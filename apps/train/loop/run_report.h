@@ -1,10 +1,14 @@
 #pragma once
 // Reports a training run: terminal output, metrics.jsonl and the final summary.
 
+#include <algorithm>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "apps/monitor/metrics.h"
+#include "apps/monitor/run_file.h"
+#include "apps/monitor/sinks.h"
 #include "apps/monitor/start_phases.h"
 #include "apps/monitor/statistics.h"
 #include "apps/monitor/terminal.h"
@@ -29,8 +33,8 @@ struct StepInFlight {
 
 class RunReport {
  public:
-  /// Opens metrics.jsonl and writes config.yaml (rank 0). `start`: Timers::steady_seconds() at the start of
-  /// the run. All references must outlive the report.
+  /// Opens metrics.jsonl and the sinks, and writes config.yaml and run.json (rank 0). `start`:
+  /// Timers::steady_seconds() at the start of the run. All references must outlive the report.
   RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start);
 
   void banner();
@@ -41,6 +45,8 @@ class RunReport {
   void step(const StepInFlight& step, const engine::StepResult& result);
   /// `metrics`: of the objective.
   void evaluation(const std::vector<double>& metrics, double seconds);
+  /// Must be called before a checkpoint is saved: a session that starts from it continues the sinks there.
+  void before_checkpoint() { sinks_.end_step(); }
   void checkpoint(const std::string& path, double seconds);
   void sample(const std::string& text);
   void trace(const std::string& path);
@@ -67,16 +73,24 @@ class RunReport {
   void write_memory();
   template <class Write>
   void log_row(const Write& write);
+  std::vector<std::unique_ptr<monitor::Sink>> begin_session();
+  void end_session(monitor::RunSummary& summary, Exit code);
+  /// Time of the steps that count, those that were lost to a restart or skipped left out, over the wall time
+  /// since the run was created. Rank 0.
+  double goodput(double now) const { return good_ms_ * 1e-3 / std::max(now - file_.created, 1e-3); }
 
   Run& run_;
   monitor::Terminal& terminal_;
   monitor::StartPhases& phases_;
   monitor::MetricsLog metrics_;
+  monitor::RunFile file_;  // rank 0
+  monitor::Sinks sinks_;   // rank 0
   StepProfile profile_;
   monitor::Timers timers_;
   monitor::PeakEstimate peak_;
   MemoryWatch memory_;
   monitor::Histogram rates_, step_seconds_;
+  double good_ms_;        // of steps that count, in all sessions
   double mean_keys_ = 0;  // over the steps in rates_
   double start_;
   double last_result_ = 0;  // time of the previous step's result, or of the last restart_step_clock()

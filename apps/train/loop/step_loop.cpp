@@ -186,6 +186,7 @@ void StepLoop::save(bool stopping) {
   require_locks();
   const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
   const double begin = monitor::Timers::steady_seconds();
+  report_.before_checkpoint();
   try {
     const std::string path = run_.saver->save(*run_.engine, run_.position);
     report_.checkpoint(path, monitor::Timers::steady_seconds() - begin);

@@ -204,6 +204,11 @@ Verdict judge_samples(const ConfigResult& r) {
   return {};
 }
 
+bool names_a_server(const Config& c) {
+  const std::string uri = c.logger.mlflow.tracking_uri.value_or("");
+  return uri == "databricks" || (uri.find("://") != std::string::npos && !uri.starts_with("file:///"));
+}
+
 const ConfigRule training_table[] = {
     not_empty({"policy.model_name"}),
     {{"policy.model.model_type", "policy.model_name"}, judge_model},
@@ -274,6 +279,13 @@ const ConfigRule training_table[] = {
     not_empty({"checkpointing.checkpoint_dir"}),
     not_empty({"checkpointing.resume"}, "checkpointing.resume is empty: expected auto, never or a directory"),
     not_empty({"logger.log_dir"}),
+    not_empty({"logger.tensorboard.log_dir"}),
+    not_empty({"logger.mlflow.tracking_uri"}),
+    row({"logger.mlflow.tracking_uri"}, names_a_server,
+        {.reason = "<:logger.mlflow.tracking_uri>: only directories are supported",
+         .remedy =
+             {"remove it, or give a directory; after the run, mlflow migrate-filestore moves it into the "
+              "database of a server"}}),
     row({is_not(key::samples, "0"), is("policy.precision", {"float16"})},
         {"<:logger.sample_period> does not go with policy.precision: float16",
          {"text is generated in float32 or bfloat16",
