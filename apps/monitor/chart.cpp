@@ -99,7 +99,7 @@ const char* color_of(size_t run) {
 }
 
 std::string panel(std::span<const RunHistory> runs, Curve RunHistory::*curve, Curve RunHistory::*points,
-                  const std::string& title) {
+                  const std::string& title, By by) {
   Range x = steps_of(runs, curve), y;
   if (x.empty()) return "";
   constexpr int buckets = 400;
@@ -134,9 +134,11 @@ std::string panel(std::span<const RunHistory> runs, Curve RunHistory::*curve, Cu
         left, py(value), panel_width - right, left - 6, py(value) + 4,
         value < 10000 ? fmt::format("{:.4g}", value) : compact_count(value));
   }
-  for (double t : axis_ticks(x.low, x.high, 6))
-    s += fmt::format("<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{}\">{}</text>\n", px(t),
-                     panel_height - bottom + 18, compact_count(t));
+  const double unit = axis_unit(by);
+  for (double t : axis_ticks(x.low / unit, x.high / unit, 6))
+    s += fmt::format("<text class=\"tick\" text-anchor=\"middle\" x=\"{:.1f}\" y=\"{}\">{}</text>\n",
+                     px(t * unit), panel_height - bottom + 18,
+                     by == By::hours ? fmt::format("{:.4g} h", t) : compact_count(t));
   for (size_t r = 0; r < runs.size(); ++r) {
     const auto& line = lines[r];
     if (line.empty()) continue;
@@ -152,9 +154,9 @@ std::string panel(std::span<const RunHistory> runs, Curve RunHistory::*curve, Cu
     if (points)
       for (const CurvePoint& p : (runs[r].*points).points)
         s += fmt::format(
-            "<circle r=\"3.5\" fill=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\"><title>validation loss {:.4f} at step "
+            "<circle r=\"3.5\" fill=\"{}\" cx=\"{:.1f}\" cy=\"{:.1f}\"><title>validation loss {:.4f} at "
             "{}</title></circle>\n",
-            color_of(r), px(static_cast<double>(p.step)), py(p.value), p.value, p.step);
+            color_of(r), px(static_cast<double>(p.step)), py(p.value), p.value, axis_text(by, p.step));
   }
   return s + "</svg>\n";
 }
@@ -192,7 +194,9 @@ std::vector<double> axis_ticks(double low, double high, int count) {
   return ticks;
 }
 
-std::string text_chart(std::span<const RunHistory> runs, Curve RunHistory::*curve, int width, int height) {
+std::string text_chart(std::span<const RunHistory> given, Curve RunHistory::*curve, int width, int height,
+                       By by) {
+  const std::vector<RunHistory> runs = placed_by(given, by);
   const Range x = steps_of(runs, curve);
   if (x.empty()) return "";
   const auto first = static_cast<int64_t>(x.low), last = static_cast<int64_t>(x.high);
@@ -222,8 +226,8 @@ std::string text_chart(std::span<const RunHistory> runs, Curve RunHistory::*curv
     line.erase(line.find_last_not_of(' ') + 1);
     out += fmt::format("{:>10.4g} |{}\n", value, line);
   }
-  out += fmt::format("{:>10} +{}\n{:>11} step {} to {}\n", (runs.front().*curve).key,
-                     std::string(static_cast<size_t>(width), '-'), "", first, last);
+  out += fmt::format("{:>10} +{}\n{:>11} {}\n", (runs.front().*curve).key,
+                     std::string(static_cast<size_t>(width), '-'), "", axis_range(by, first, last));
   if (runs.size() > 1)
     for (size_t r = 0; r < runs.size(); ++r)
       if (!lines[r].empty())
@@ -247,7 +251,7 @@ std::string text_table(std::span<const RunHistory> runs) {
   return out;
 }
 
-std::string html_report(std::span<const RunHistory> runs) {
+std::string html_report(std::span<const RunHistory> runs, By by) {
   std::string names;
   for (const RunHistory& run : runs) names += (names.empty() ? "" : ", ") + run.name;
   std::string page = fmt::format(
@@ -268,10 +272,11 @@ std::string html_report(std::span<const RunHistory> runs) {
     page += "</tr>\n";
   }
   page += "</table>\n<div class=\"panels\">\n";
-  page += panel(runs, &RunHistory::loss, &RunHistory::val_loss, "training loss, validation as points");
-  page += panel(runs, &RunHistory::lr, nullptr, "learning rate");
-  page += panel(runs, &RunHistory::grad_norm, nullptr, "gradient norm");
-  page += panel(runs, &RunHistory::tokens_per_s, nullptr, "tokens/s");
+  const std::vector<RunHistory> placed = placed_by(runs, by);
+  page += panel(placed, &RunHistory::loss, &RunHistory::val_loss, "training loss, validation as points", by);
+  page += panel(placed, &RunHistory::lr, nullptr, "learning rate", by);
+  page += panel(placed, &RunHistory::grad_norm, nullptr, "gradient norm", by);
+  page += panel(placed, &RunHistory::tokens_per_s, nullptr, "tokens/s", by);
   return page + "</div>\n</body></html>\n";
 }
 

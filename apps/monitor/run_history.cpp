@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "apps/monitor/metrics.h"
+#include "apps/monitor/run_file.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
@@ -19,7 +20,7 @@ void add(Curve& curve, const JsonValue& row, int64_t step) {
   const JsonValue* value = row.find(curve.key);
   if (value == nullptr || value->is_null()) return;
   while (!curve.points.empty() && curve.points.back().step >= step) curve.points.pop_back();
-  curve.points.push_back({step, value->as_double()});
+  curve.points.push_back({step, value->as_double(), row.get_int("tokens", 0), row.get_double("time", 0)});
 }
 
 }  // namespace
@@ -39,7 +40,7 @@ double Curve::median() const {
   return *middle;
 }
 
-RunHistory load_history(const std::string& path) {
+void for_each_row(const std::string& path, const std::function<void(const JsonValue&)>& row) {
   const std::string inside = join_path(path, metrics_file);
   const std::string file = path_exists(inside) ? inside : path;
   std::ifstream in(file);
@@ -47,6 +48,15 @@ RunHistory load_history(const std::string& path) {
   // Opening a directory succeeds, reading from it does not.
   if (!in || (in.peek() == std::ifstream::traits_type::eof() && !in.eof()))
     fail(Exit::no_input, "{}: no metrics.jsonl found. Fix: give the logger.log_dir of a run", path);
+  JsonLimits limits;
+  limits.text_bytes = max_line_bytes;
+  for (int64_t number = 1; std::getline(in, line); ++number) {
+    if (in.eof()) break;  // no newline: the line is incomplete
+    row(parse_json(line, fmt::format("{}:{}", file, number), limits));
+  }
+}
+
+RunHistory load_history(const std::string& path) {
   RunHistory run;
   run.name = path;
   run.loss.key = "loss";
@@ -54,21 +64,20 @@ RunHistory load_history(const std::string& path) {
   run.lr.key = "lr";
   run.grad_norm.key = "grad_norm";
   run.tokens_per_s.key = "tokens_per_s";
-  JsonLimits limits;
-  limits.text_bytes = max_line_bytes;
-  for (int64_t number = 1; std::getline(in, line); ++number) {
-    if (in.eof()) break;  // no newline: the line is incomplete
-    const JsonValue row = parse_json(line, fmt::format("{}:{}", file, number), limits);
+  for_each_row(path, [&](const JsonValue& row) {
     const int64_t step = row.get_int("step");
     for (Curve* curve : {&run.loss, &run.val_loss, &run.lr, &run.grad_norm, &run.tokens_per_s})
       add(*curve, row, step);
-    if (!row.contains("loss")) continue;
+    if (!row.contains("loss")) return;
     run.rows += 1;
     run.skipped += row.get_bool("skipped", false) ? 1 : 0;
     run.last_step = step;
     run.tokens = row.get_int("tokens", run.tokens);
-  }
-  if (run.rows == 0 && run.val_loss.points.empty()) fail(Exit::data, "{}: no steps yet", file);
+  });
+  if (run.rows == 0 && run.val_loss.points.empty()) fail(Exit::data, "{}: no steps yet", path);
+  if (const std::string sessions = join_path(path, run_file); path_exists(sessions))
+    for (const RunSession& s : run_file_from(read_json(sessions), sessions).sessions)
+      run.sessions.push_back(s.start);
   return run;
 }
 

@@ -2,15 +2,20 @@
 // Reads the curves of a run from metrics.jsonl, for reports.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "core/io/json.h"
 
 namespace nrl::monitor {
 
 struct CurvePoint {
   int64_t step = 0;
   double value = 0;
+  int64_t tokens = 0;  ///< of the run so far; 0 in rows of evaluations
+  double time = 0;     ///< of the row, seconds since the epoch
 };
 
 /// One quantity of a run by step, ascending. Non-finite values have no point.
@@ -30,10 +35,15 @@ struct RunHistory {
   int64_t skipped = 0;    ///< steps whose update was not applied
   int64_t last_step = 0;  ///< 0 without steps
   int64_t tokens = 0;     ///< up to the last step
+  std::vector<double> sessions =
+      {};  ///< their starts, seconds since the epoch, from run.json if there is one
 };
 
-/// Reads `path`: a metrics.jsonl, or a directory with one (a run's log_dir). An incomplete last line is
+/// Calls `row` with every row of `path`, a metrics.jsonl or a directory with one. An incomplete last line is
 /// ignored. Throws Error: `no_input` if the file is missing; `data`, with file and line, for an invalid line.
+void for_each_row(const std::string& path, const std::function<void(const JsonValue&)>& row);
+
+/// Reads `path`, as for_each_row() does, and run.json. Error(Exit::data) for a file without steps.
 RunHistory load_history(const std::string& path);
 
 /// A curve over equal ranges of steps, at most `buckets`, each with its mean, minimum and maximum.

@@ -6,6 +6,7 @@
 
 #include "apps/monitor/chart.h"
 #include "apps/monitor/communication.h"
+#include "apps/monitor/csv.h"
 #include "core/base/error.h"
 #include "tests/catch.h"
 
@@ -204,4 +205,60 @@ TEST_CASE("the page needs no other file and escapes names", "[report]") {
   REQUIRE(panels == 4);
   REQUIRE(page.find("validation loss 4.5000 at step 2") != std::string::npos);
   REQUIRE(page.find("nan") == std::string::npos);
+}
+
+TEST_CASE("the table of a run has one line a step", "[report]") {
+  Directory d;
+  d.write(
+      "{\"step\":1,\"time\":10.5,\"loss\":2.5,\"mfu\":null}\n"
+      "{\"step\":1,\"time\":11,\"val_loss\":2.25}\n"
+      "{\"step\":1,\"text\":\"a, \\\"b\\\"\"}\n"
+      "{\"step\":2,\"time\":12,\"loss\":2,\"skipped\":true}\n"
+      "{\"step\":3,\"time\":13,\"loss\":9}\n"
+      "{\"step\":2,\"time\":14,\"loss\":1.5}\n"
+      "{\"step\":5,\"lo");
+  CHECK(metrics_csv(d.path) ==
+        "step,time,loss,mfu,val_loss,text,skipped\n"
+        "1,10.5,2.5,,2.25,\"a, \"\"b\"\"\",\n"
+        "2,14,1.5,,,,\n");
+  Directory empty;
+  empty.write("");
+  CHECK_THROWS_AS(metrics_csv(empty.path), Error);
+}
+
+TEST_CASE("charts go by tokens, and by hours of training without the pauses", "[report]") {
+  Directory d;
+  std::string text;
+  const auto row_at = [&](int step, int time) {
+    text += fmt::format("{{\"step\":{},\"time\":{},\"loss\":1,\"tokens\":{}}}\n", step, time, step * 100);
+  };
+  row_at(1, 1000 + 1800);
+  row_at(2, 1000 + 3600);
+  text += "{\"step\":2,\"time\":4700,\"val_loss\":2}\n";
+  row_at(3, 90000 + 3600);  // of the third session; the second one left no row
+  d.write(text);
+  const auto session = [](int start) {
+    return fmt::format(R"({{"start":{},"end":null,"first_step":0,"last_step":null,"exit":null}})", start);
+  };
+  d.write(fmt::format(R"({{"run_id":"ab","name":"n","created":1000,"sessions":[{},{},{}]}})", session(1000),
+                      session(80000), session(90000)),
+          "run.json");
+  const std::vector<RunHistory> runs{load_history(d.path)};
+  const auto steps = [](const Curve& curve) {
+    std::vector<int64_t> out;
+    for (const CurvePoint& p : curve.points) out.push_back(p.step);
+    return out;
+  };
+  const RunHistory hours = placed_by(runs, By::hours)[0], tokens = placed_by(runs, By::tokens)[0];
+  CHECK(steps(hours.loss) == std::vector<int64_t>{1800000, 3600000, 7200000});
+  CHECK(steps(tokens.loss) == std::vector<int64_t>{100, 200, 300});
+  CHECK(steps(tokens.val_loss) == std::vector<int64_t>{200});
+  CHECK(text_chart(runs, &RunHistory::loss, 40, 8, By::hours).find("0.5 to 2 h") != std::string::npos);
+  CHECK(text_chart(runs, &RunHistory::loss, 40, 8, By::tokens).find("100 to 300 tokens") !=
+        std::string::npos);
+  CHECK(text_chart(runs, &RunHistory::loss, 40, 8).find("step 1 to 3") != std::string::npos);
+  CHECK(html_report(runs, By::hours).find(">1.5 h</text>") != std::string::npos);
+  CHECK(html_report(runs, By::tokens).find("at 200 tokens</title>") != std::string::npos);
+  d.write("{}", "run.json");
+  CHECK(code_of(d.path) == Exit::data);
 }
