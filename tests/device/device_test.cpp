@@ -121,6 +121,11 @@ TEST_CASE("the driver's management library is asked where it is", "[devices]") {
   const auto state = nvml->state("GPU-fake");
   REQUIRE(state);
   REQUIRE(state->memory_used == 40u);
+  REQUIRE(state->memory == 100u);
+  REQUIRE(*state->utilization == Approx(0.97));
+  REQUIRE(state->memory_clock == 2619);
+  REQUIRE(*state->energy == Approx(5.5));
+  REQUIRE(state->ecc_errors == 2u);
   REQUIRE(*state->power == Approx(123.4));
   REQUIRE(state->clock == 1980);
   REQUIRE(state->temperature == 41);

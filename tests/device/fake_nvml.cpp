@@ -36,7 +36,20 @@ int nvmlDeviceGetPowerUsage(void*, unsigned* milliwatts) {
   return 0;
 }
 int nvmlDeviceGetClockInfo(void*, unsigned type, unsigned* mhz) {
-  *mhz = type == 1 ? 1980 : 1;
+  *mhz = type == 1 ? 1980 : type == 2 ? 2619 : 1;
+  return 0;
+}
+int nvmlDeviceGetUtilizationRates(void* handle, unsigned* gpu_memory) {
+  gpu_memory[0] = 97;
+  gpu_memory[1] = 31;
+  return handle == &device ? 0 : 1;
+}
+int nvmlDeviceGetTotalEnergyConsumption(void*, unsigned long long* millijoules) {
+  *millijoules = 5500;
+  return 0;
+}
+int nvmlDeviceGetTotalEccErrors(void*, unsigned type, unsigned counter, unsigned long long* count) {
+  *count = type == 1 && counter == 0 ? 2 : 77;
   return 0;
 }
 int nvmlDeviceGetMaxClockInfo(void*, unsigned, unsigned*) {

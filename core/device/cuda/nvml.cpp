@@ -15,7 +15,10 @@ using Handle = void*;
 struct MemoryInfo {
   unsigned long long total, free, used;
 };
-constexpr unsigned temperature_gpu = 0, clock_sm = 1;
+struct Utilization {
+  unsigned gpu, memory;  // percent
+};
+constexpr unsigned temperature_gpu = 0, clock_sm = 1, clock_memory = 2, uncorrected = 1, volatile_counter = 0;
 
 constexpr std::pair<unsigned long long, const char*> reasons[] = {
     {0x2, "the clocks that were set for applications"},
@@ -39,6 +42,9 @@ class Library final : public Nvml {
     load(clock_, "nvmlDeviceGetClockInfo");
     load(clock_limit_, "nvmlDeviceGetMaxClockInfo");
     load(temperature_, "nvmlDeviceGetTemperature");
+    load(utilization_, "nvmlDeviceGetUtilizationRates");
+    load(energy_, "nvmlDeviceGetTotalEnergyConsumption");
+    load(ecc_, "nvmlDeviceGetTotalEccErrors");
     load(throttle_, "nvmlDeviceGetCurrentClocksThrottleReasons");
     started_ = init_ && init_() == 0;
   }
@@ -58,12 +64,21 @@ class Library final : public Nvml {
     Handle device = nullptr;
     if (!by_uuid_ || by_uuid_(uuid.c_str(), &device) != 0) return {};
     DeviceState s;
-    if (MemoryInfo m{}; memory_ && memory_(device, &m) == 0) s.memory_used = m.used;
+    if (MemoryInfo m{}; memory_ && memory_(device, &m) == 0) {
+      s.memory_used = m.used;
+      s.memory = m.total;
+    }
+    if (Utilization u{}; utilization_ && utilization_(device, &u) == 0) s.utilization = u.gpu * 1e-2;
     if (unsigned v = 0; power_ && power_(device, &v) == 0) s.power = v * 1e-3;
     if (unsigned v = 0; power_limit_ && power_limit_(device, &v) == 0) s.power_limit = v * 1e-3;
     if (unsigned v = 0; clock_ && clock_(device, clock_sm, &v) == 0) s.clock = static_cast<int>(v);
     if (unsigned v = 0; clock_limit_ && clock_limit_(device, clock_sm, &v) == 0)
       s.clock_limit = static_cast<int>(v);
+    if (unsigned v = 0; clock_ && clock_(device, clock_memory, &v) == 0) s.memory_clock = static_cast<int>(v);
+    if (unsigned long long v = 0; energy_ && energy_(device, &v) == 0)
+      s.energy = static_cast<double>(v) * 1e-3;
+    if (unsigned long long v = 0; ecc_ && ecc_(device, uncorrected, volatile_counter, &v) == 0)
+      s.ecc_errors = v;
     if (unsigned v = 0; temperature_ && temperature_(device, temperature_gpu, &v) == 0)
       s.temperature = static_cast<int>(v);
     if (unsigned long long bits = 0; throttle_ && throttle_(device, &bits) == 0)
@@ -90,6 +105,9 @@ class Library final : public Nvml {
   NvmlReturn (*clock_)(Handle, unsigned, unsigned*) = nullptr;
   NvmlReturn (*clock_limit_)(Handle, unsigned, unsigned*) = nullptr;
   NvmlReturn (*temperature_)(Handle, unsigned, unsigned*) = nullptr;
+  NvmlReturn (*utilization_)(Handle, Utilization*) = nullptr;
+  NvmlReturn (*energy_)(Handle, unsigned long long*) = nullptr;
+  NvmlReturn (*ecc_)(Handle, unsigned, unsigned, unsigned long long*) = nullptr;
   NvmlReturn (*throttle_)(Handle, unsigned long long*) = nullptr;
 };
 

@@ -13,11 +13,16 @@ namespace nrl::cuda {
 /// The state of a device now. Absent: not reported by this device or driver.
 struct DeviceState {
   std::optional<uint64_t> memory_used;  ///< bytes, by all processes
+  std::optional<uint64_t> memory;       ///< bytes in all
+  std::optional<double> utilization;    ///< fraction of the last sample period in which a kernel ran
   std::optional<double> power;          ///< W
   std::optional<double> power_limit;    ///< W
   std::optional<int> clock;             ///< MHz, of the multiprocessors
   std::optional<int> clock_limit;       ///< MHz
+  std::optional<int> memory_clock;      ///< MHz
   std::optional<int> temperature;       ///< degrees Celsius
+  std::optional<double> energy;         ///< J, since the driver was loaded
+  std::optional<uint64_t> ecc_errors;   ///< uncorrected ones since the driver was loaded; absent without ECC
   /// Why the clock is below its limit under load: "power", "temperature", ...; empty: not throttled.
   std::vector<std::string> throttled;
 };
