@@ -339,10 +339,19 @@ struct MlflowConfig {
   bool operator==(const MlflowConfig&) const = default;
 };
 
+/// Telemetry of the machine, by logger.monitor_gpus.
+struct GpuMonitoringConfig {
+  double collection_interval = 10;  ///< seconds between samples
+  double flush_interval = 10;       ///< seconds between writes of telemetry.jsonl
+  bool operator==(const GpuMonitoringConfig&) const = default;
+};
+
 struct LoggerConfig {
   std::string log_dir = "results/logs";
   int64_t log_interval = 10;
   Progress progress = Progress::automatic;
+  bool monitor_gpus = false;
+  GpuMonitoringConfig gpu_monitoring;
   int64_t sample_period = 0;
   std::string sample_prompt;
   int64_t sample_tokens = 64;
@@ -372,9 +381,45 @@ struct MemoryLeakConfig {
   bool operator==(const MemoryLeakConfig&) const = default;
 };
 
+/// Live views of a run: an HTTP server, a file for node_exporter.
+struct VisualizationConfig {
+  bool prometheus = false, dashboard = false;
+  int64_t port = 8000;  ///< 0: any
+  std::string bind = "127.0.0.1";
+  std::optional<std::string> textfile;
+  bool serves() const { return prometheus || dashboard; }
+  bool operator==(const VisualizationConfig&) const = default;
+};
+
+/// Fractions at which built-in alerts fire.
+struct AlertThresholds {
+  double loss_increase = 0.1, gpu_memory = 0.9, cpu_usage = 0.95, training_speed = 0.5;
+  bool operator==(const AlertThresholds&) const = default;
+};
+
+struct AlertingConfig {
+  bool enabled = false;
+  std::vector<std::string> rules;  ///< besides the built-in ones: "perf/tokens_per_s < 1000 for 5"
+  std::optional<std::string> command, webhook;
+  bool email_notifications = false, slack_notifications = false;
+  AlertThresholds thresholds;
+  bool operator==(const AlertingConfig&) const = default;
+};
+
+/// Statistical rules of alerts.
+struct AnalysisConfig {
+  bool trend_analysis = false, anomaly_detection = false;
+  double anomaly_z = 4;
+  bool operator==(const AnalysisConfig&) const = default;
+};
+
 struct MonitoringConfig {
   bool enabled = true;
+  double interval = 30;  ///< seconds between evaluations of the rules of alerts
   MemoryLeakConfig memory_leak;
+  VisualizationConfig visualization;
+  AlertingConfig alerting;
+  AnalysisConfig analysis;
   bool operator==(const MonitoringConfig&) const = default;
 };
 

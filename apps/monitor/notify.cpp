@@ -1,0 +1,253 @@
+#include "apps/monitor/notify.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <csignal>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <curl/curl.h>
+#include <spawn.h>
+
+#include "core/base/clock.h"
+#include "core/base/error.h"
+#include "core/base/threads.h"
+
+extern char** environ;
+
+namespace nrl::monitor {
+namespace {
+
+constexpr size_t most_waiting = 64;
+
+std::string_view level_text(const Alert& alert) {
+  return alert.level == AlertLevel::critical ? "critical" : "warning";
+}
+
+/// libcurl, which brings twenty libraries along: opened on use.
+struct Curl {
+  decltype(&curl_easy_init) init = nullptr;
+  CURLcode (*setopt)(CURL*, CURLoption, ...) = nullptr;
+  decltype(&curl_easy_perform) perform = nullptr;
+  CURLcode (*getinfo)(CURL*, CURLINFO, ...) = nullptr;
+  decltype(&curl_easy_cleanup) cleanup = nullptr;
+  decltype(&curl_easy_strerror) strerror = nullptr;
+  curl_slist* (*append)(curl_slist*, const char*) = nullptr;
+  void (*free_all)(curl_slist*) = nullptr;
+  bool loaded = false;
+
+  Curl() {
+    void* library = nullptr;
+    for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
+      if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
+    if (!library) return;
+    const auto load = [&](auto*& function, const char* name) {
+      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
+      return function != nullptr;
+    };
+    loaded = load(init, "curl_easy_init") && load(setopt, "curl_easy_setopt") &&
+             load(perform, "curl_easy_perform") && load(getinfo, "curl_easy_getinfo") &&
+             load(cleanup, "curl_easy_cleanup") && load(strerror, "curl_easy_strerror") &&
+             load(append, "curl_slist_append") && load(free_all, "curl_slist_free_all");
+  }
+};
+
+size_t discard(char*, size_t size, size_t count, void*) {
+  return size * count;
+}
+
+// Waits for a child until `deadline`; true if it has ended.
+bool ended(pid_t child, double deadline, int& status) {
+  for (;;) {
+    const pid_t found = ::waitpid(child, &status, WNOHANG);
+    if (found == child || (found < 0 && errno != EINTR)) return true;
+    if (steady_seconds() >= deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+// Writes until the reader has closed its end, or `deadline`.
+void write_input(int fd, std::string_view text, double deadline) {
+  while (!text.empty()) {
+    pollfd ready{.fd = fd, .events = POLLOUT, .revents = 0};
+    const double left = deadline - steady_seconds();
+    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left * 1e3) + 1) <= 0) return;
+    const ssize_t n = ::write(fd, text.data(), text.size());
+    if (n < 0 && errno != EINTR && errno != EAGAIN) return;
+    if (n > 0) text.remove_prefix(static_cast<size_t>(n));
+  }
+}
+
+}  // namespace
+
+std::string run_command(const std::string& command, const std::string& input,
+                        const std::vector<std::string>& environment, double limit_s) {
+  const double deadline = steady_seconds() + limit_s;
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return fmt::format("no pipe: {}", std::strerror(errno));
+  ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
+  posix_spawn_file_actions_t files;
+  posix_spawn_file_actions_init(&files);
+  posix_spawn_file_actions_adddup2(&files, ends[0], STDIN_FILENO);
+  for (const int out : {STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&files, out, "/dev/null", O_WRONLY, 0);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  // Signals are blocked in this thread; the command's must not be.
+  sigset_t none, all;
+  sigemptyset(&none);
+  sigfillset(&all);
+  posix_spawnattr_setsigmask(&attributes, &none);
+  posix_spawnattr_setsigdefault(&attributes, &all);
+  posix_spawnattr_setpgroup(&attributes, 0);
+  posix_spawnattr_setflags(&attributes,
+                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
+  std::vector<char*> variables;
+  for (char** entry = environ; *entry; ++entry) variables.push_back(*entry);
+  for (const std::string& entry : environment) variables.push_back(const_cast<char*>(entry.c_str()));
+  variables.push_back(nullptr);
+  char shell[] = "sh", option[] = "-c";
+  char* arguments[] = {shell, option, const_cast<char*>(command.c_str()), nullptr};
+  pid_t child = 0;
+  const int refused = ::posix_spawn(&child, "/bin/sh", &files, &attributes, arguments, variables.data());
+  posix_spawn_file_actions_destroy(&files);
+  posix_spawnattr_destroy(&attributes);
+  ::close(ends[0]);
+  if (refused == 0) write_input(ends[1], input, deadline);  // SIGPIPE is blocked in this thread
+  ::close(ends[1]);
+  if (refused != 0) return fmt::format("cannot start sh: {}", std::strerror(refused));
+  int status = 0;
+  if (!ended(child, deadline, status)) {
+    ::kill(-child, SIGKILL);
+    ended(child, steady_seconds() + 1, status);
+    return fmt::format("killed after {:g} s", limit_s);
+  }
+  if (WIFSIGNALED(status)) return fmt::format("ended by signal {}", WTERMSIG(status));
+  return WEXITSTATUS(status) == 0 ? "" : fmt::format("exit status {}", WEXITSTATUS(status));
+}
+
+std::string post_json(const std::string& url, const std::string& body, double limit_s) {
+  if (!url.starts_with("http://") && !url.starts_with("https://"))
+    return "the URL is neither http:// nor https://";
+  static const Curl curl;
+  if (!curl.loaded) return "libcurl.so.4 cannot be opened. Fix: install libcurl4";
+  CURL* handle = curl.init();
+  if (!handle) return "libcurl does not start";
+  curl_slist* headers = curl.append(nullptr, "Content-Type: application/json");
+  curl.setopt(handle, CURLOPT_URL, url.c_str());
+  curl.setopt(handle, CURLOPT_HTTPHEADER, headers);
+  curl.setopt(handle, CURLOPT_POSTFIELDS, body.c_str());
+  curl.setopt(handle, CURLOPT_POSTFIELDSIZE, static_cast<long>(body.size()));
+  curl.setopt(handle, CURLOPT_WRITEFUNCTION, &discard);
+  curl.setopt(handle, CURLOPT_NOSIGNAL, 1L);
+  curl.setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(limit_s * 1e3));
+  const CURLcode failed = curl.perform(handle);
+  long status = 0;
+  curl.getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
+  std::string problem;
+  if (failed != CURLE_OK)
+    problem = curl.strerror(failed);
+  else if (status >= 300)
+    problem = fmt::format("HTTP status {}", status);
+  curl.free_all(headers);
+  curl.cleanup(handle);
+  return problem;
+}
+
+struct Notifier::State {
+  explicit State(Options o) : options(std::move(o)) {}
+
+  void send(const Alert& alert) {
+    JsonValue json = to_json(alert);
+    json.set("text",
+             fmt::format("{}: {} (step {}, {})", level_text(alert), alert.message, alert.step, options.run));
+    json.set("run", options.run);
+    if (options.command)
+      report("monitoring.alerting.command", command_failed,
+             run_command(
+                 *options.command, json.dump() + "\n",
+                 {"NRL_ALERT_RULE=" + alert.rule, fmt::format("NRL_ALERT_SEVERITY={}", level_text(alert)),
+                  fmt::format("NRL_ALERT_VALUE={:g}", alert.value),
+                  fmt::format("NRL_ALERT_THRESHOLD={:g}", alert.threshold),
+                  fmt::format("NRL_ALERT_STEP={}", alert.step), "NRL_ALERT_MESSAGE=" + alert.message,
+                  "NRL_ALERT_RUN=" + options.run},
+                 options.command_s));
+    if (options.webhook)
+      report("monitoring.alerting.webhook", webhook_failed,
+             post_json(*options.webhook, json.dump(), options.webhook_s));
+  }
+
+  void report(const char* key, bool& failed, const std::string& problem) {
+    if (!problem.empty() && !failed && options.warn)
+      options.warn(fmt::format("{}: an alert was not sent: {}; training continues", key, problem));
+    failed = !problem.empty();
+  }
+
+  void run() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      changed.wait(lock, [&] { return stop || !waiting.empty(); });
+      if (waiting.empty()) break;
+      const Alert alert = std::move(waiting.front());
+      waiting.pop_front();
+      lock.unlock();
+      send(alert);
+      lock.lock();
+    }
+    done = true;
+    changed.notify_all();
+  }
+
+  const Options options;
+  bool command_failed = false, webhook_failed = false;  // of the thread
+  std::thread thread;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<Alert> waiting;
+  bool stop = false, done = false;
+};
+
+Notifier::Notifier(Options options) : state_(std::make_shared<State>(std::move(options))) {}
+
+void Notifier::send(const Alert& alert) {
+  if (!state_->options.command && !state_->options.webhook) return;
+  {
+    const std::lock_guard lock(state_->mutex);
+    if (state_->waiting.size() >= most_waiting) state_->waiting.pop_front();
+    state_->waiting.push_back(alert);
+  }
+  state_->changed.notify_all();
+  if (state_->thread.joinable()) return;
+  const BlockedSignals blocked;
+  state_->thread = start_thread([state = state_] { state->run(); });
+}
+
+Notifier::~Notifier() {
+  if (!state_->thread.joinable()) return;
+  std::unique_lock lock(state_->mutex);
+  state_->stop = true;
+  state_->changed.notify_all();
+  const std::chrono::duration<double> patience(state_->options.last_s);
+  const bool done = state_->changed.wait_for(lock, patience, [&] { return state_->done; });
+  state_->waiting.clear();
+  lock.unlock();
+  if (done) {
+    state_->thread.join();
+  } else {
+    state_->thread.detach();
+  }
+}
+
+}  // namespace nrl::monitor
