@@ -40,6 +40,17 @@ double Curve::median() const {
   return *middle;
 }
 
+void add_row(RunHistory& run, const JsonValue& row) {
+  const int64_t step = row.get_int("step");
+  for (Curve* curve : {&run.loss, &run.val_loss, &run.lr, &run.grad_norm, &run.tokens_per_s})
+    add(*curve, row, step);
+  if (!row.contains("loss")) return;
+  run.rows += 1;
+  run.skipped += row.get_bool("skipped", false) ? 1 : 0;
+  run.last_step = step;
+  run.tokens = row.get_int("tokens", run.tokens);
+}
+
 void for_each_row(const std::string& path, const std::function<void(const JsonValue&)>& row) {
   const std::string inside = join_path(path, metrics_file);
   const std::string file = path_exists(inside) ? inside : path;
@@ -59,21 +70,7 @@ void for_each_row(const std::string& path, const std::function<void(const JsonVa
 RunHistory load_history(const std::string& path) {
   RunHistory run;
   run.name = path;
-  run.loss.key = "loss";
-  run.val_loss.key = "val_loss";
-  run.lr.key = "lr";
-  run.grad_norm.key = "grad_norm";
-  run.tokens_per_s.key = "tokens_per_s";
-  for_each_row(path, [&](const JsonValue& row) {
-    const int64_t step = row.get_int("step");
-    for (Curve* curve : {&run.loss, &run.val_loss, &run.lr, &run.grad_norm, &run.tokens_per_s})
-      add(*curve, row, step);
-    if (!row.contains("loss")) return;
-    run.rows += 1;
-    run.skipped += row.get_bool("skipped", false) ? 1 : 0;
-    run.last_step = step;
-    run.tokens = row.get_int("tokens", run.tokens);
-  });
+  for_each_row(path, [&](const JsonValue& row) { add_row(run, row); });
   if (run.rows == 0 && run.val_loss.points.empty()) fail(Exit::data, "{}: no steps yet", path);
   if (const std::string sessions = join_path(path, run_file); path_exists(sessions))
     for (const RunSession& s : run_file_from(read_json(sessions), sessions).sessions)

@@ -30,7 +30,7 @@ struct Curve {
 
 struct RunHistory {
   std::string name;  ///< as given on the command line
-  Curve loss, val_loss, lr, grad_norm, tokens_per_s;
+  Curve loss{"loss"}, val_loss{"val_loss"}, lr{"lr"}, grad_norm{"grad_norm"}, tokens_per_s{"tokens_per_s"};
   int64_t rows = 0;       ///< steps in the file
   int64_t skipped = 0;    ///< steps whose update was not applied
   int64_t last_step = 0;  ///< 0 without steps
@@ -38,6 +38,10 @@ struct RunHistory {
   std::vector<double> sessions =
       {};  ///< their starts, seconds since the epoch, from run.json if there is one
 };
+
+/// Adds a row of metrics.jsonl. Throws Error(Exit::data) for one without an integer "step", or with a value
+/// of another kind.
+void add_row(RunHistory& run, const JsonValue& row);
 
 /// Calls `row` with every row of `path`, a metrics.jsonl or a directory with one. An incomplete last line is
 /// ignored. Throws Error: `no_input` if the file is missing; `data`, with file and line, for an invalid line.
