@@ -1,6 +1,7 @@
 #include "apps/engine/step_scalars.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "core/ops/transfer.h"
 
@@ -11,6 +12,9 @@ using S = ops::StepScalar;
 namespace {
 
 constexpr size_t bytes = S::count * sizeof(double);
+// Rank 0's request for a gathering is a fraction of S::stop, whose whole part counts the ranks that were
+// asked to stop: the sums have no element more for it.
+constexpr double gather_request = 0x1p-20;
 constexpr size_t host_values = S::updates;  // the leading scalars, which the host sets
 static_assert(S::learning_rate + 1 == S::updates);
 
@@ -38,11 +42,11 @@ void StepScalars::restore(const StepCounters& c) {
   ops::upload(*exec_, scalars_, values);
 }
 
-void StepScalars::begin(double learning_rate, bool stop) {
+void StepScalars::begin(double learning_rate, bool stop, bool gather) {
   NRL_CHECK(in_flight_ < buffers, "more than {} steps in flight", buffers);
   double* values = host_scalars(begun_);
   std::fill(values, values + S::sums, 0.0);
-  values[S::stop] = stop ? 1 : 0;
+  values[S::stop] = (stop ? 1 : 0) + (gather ? gather_request : 0);
   values[S::learning_rate] = learning_rate;
   ++in_flight_;
   ++begun_;
@@ -76,7 +80,8 @@ StepResult StepScalars::collect() {
   r.updates = static_cast<int64_t>(v[S::updates]);
   r.skipped_in_a_row = static_cast<int64_t>(v[S::skipped_in_a_row]);
   r.skipped = v[S::skip] != 0;
-  r.stop = v[S::stop] > 0;
+  r.stop = v[S::stop] >= 1;
+  r.gather = v[S::stop] != std::floor(v[S::stop]);
   r.overflow = v[S::overflow] != 0;
   r.used_loss_scale = v[S::used_loss_scale];
   r.loss_scale = loss_scale_.active() ? v[S::loss_scale] : 0;

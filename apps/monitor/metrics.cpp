@@ -97,8 +97,8 @@ JsonValue summary_row(const RunSummary& s) {
                             {"next", s.next}});
 }
 
-MetricsLog::MetricsLog(const std::string& log_dir, int64_t resume_step, bool active)
-    : path_(join_path(log_dir, metrics_file)) {
+MetricsLog::MetricsLog(const std::string& log_dir, int64_t resume_step, bool active, const char* name)
+    : path_(join_path(log_dir, name)) {
   if (!active) return;
   make_directories(log_dir);
   if (path_exists(path_)) drop_rows_after(resume_step);

@@ -34,7 +34,9 @@ class MetricsLog {
   /// is replaced atomically), so that each step occurs once. An incomplete last line, left by a crash, is
   /// removed with a warning; any other line that is not an object with an integer "step" is Error(Exit::data)
   /// with file and line. With `active` false (ranks other than 0) nothing is opened or written.
-  MetricsLog(const std::string& log_dir, int64_t resume_step, bool active = true);
+  /// `name`: another file of such rows.
+  MetricsLog(const std::string& log_dir, int64_t resume_step, bool active = true,
+             const char* name = metrics_file);
 
   void step(const StepFacts& facts) { append(step_row(facts)); }
   void eval(const EvalFacts& facts) { append(eval_row(facts)); }

@@ -198,6 +198,23 @@ void add_logger(Table& t) {
   NRL_KEY(t, logger.mlflow.run_name)
       .help("Name of the run; null: the last directory of logger.log_dir other than logs.")
       .only_with(mlflow);
+  NRL_KEY(t, logger.monitor_gpus)
+      .help(
+          "Sample GPUs (where the run uses any), processor, memory, network, disk and energy of every node, "
+          "and "
+          "the work of every rank, into LOG_DIR/telemetry.jsonl.");
+  t.section("logger.gpu_monitoring", "Sampling by logger.monitor_gpus.");
+  const Need sampled{is("logger.monitor_gpus", {"true"})};
+  NRL_KEY(t, logger.gpu_monitoring.collection_interval)
+      .above(0)
+      .at_most(86400)
+      .help("Seconds between samples.")
+      .only_with(sampled);
+  NRL_KEY(t, logger.gpu_monitoring.flush_interval)
+      .above(0)
+      .at_most(86400)
+      .help("Seconds between writes of telemetry.jsonl.")
+      .only_with(sampled);
 }
 
 void add_memory(Table& t) {
@@ -224,8 +241,7 @@ void add_memory(Table& t) {
 void add_monitoring(Table& t) {
   t.section("monitoring", "Monitoring of the run: NaN, instability, leaks, alerts.");
   t.resume("monitoring", OnResume::unrelated);
-  NRL_KEY(t, monitoring.enabled)
-      .help("Apply the rules of this section; today memory_leak is the only one. false: none.");
+  NRL_KEY(t, monitoring.enabled).help("Apply the rules of this section. false: none.");
   t.section("monitoring.memory_leak", "Growth of memory from step to step that is reported as a leak.");
   NRL_KEY(t, monitoring.memory_leak.slope_mb_per_step)
       .above(0)
@@ -252,6 +268,102 @@ void add_monitoring(Table& t) {
       .only_with({is_not("monitoring.memory_leak.slope_mb_per_step", "null"),
                   is_not("monitoring.memory_leak.ratio", "null"),
                   is_not("monitoring.memory_leak.step_increase_gb", "null")});
+}
+
+void add_live_views(Table& t) {
+  t.section("monitoring.visualization", "Live views of the run.");
+  const Need serves{is("monitoring.visualization.prometheus", {"true"}),
+                    is("monitoring.visualization.dashboard", {"true"})};
+  NRL_KEY(t, monitoring.visualization.prometheus)
+      .help(
+          "Rank 0 serves metrics for Prometheus at http://BIND:PORT/metrics; LOG_DIR/prometheus.json names "
+          "the target.")
+      .only_with(monitors);
+  NRL_KEY(t, monitoring.visualization.dashboard)
+      .help("Rank 0 serves the page of nrl-train report at http://BIND:PORT/, and the last row at /api/row.")
+      .only_with(monitors);
+  NRL_KEY(t, monitoring.visualization.port)
+      .at_least(0)
+      .at_most(65535)
+      .help("Port of the server, or the next free one; 0: any.")
+      .only_with(serves);
+  NRL_KEY(t, monitoring.visualization.bind)
+      .help("Address that the server listens at; 0.0.0.0: all of this machine, for anyone who reaches it.")
+      .only_with(serves);
+  NRL_KEY(t, monitoring.visualization.textfile)
+      .help(
+          "File (*.prom) with the same metrics, replaced at every monitoring.interval, for the textfile "
+          "collector of node_exporter; null: none.")
+      .only_with(monitors);
+}
+
+void add_alerting(Table& t) {
+  const Need alerts{is("monitoring.alerting.enabled", {"true"})};
+  t.section("monitoring.alerting", "Alerts when a metric crosses a threshold.");
+  NRL_KEY(t, monitoring.alerting.enabled)
+      .help(
+          "Evaluate the built-in rules and those of `rules`. Alerts are printed, written to "
+          "LOG_DIR/alerts.jsonl and sent to `command` and `webhook`.")
+      .only_with(monitors);
+  NRL_KEY(t, monitoring.interval)
+      .above(0)
+      .at_most(86400)
+      .help(
+          "Seconds between evaluations of the rules of alerts, which take the median since the last one, and "
+          "between writes of visualization.textfile.")
+      .only_with(
+          {is("monitoring.alerting.enabled", {"true"}), is_not("monitoring.visualization.textfile", "null")});
+  NRL_KEY(t, monitoring.alerting.rules)
+      .help("Further rules: \"METRIC < NUMBER\" or \">\", with \" for N\" after N evaluations in a row (3).")
+      .only_with(alerts);
+  NRL_KEY(t, monitoring.alerting.command)
+      .help(
+          "Shell command run with every alert, at most 10 s each: JSON on its standard input, "
+          "NRL_ALERT_RULE, "
+          "_SEVERITY, _VALUE, _THRESHOLD, _STEP, _MESSAGE, _RUN in its environment.")
+      .only_with(alerts);
+  NRL_KEY(t, monitoring.alerting.webhook)
+      .help("URL that gets every alert as a POST of JSON with \"text\", as Slack and Mattermost take it.")
+      .only_with(alerts);
+  NRL_KEY(t, monitoring.alerting.slack_notifications).help("Requires a webhook.").only_with(alerts);
+  NRL_KEY(t, monitoring.alerting.email_notifications)
+      .help("Requires a command, which sends the mail.")
+      .only_with(alerts);
+  t.section("monitoring.alerting.thresholds", "Thresholds of the built-in rules.");
+  NRL_KEY(t, monitoring.alerting.thresholds.loss_increase)
+      .above(0)
+      .help("Median loss above the best one, relative to it.")
+      .only_with(alerts);
+  NRL_KEY(t, monitoring.alerting.thresholds.gpu_memory)
+      .above(0)
+      .at_most(1)
+      .help("Fraction of a GPU's memory in use.")
+      .only_with(alerts)
+      .only_with({is("logger.monitor_gpus", {"true"})});
+  NRL_KEY(t, monitoring.alerting.thresholds.cpu_usage)
+      .above(0)
+      .at_most(1)
+      .help("Busy fraction of a node's processors. Not in runs on the CPU.")
+      .only_with(alerts)
+      .only_with({is("logger.monitor_gpus", {"true"})});
+  NRL_KEY(t, monitoring.alerting.thresholds.training_speed)
+      .above(0)
+      .at_most(1)
+      .help("Tokens per second relative to the median of steps 10 to 50.")
+      .only_with(alerts);
+  t.section("monitoring.analysis", "Statistical rules of alerts.");
+  NRL_KEY(t, monitoring.analysis.trend_analysis)
+      .help(
+          "Alert when the loss rises or tokens/s fall over 200 steps (Mann-Kendall test, p < 0.001 with a "
+          "change of at least 2 %).")
+      .only_with(alerts);
+  NRL_KEY(t, monitoring.analysis.anomaly_detection)
+      .help("Alert when loss, gradient norm or step time leave their trend by anomaly_z in 3 steps in a row.")
+      .only_with(alerts);
+  NRL_KEY(t, monitoring.analysis.anomaly_z)
+      .above(0)
+      .help("Distance from the trend of the last 100 steps in robust standard deviations (1.4826 MAD).")
+      .only_with({is("monitoring.analysis.anomaly_detection", {"true"})});
 }
 
 void add_profiling(Table& t) {
@@ -330,6 +442,8 @@ void add_run_keys(Table& t) {
           "runs always are.");
   add_memory(t);
   add_monitoring(t);
+  add_live_views(t);
+  add_alerting(t);
   add_profiling(t);
 }
 

@@ -19,8 +19,23 @@ namespace {
 
 constexpr const char *config_file = "config.yaml", *memory_file = "memory.json";
 /// Written as AtomicFiles, which a killed run leaves under their temporary names.
-constexpr const char* own_files[] = {config_file,           memory_file,       monitor::communication_file,
-                                     monitor::metrics_file, monitor::run_file, monitor::summary_file};
+constexpr const char* own_files[] = {config_file,
+                                     memory_file,
+                                     monitor::communication_file,
+                                     monitor::metrics_file,
+                                     monitor::telemetry_file,
+                                     monitor::alerts_file,
+                                     monitor::target_file,
+                                     monitor::run_file,
+                                     monitor::summary_file};
+
+double directory_bytes(const std::string& path) {
+  double sum = 0;
+  for (const std::string& name : list_directory(path))
+    if (const std::string file = join_path(path, name); !is_directory(file))
+      sum += static_cast<double>(File::open_read(file).size());
+  return sum;
+}
 
 monitor::PeakEstimate peak_estimate(Run& run) {
   if (run.engine->exec().device) return monitor::PeakEstimate(run.peak);
@@ -73,6 +88,7 @@ void RunReport::banner() {
 void RunReport::first_step() {
   run_.world.collective_log().reset_totals();
   phases_.begin("first step", "computing the first step");
+  live_ = open_live();
 }
 
 double RunReport::exposed_seconds() const {
@@ -121,6 +137,47 @@ void RunReport::end_session(monitor::RunSummary& summary, Exit code) {
     write_file_atomic(join_path(log_dir, monitor::summary_file), json.dump(2) + "\n");
     monitor::end_session(log_dir, file_, run_.position.step, now, exit);
   });
+}
+
+std::unique_ptr<monitor::Live> RunReport::open_live() {
+  const comm::World& world = run_.world;
+  const int rank = world.rank();
+  monitor::Live::Place place{.rank = rank,
+                             .node = world.nodes()[rank],
+                             .first_of_node = rank == 0 || world.nodes()[rank - 1] != world.nodes()[rank],
+                             .host = world.hosts()[rank],
+                             .on_gpu = run_.engine->exec().device != nullptr,
+                             .step = run_.position.step};
+  if (run_.config.logger.monitor_gpus && place.on_gpu) {
+    const std::vector<std::string> uuids =
+        run_.world.comm().gather_texts(run_.engine->exec().device->properties().uuid);
+    for (int other = 0; other < world.size(); ++other)
+      if (world.nodes()[other] == place.node &&
+          std::find(place.gpus.begin(), place.gpus.end(), uuids[other]) == place.gpus.end())
+        place.gpus.push_back(uuids[other]);
+  }
+  return monitor::Live::open(
+      run_.config, std::move(place),
+      {.alert = [&](const monitor::Alert& alert) { terminal_.event("alert", alert.step, alert.message); },
+       .note = [&](const std::string& text) { terminal_.note(text); },
+       .warn = [&](const std::string& text) { terminal_.warn(text); }});
+}
+
+void RunReport::step_live(const monitor::StepFacts& facts, double seconds, bool gather) {
+  if (!live_) return;
+  const double waiting = facts.comm_ms * 1e-3;
+  live_->work(seconds - waiting, waiting);
+  live_->step(facts);
+  if (!gather) return;
+  run_.engine->finish_gathers();  // the order of collectives must be the same on all ranks
+  const std::vector<std::string> texts =
+      run_.world.comm().gather_texts(live_->contribution(monitor::Timers::steady_seconds()));
+  live_->gathered(facts.step, facts.time, texts);
+}
+
+void RunReport::warn(std::string_view rule, const std::string& text) {
+  terminal_.warn(text);
+  if (live_) live_->event(rule, monitor::AlertLevel::critical, run_.position.step, text);
 }
 
 // If a row cannot be written, the run continues without metrics.
@@ -194,6 +251,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     const auto category = static_cast<memory::Category>(i);
     facts.memory.emplace_back(memory::name_of(category), memory.bytes(category));
   }
+  facts.time = monitor::wall_seconds();
   log_row([&] { metrics_.step(facts); });
   if (!facts.skipped) good_ms_ += facts.step_ms;
   if (!sinks_.empty()) {
@@ -202,9 +260,10 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     sinks_.row(std::move(row));
   }
   terminal_.step(facts);
+  step_live(facts, seconds, result.gather);
   for (const std::string& warning : memory_.after_step(step.step - first_step_)) {
     if (first())
-      terminal_.warn(warning);
+      warn("memory_leak", warning);
     else
       log::warn("rank {}: {}", run_.world.rank(), warning);
   }
@@ -234,9 +293,11 @@ void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
                                .value = metrics[i],
                                .brief = std::string(specs[i].brief)});
   facts.seconds = seconds;
+  facts.time = monitor::wall_seconds();
   log_row([&] { metrics_.eval(facts); });
   if (!sinks_.empty()) sinks_.row(monitor::sink_row(facts));
   terminal_.eval(facts);
+  if (live_) live_->evaluation(facts);
   profile_.skip();
 }
 
@@ -250,6 +311,7 @@ void RunReport::sample(const std::string& text) {
 
 void RunReport::checkpoint(const std::string& path, double seconds) {
   checkpoint_ = path;
+  if (live_ && first()) log_row([&] { live_->checkpoint(directory_bytes(path)); });
   terminal_.event("ckpt", run_.position.step, fmt::format("{}  {:.1f}s", path, seconds));
 }
 

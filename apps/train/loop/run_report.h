@@ -4,8 +4,10 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "apps/monitor/live.h"
 #include "apps/monitor/metrics.h"
 #include "apps/monitor/run_file.h"
 #include "apps/monitor/sinks.h"
@@ -38,7 +40,7 @@ class RunReport {
   RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start);
 
   void banner();
-  /// Must be called before the first step of this process.
+  /// Collective. Must be called before the first step of this process.
   void first_step();
   /// Must be called before a step that starts with none in flight: restarts the step clock.
   void restart_step_clock() { last_result_ = monitor::Timers::steady_seconds(); }
@@ -51,7 +53,14 @@ class RunReport {
   void sample(const std::string& text);
   void trace(const std::string& path);
   void note(const std::string& text) { terminal_.note(text); }
-  void warn(const std::string& text) { terminal_.warn(text); }
+  /// A warning of rank 0, and an alert of this rule.
+  void warn(std::string_view rule, const std::string& text);
+  /// Rank 0: the next step shall end with a gathering of telemetry (StepInput::gather).
+  bool wants_gathering() const { return live_ && live_->due(monitor::Timers::steady_seconds()); }
+  /// Must be called before work that takes the place of steps: evaluations, checkpoints.
+  void pause() {
+    if (live_) live_->pause();
+  }
   /// For the message of a divergence: whether the weights that this process started from may be the cause.
   /// `first_updates`: updates at its start.
   std::string divergence_hint(int64_t first_updates) const;
@@ -71,6 +80,10 @@ class RunReport {
   std::optional<double> mfu(double tokens_per_s, double keys) const;
   /// Collective. Writes memory.json: the arena and the peak resident memory of every rank.
   void write_memory();
+  /// Collective.
+  std::unique_ptr<monitor::Live> open_live();
+  /// Hands a step to live_; collective if the step asks for a gathering.
+  void step_live(const monitor::StepFacts& facts, double seconds, bool gather);
   template <class Write>
   void log_row(const Write& write);
   std::vector<std::unique_ptr<monitor::Sink>> begin_session();
@@ -89,6 +102,7 @@ class RunReport {
   monitor::Timers timers_;
   monitor::PeakEstimate peak_;
   MemoryWatch memory_;
+  std::unique_ptr<monitor::Live> live_;  // null without telemetry, alerts and live views
   monitor::Histogram rates_, step_seconds_;
   double good_ms_;        // of steps that count, in all sessions
   double mean_keys_ = 0;  // over the steps in rates_

@@ -59,7 +59,10 @@ Exit StepLoop::run() {
     if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
     if (traced) report_.trace(report_.profile().write());
     if (evaluates) evaluate();
-    if (samples && samples_) report_.sample(samples_->sample());
+    if (samples && samples_) {
+      report_.pause();
+      report_.sample(samples_->sample());
+    }
     if (saves) save();
   }
   return finish(fmt::format("done: {} steps", at.step), Exit::ok);
@@ -85,7 +88,8 @@ void StepLoop::begin_step(StepSource& source) {
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
-                     .stop = stop::requested() != 0 || run_.saver->lost_lock()},
+                     .stop = stop::requested() != 0 || run_.saver->lost_lock(),
+                     .gather = report_.wants_gathering()},
                     run_.engine->objective());
   ++at.step;
   at.consumed_samples += run_.plan().batch.global;
@@ -175,6 +179,7 @@ std::optional<Exit> StepLoop::stopped() {
 }
 
 void StepLoop::evaluate() {
+  report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::eval);
   const double begin = monitor::Timers::steady_seconds();
   const std::vector<double> metrics = train::evaluate(run_);
@@ -184,6 +189,7 @@ void StepLoop::evaluate() {
 void StepLoop::save(bool stopping) {
   if (!run_.config.checkpointing.enabled) return;
   require_locks();
+  report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
   const double begin = monitor::Timers::steady_seconds();
   report_.before_checkpoint();
@@ -197,6 +203,7 @@ void StepLoop::save(bool stopping) {
     if (++failed_saves_ >= failed_saves_to_end || step == run_.max_steps() || stopping) throw;
     if (run_.world.rank() == 0)
       report_.warn(
+          "checkpoint_not_saved",
           fmt::format("checkpoint at step {} not saved: {}; training continues until {} in a row fail", step,
                       e.what(), failed_saves_to_end));
   }

@@ -3,6 +3,7 @@
 #include <cstdio>
 
 #include "core/base/text.h"
+#include "core/config/alert_rule.h"
 #include "core/config/rules/tables.h"
 
 namespace nrl::config_detail {
@@ -188,6 +189,20 @@ Verdict judge_profile(const ConfigResult& r) {
            .severity = Severity::warning}};
 }
 
+Verdict judge_alert_rules(const ConfigResult& r) {
+  for (const std::string& text : r.config.monitoring.alerting.rules) {
+    const auto [rule, problem] = parse_alert_rule(text);
+    if (!problem.empty())
+      return {{.reason = fmt::format("monitoring.alerting.rules: \"{}\": {}", clipped(text), problem),
+               .label = "METRIC < NUMBER or METRIC > NUMBER, and \" for N\" after N evaluations in a row"}};
+    const bool sampled = rule.metric.starts_with("node.") || rule.metric.starts_with("rank.");
+    if (sampled && !r.config.logger.monitor_gpus)
+      return {{.reason = fmt::format("monitoring.alerting.rules: {} is not sampled", rule.metric),
+               .remedy = {"write logger.monitor_gpus: true"}}};
+  }
+  return {};
+}
+
 Verdict judge_samples(const ConfigResult& r) {
   const DistributedConfig& d = r.config.distributed;
   if (r.config.logger.sample_period == 0) return {};
@@ -276,6 +291,16 @@ const ConfigRule training_table[] = {
     {{warmup, ratio, decay, wsd, style, steps}, judge_decay},
     {{warmup, ratio, decay, wsd, style, steps}, judge_run},
     {{"profiling.steps"}, judge_profile},
+    {{"monitoring.alerting.rules", "logger.monitor_gpus"}, judge_alert_rules},
+    row({is("monitoring.alerting.slack_notifications", {"true"}),
+         is("monitoring.alerting.webhook", {"null"})},
+        {"monitoring.alerting.slack_notifications: there is no address to post alerts to",
+         {"write monitoring.alerting.webhook: https://hooks.slack.com/services/..."}}),
+    row({is("monitoring.alerting.email_notifications", {"true"}),
+         is("monitoring.alerting.command", {"null"})},
+        {"monitoring.alerting.email_notifications: nrl-train sends no mail itself",
+         {"write monitoring.alerting.command: 'mail -s \"$NRL_ALERT_MESSAGE\" ADDRESS'"}}),
+    not_empty({"monitoring.visualization.bind"}),
     not_empty({"checkpointing.checkpoint_dir"}),
     not_empty({"checkpointing.resume"}, "checkpointing.resume is empty: expected auto, never or a directory"),
     not_empty({"logger.log_dir"}),
