@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/base/sample.h"
 #include "parallel/comm/backoff.h"
 
 namespace nrl::engine {
@@ -12,10 +13,7 @@ constexpr size_t history = 33;     // the median is taken of this many steps
 constexpr size_t least_known = 3;  // with fewer there is no median
 
 double median(const std::deque<double>& values) {
-  std::vector<double> sorted(values.begin(), values.end());
-  const auto middle = sorted.begin() + static_cast<std::ptrdiff_t>(sorted.size() / 2);
-  std::nth_element(sorted.begin(), middle, sorted.end());
-  return *middle;
+  return nrl::median({values.begin(), values.end()});
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "core/device/runtime.h"
 #include "core/ops/cost.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 
@@ -34,15 +34,15 @@ void download(Exec& exec, const Tensor& from, void* to) {
 }
 
 void copy(Exec& exec, const Tensor& from, const Tensor& to) {
-  if (exec.needed)  // needs no kernel
-    return note_call(exec, "copy", {.read = bytes_of(from), .written = bytes_of(to)});
+  const Cost cost{.read = bytes_of(from), .written = bytes_of(to)};
+  if (exec.needed) return note_call(exec, "copy", cost);  // needs no kernel
   NRL_CHECK(from.rank == 2 && to.rank == 2 && from.dtype == to.dtype && from.shape == to.shape &&
                 from.step(1) == 1 && to.step(1) == 1,
             "copy: from {} to {}", describe(from), describe(to));
   const int64_t size = size_of(from.dtype), rows = from.dim(0);
   const auto bytes = static_cast<size_t>(from.dim(1) * size);
   if (rows == 0 || bytes == 0) return;
-  const trace::Range range("copy");
+  const trace::Range range = traced("copy", cost);
   if (exec.device) {
     if (rows == 1 || (from.contiguous() && to.contiguous()))
       exec.device->copy(to.data, from.data, bytes * static_cast<size_t>(rows),

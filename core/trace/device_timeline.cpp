@@ -8,6 +8,9 @@
 #include <memory>
 #include <mutex>
 
+#include "core/base/error.h"
+#include "core/trace/thread_log.h"
+
 namespace nrl::trace {
 namespace {
 
@@ -16,8 +19,8 @@ using device::EventKind;
 /// A range between its two events. Indices count from the attachment: they stay valid when
 /// older ranges are collected.
 struct Timed {
-  const char *name = nullptr, *parent = "";
-  int row = 0;
+  detail::RangeFacts facts = {nullptr};
+  uint16_t row = 0;
   device::StreamHandle stream = nullptr;
   device::Event begin, end;
   bool closed = false, read = false;
@@ -41,7 +44,7 @@ struct Timeline {
   Anchor anchor;
   std::map<std::pair<std::string_view, std::string_view>, Total> totals;  // by name and parent
   bool keep_events = false;
-  std::vector<detail::DeviceEvent> events;
+  std::vector<Event> events;  // with rows of the device
 };
 
 Timeline& timeline() {
@@ -61,16 +64,15 @@ device::Event take_event(Timeline& t) {
 
 int collect_locked(Timeline& t);
 
-int begin_locked(Timeline& t, const char* name, const char* parent, device::StreamHandle stream) {
+int begin_locked(Timeline& t, const detail::RangeFacts& facts, device::StreamHandle stream) {
   if (t.runtime->capturing(stream)) return -1;
   constexpr size_t many = 8192;  // bounds the list when collect_device() is not called
   if (t.ranges.size() % many == many - 1) collect_locked(t);
   auto row = std::find(t.rows.begin(), t.rows.end(), stream);
   if (row == t.rows.end()) row = t.rows.insert(t.rows.end(), stream);
   Timed range;
-  range.name = name;
-  range.parent = parent;
-  range.row = static_cast<int>(row - t.rows.begin());
+  range.facts = facts;
+  range.row = static_cast<uint16_t>(row - t.rows.begin());
   range.stream = stream;
   range.begin = take_event(t);
   range.begin.record(stream);
@@ -93,14 +95,16 @@ void end_locked(Timeline& t, int index) {
 
 void read(Timeline& t, Timed& range) {
   const double ms = t.runtime->elapsed_ms(range.begin.get(), range.end.get());
-  Total& total = t.totals[{range.name, range.parent}];
+  Total& total = t.totals[{range.facts.name, range.facts.parent}];
   ++total.count;
   total.seconds += ms * 1e-3;
   range.read = true;
   if (!t.keep_events) return;
   const double after = t.runtime->elapsed_ms(t.anchor.event.get(), range.begin.get());
   const int64_t begin = t.anchor.ns + static_cast<int64_t>(after * 1e6);
-  t.events.push_back({range.name, begin, begin + static_cast<int64_t>(ms * 1e6), range.row});
+  const detail::RangeFacts& f = range.facts;
+  t.events.push_back(
+      {f.name, begin, begin + static_cast<int64_t>(ms * 1e6), f.tag, f.call, range.row, f.kind});
 }
 
 int collect_locked(Timeline& t) {
@@ -167,6 +171,7 @@ void attach_device(device::Runtime& runtime, device::StreamHandle stream) {
   t.runtime = &runtime;
   t.stream = stream;
   own_attachment = ++t.attachment;
+  t.rows.push_back(stream);  // row 0: compute_row_name
   t.anchor.event = device::Event(runtime, EventKind::timed);
   t.anchor.event.record(stream);
   t.anchor.event.synchronize();
@@ -182,11 +187,12 @@ void detach_device() {
   detach_locked(t);
 }
 
-DeviceRange::DeviceRange(const char* name, device::StreamHandle stream) {
+DeviceRange::DeviceRange(const char* name, device::StreamHandle stream, Kind kind) {
   if (!recording()) return;
   Timeline& t = timeline();
   const std::lock_guard lock(t.mutex);
-  if (t.runtime) index_ = begin_locked(t, name, "", stream);
+  if (t.runtime)
+    index_ = begin_locked(t, {.name = name, .tag = detail::thread_log().tag, .kind = kind}, stream);
 }
 
 DeviceRange::~DeviceRange() {
@@ -225,12 +231,16 @@ std::vector<Total> device_totals_by_parent() {
 
 namespace detail {
 
-int begin_on_device(const char* name, const char* parent) {
+bool attached_here() {
+  return own_attachment != 0;
+}
+
+int begin_on_device(const RangeFacts& range) {
   if (own_attachment == 0) return -1;
   Timeline& t = timeline();
   const std::lock_guard lock(t.mutex);
   if (!t.runtime || t.attachment != own_attachment) return -1;
-  return begin_locked(t, name, parent, t.stream);
+  return begin_locked(t, range, t.stream);
 }
 
 void end_on_device(int index) noexcept {
@@ -252,10 +262,18 @@ void forget_device_ranges(bool keep_events) {
   t.events.clear();
 }
 
-std::vector<DeviceEvent> device_events() {
+void take_device_events(Window& window) {
   Timeline& t = timeline();
   const std::lock_guard lock(t.mutex);
-  return t.events;
+  const auto first = static_cast<uint16_t>(window.rows.size());
+  for (Event& e : t.events) {
+    e.row = static_cast<uint16_t>(e.row + first);
+    window.events.push_back(e);
+  }
+  t.events.clear();
+  t.keep_events = false;
+  for (size_t row = 0; row < t.rows.size(); ++row)
+    window.rows.push_back(fmt::format("device stream {}", row));
 }
 
 }  // namespace detail

@@ -24,7 +24,7 @@ void detach_device();
 /// attached and the mode is not off: for streams other than the attached one. Host time is not counted.
 class DeviceRange {
  public:
-  DeviceRange(const char* name, device::StreamHandle stream);
+  DeviceRange(const char* name, device::StreamHandle stream, Kind kind = Kind::other);
   ~DeviceRange();
   DeviceRange(const DeviceRange&) = delete;
   DeviceRange& operator=(const DeviceRange&) = delete;
@@ -42,18 +42,26 @@ std::vector<Total> device_totals();
 /// The same per name and innermost range around.
 std::vector<Total> device_totals_by_parent();
 
+/// The row of a window for the stream of attach_device(); other streams have "device stream 1" and so on.
+inline constexpr const char* compute_row_name = "device stream 0";
+
 namespace detail {
+/// A range as the host knows it.
+struct RangeFacts {
+  const char* name;
+  const char* parent = "";
+  Tag tag = {};
+  uint32_t call = no_call;
+  Kind kind = Kind::other;
+};
+/// True when this thread has attached a stream, perhaps of a device that is detached by now.
+bool attached_here();
 /// Begins a range on the stream that this thread attached; -1 when there is none. Called by Range.
-int begin_on_device(const char* name, const char* parent);
+int begin_on_device(const RangeFacts& range);
 void end_on_device(int index) noexcept;
 void forget_device_ranges(bool keep_events);
-
-struct DeviceEvent {
-  const char* name;
-  int64_t begin, end;  // ns, the host's clock
-  int row;             // stream
-};
-std::vector<DeviceEvent> device_events();
+/// Adds the events of collected ranges, and their rows.
+void take_device_events(Window& window);
 }  // namespace detail
 
 }  // namespace nrl::trace

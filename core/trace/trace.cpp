@@ -1,79 +1,132 @@
 #include "core/trace/trace.h"
 
 #include <algorithm>
-#include <chrono>
-#include <cstdio>
-#include <cstring>
-#include <map>
+#include <list>
+#include <memory>
 #include <mutex>
 #include <set>
 #include <thread>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/nvtx.h"
+#include "core/trace/thread_log.h"
 
 namespace nrl::trace {
 namespace detail {
 
 std::atomic<unsigned> enabled{nvtx_wanted() ? nvtx_bit : 0};
+std::atomic<EventSpace*> event_space{nullptr};
+std::atomic<uint32_t> window{0};
 
 namespace {
 
-int64_t now_ns() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
-struct HostEvent {
-  const char* name;
-  int64_t begin, end;
-  size_t thread;
-};
+/// Counts the calls of start(): totals of older ones are forgotten.
+std::atomic<uint32_t> generation{1};
 
 struct Recorder {
   std::mutex mutex;
-  bool keep_events = false;
-  std::map<std::string_view, Total> totals;
-  std::vector<HostEvent> events;
+  std::list<ThreadLog> logs;  // of threads that have ended, too
+  std::unique_ptr<EventSpace> space;
+  uint32_t windows = 0;
+  int64_t window_begin = 0;
 };
 
+/// Never destroyed: threads may end after the static objects.
 Recorder& recorder() {
-  static Recorder r;
+  static Recorder& r = *new Recorder;
   return r;
 }
 
-/// Names of the open ranges of this thread, the innermost last.
-thread_local std::vector<const char*> open_ranges;
+/// Gives the log of a thread that ends to a later one.
+struct LogOwner {
+  ThreadLog* log = nullptr;
+  ~LogOwner() {
+    if (!log) return;
+    const std::lock_guard lock(recorder().mutex);
+    log->name.clear();
+    log->tag = {};
+    log->in_use = false;
+    own_log = nullptr;
+  }
+};
+
+thread_local LogOwner owner;
+
+/// Ends the window that is open; threads write no events afterwards. Returns its space.
+std::unique_ptr<EventSpace> close_window(Recorder& r) {
+  window.store(0, std::memory_order_seq_cst);
+  for (const ThreadLog& log : r.logs)
+    while (log.writing.load(std::memory_order_seq_cst)) std::this_thread::yield();
+  event_space.store(nullptr, std::memory_order_relaxed);
+  return std::move(r.space);
+}
+
+void set_bit(unsigned bit, bool on) {
+  if (on)
+    enabled |= bit;
+  else
+    enabled &= ~bit;
+}
 
 }  // namespace
 
-Open begin(const char* name, unsigned bits) {
+ThreadLog& make_log() {
+  Recorder& r = recorder();
+  const std::lock_guard lock(r.mutex);
+  const auto idle = std::find_if(r.logs.begin(), r.logs.end(), [](const ThreadLog& l) { return !l.in_use; });
+  if (idle != r.logs.end()) {
+    idle->in_use = true;
+    owner.log = &*idle;
+  } else {
+    owner.log = &r.logs.emplace_back();
+    owner.log->row = static_cast<uint16_t>(r.logs.size() - 1);
+    owner.log->open.reserve(64);
+  }
+  return *(own_log = owner.log);
+}
+
+Tag& tag() {
+  return thread_log().tag;
+}
+
+Open begin(const char* name, Kind kind, uint32_t call, double payload, unsigned bits) {
   Open open;
   open.bits = bits;
-  if (bits & nvtx_bit) nvtx_push(name);
-  if (bits & record_bit) {
-    open.device = begin_on_device(name, innermost());
-    open.begin_ns = now_ns();
+  if (bits & nvtx_bit) nvtx_push(name, kind, payload);
+  if (bits & (record_bit | nesting_bit)) {
+    ThreadLog& log = thread_log();
+    if (bits & record_bit && attached_here())
+      open.device = begin_on_device({.name = name,
+                                     .parent = log.open.empty() ? "" : log.open.back().name,
+                                     .tag = log.tag,
+                                     .call = call,
+                                     .kind = kind});
+    log.open.push_back({.name = name, .tag = log.tag, .call = call, .kind = kind});
+    if (bits & record_bit) log.open.back().begin = now_ns();
   }
-  if (bits & (record_bit | nesting_bit)) open_ranges.push_back(name);
   return open;
 }
 
 void finish(const char* name, const Open& open) {
-  if (open.bits & (record_bit | nesting_bit)) open_ranges.pop_back();
-  if (open.bits & record_bit) {
-    const int64_t end = now_ns();
-    if (open.device >= 0) end_on_device(open.device);
-    Recorder& r = recorder();
-    const std::lock_guard lock(r.mutex);
-    Total& total = r.totals[name];
-    ++total.count;
-    total.seconds += static_cast<double>(end - open.begin_ns) * 1e-9;
-    if (r.keep_events)
-      r.events.push_back(
-          {name, open.begin_ns, end, std::hash<std::thread::id>()(std::this_thread::get_id())});
+  if (open.bits & (record_bit | nesting_bit)) {
+    ThreadLog& log = *own_log;
+    if (open.bits & record_bit) {
+      const int64_t end = now_ns();
+      if (open.device >= 0) end_on_device(open.device);
+      const OpenRange& range = log.open.back();
+      log.totals.add(name, end - range.begin, generation.load(std::memory_order_relaxed));
+      if (window.load(std::memory_order_relaxed))
+        log.add({.name = name,
+                 .begin = range.begin,
+                 .end = end,
+                 .tag = range.tag,
+                 .call = range.call,
+                 .row = log.row,
+                 .kind = range.kind});
+    }
+    log.open.pop_back();
   }
   if (open.bits & nvtx_bit) nvtx_pop();
 }
@@ -81,16 +134,19 @@ void finish(const char* name, const Open& open) {
 }  // namespace detail
 
 const char* innermost(std::string_view but) {
-  const auto& open = detail::open_ranges;
-  const auto at = std::find_if(open.rbegin(), open.rend(), [&](const char* name) { return name != but; });
-  return at == open.rend() ? "" : *at;
+  if (!detail::own_log) return "";
+  const auto& open = detail::own_log->open;
+  const auto at = std::find_if(open.rbegin(), open.rend(), [&](const auto& r) { return r.name != but; });
+  return at == open.rend() ? "" : at->name;
+}
+
+Kind innermost_kind() {
+  if (!detail::own_log || detail::own_log->open.empty()) return Kind::other;
+  return detail::own_log->open.back().kind;
 }
 
 void track_nesting(bool on) {
-  if (on)
-    detail::enabled |= detail::nesting_bit;
-  else
-    detail::enabled &= ~detail::nesting_bit;
+  detail::set_bit(detail::nesting_bit, on);
 }
 
 const char* intern(const std::string& name) {
@@ -100,74 +156,92 @@ const char* intern(const std::string& name) {
   return names.insert(name).first->c_str();
 }
 
-void start(Mode mode) {
+void name_thread(std::string name) {
+  detail::ThreadLog& log = detail::thread_log();
+  const std::lock_guard lock(detail::recorder().mutex);
+  log.name = std::move(name);
+}
+
+void start(Mode mode, size_t events) {
   detail::Recorder& r = detail::recorder();
   detail::forget_device_ranges(mode == Mode::timeline);
   const std::lock_guard lock(r.mutex);
-  r.totals.clear();
-  r.events.clear();
-  r.keep_events = mode == Mode::timeline;
-  if (mode != Mode::off)
-    detail::enabled |= detail::record_bit;
-  else
-    detail::enabled &= ~detail::record_bit;
+  detail::close_window(r).reset();
+  detail::generation.fetch_add(1, std::memory_order_relaxed);
+  detail::set_bit(detail::record_bit, mode != Mode::off);
+  if (mode != Mode::timeline) return;
+  r.space = std::make_unique<detail::EventSpace>(events);
+  detail::event_space.store(r.space.get(), std::memory_order_relaxed);
+  r.window_begin = detail::now_ns();
+  detail::window.store(++r.windows, std::memory_order_seq_cst);
+}
+
+bool recording_window() {
+  return detail::window.load(std::memory_order_relaxed) != 0;
+}
+
+bool seen() {
+  return recording_window() || (detail::enabled.load(std::memory_order_relaxed) & detail::nvtx_bit) != 0;
+}
+
+Window take() {
+  detail::Recorder& r = detail::recorder();
+  const detail::ThreadLog& own = detail::thread_log();
+  const std::lock_guard lock(r.mutex);
+  Window out;
+  if (!r.space) return out;
+  const std::unique_ptr<detail::EventSpace> space = detail::close_window(r);
+  out.begin = r.window_begin;
+  out.end = detail::now_ns();
+  out.dropped = space->dropped();
+  space->read(out.events);
+  for (const detail::OpenRange& range : own.open)
+    if (range.begin > 0)
+      out.events.push_back({range.name, range.begin, out.end, range.tag, range.call, own.row, range.kind});
+  // Row 0 is the calling thread; others have one if they recorded something.
+  constexpr uint16_t none = UINT16_MAX;
+  std::vector<uint16_t> row_of(r.logs.size(), none);
+  std::vector<const detail::ThreadLog*> logs(r.logs.size());
+  for (const detail::ThreadLog& log : r.logs) logs[log.row] = &log;
+  out.rows.push_back(own.name.empty() ? "main" : own.name);
+  row_of[own.row] = 0;
+  for (Event& e : out.events) {
+    uint16_t& row = row_of[e.row];
+    if (row == none) {
+      row = static_cast<uint16_t>(out.rows.size());
+      const std::string& name = logs[e.row]->name;
+      out.rows.push_back(name.empty() ? fmt::format("thread {}", row) : name);
+    }
+    e.row = row;
+  }
+  detail::take_device_events(out);
+  for (Event& e : out.events) {
+    e.begin = std::max(e.begin, out.begin);
+    e.end = std::max(e.end, e.begin);
+  }
+  // A range is logged when it ends: of two with equal times the outer one is the later one.
+  std::reverse(out.events.begin(), out.events.end());
+  std::stable_sort(out.events.begin(), out.events.end(), [](const Event& a, const Event& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.end > b.end;
+  });
+  return out;
 }
 
 void emit_nvtx(bool on) {
-  if (on)
-    detail::enabled |= detail::nvtx_bit;
-  else
-    detail::enabled &= ~detail::nvtx_bit;
+  detail::set_bit(detail::nvtx_bit, on);
 }
 
 std::vector<Total> totals() {
   detail::Recorder& r = detail::recorder();
   const std::lock_guard lock(r.mutex);
+  detail::ThreadTotals::Sums sums;
+  for (const detail::ThreadLog& log : r.logs)
+    log.totals.read(detail::generation.load(std::memory_order_relaxed), sums);
   std::vector<Total> result;
-  for (const auto& [name, total] : r.totals)
-    result.push_back({std::string(name), "", total.count, total.seconds});
+  for (auto& [name, total] : sums) result.push_back(std::move(total));
   std::sort(result.begin(), result.end(),
             [](const Total& a, const Total& b) { return a.seconds > b.seconds; });
   return result;
-}
-
-void write_chrome_trace(const std::string& path, int process) {
-  const std::vector<detail::DeviceEvent> device = detail::device_events();
-  detail::Recorder& r = detail::recorder();
-  const std::lock_guard lock(r.mutex);
-  std::FILE* f = std::fopen(path.c_str(), "w");
-  if (!f) fail(Exit::cannot_create, "the trace {} cannot be created: {}", path, std::strerror(errno));
-  int64_t origin = INT64_MAX;
-  for (const auto& e : r.events) origin = std::min(origin, e.begin);
-  for (const auto& e : device) origin = std::min(origin, e.begin);
-  std::fputs("{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n", f);
-  bool first = true;
-  const auto event = [&](const char* name, int64_t begin, int64_t end, int row) {
-    std::fprintf(f, "%s{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%.3f,\"dur\":%.3f,\"pid\":%d,\"tid\":%d}",
-                 first ? "" : ",\n", name, static_cast<double>(begin - origin) * 1e-3,
-                 static_cast<double>(end - begin) * 1e-3, process, row);
-    first = false;
-  };
-  std::map<size_t, int> threads;
-  for (const auto& e : r.events)
-    event(e.name, e.begin, e.end,
-          threads.try_emplace(e.thread, static_cast<int>(threads.size())).first->second);
-  constexpr int device_rows = 1000;  // after the rows of threads
-  std::set<int> rows;
-  for (const auto& e : device) {
-    event(e.name, e.begin, e.end, device_rows + e.row);
-    rows.insert(e.row);
-  }
-  for (const int row : rows)
-    std::fprintf(
-        f,
-        "%s{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"device stream "
-        "%d\"}}",
-        ",\n", process, device_rows + row, row);
-  std::fputs("\n]}\n", f);
-  const bool bad = std::ferror(f) != 0;
-  if (std::fclose(f) != 0 || bad)
-    fail(Exit::io, "writing the trace {} failed: {}", path, std::strerror(errno));
 }
 
 }  // namespace nrl::trace

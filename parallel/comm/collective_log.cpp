@@ -43,24 +43,25 @@ int64_t now_ns() {
 
 struct CollectiveLog::State {
   mutable std::mutex mutex;
-  struct Group {
-    std::string name, label;
-    int ranks;
-  };
   struct Sum {
     int64_t count = 0, bytes = 0, most_bytes = 0, busy_ns = 0, exposed_ns = 0;
     int ranks = 1;
     std::string_view algorithm;
   };
-  std::vector<Group> groups;
+  std::vector<LogGroup> groups;
   std::map<std::pair<std::string, Op>, uint32_t> index;  // into sums
   std::vector<Sum> sums;
   std::vector<LogEntry> ring;
   uint64_t next = 0;
+  bool records = false;
+  std::vector<LogEntry> kept;  // of a window, with consecutive ids
 
-  LogEntry* find(uint64_t id) {
-    LogEntry& entry = ring[id % capacity];
-    return entry.id == id ? &entry : nullptr;
+  /// Changes the entry where it is still held.
+  template <class Change>
+  void change(uint64_t id, const Change& apply) {
+    if (LogEntry& entry = ring[id % capacity]; entry.id == id) apply(entry);
+    if (!kept.empty() && id >= kept.front().id && id - kept.front().id < kept.size())
+      apply(kept[id - kept.front().id]);
   }
 };
 
@@ -69,10 +70,16 @@ CollectiveLog::CollectiveLog() : state_(std::make_unique<State>()) {
 }
 CollectiveLog::~CollectiveLog() = default;
 
-uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label, int ranks) {
+uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label, int ranks,
+                                  std::vector<int> members) {
   std::lock_guard lock(state_->mutex);
-  state_->groups.push_back({std::string(name), std::string(label), ranks});
+  state_->groups.push_back({std::string(name), std::string(label), ranks, std::move(members)});
   return static_cast<uint32_t>(state_->groups.size() - 1);
+}
+
+std::vector<LogGroup> CollectiveLog::groups() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->groups;
 }
 
 std::string CollectiveLog::group_label(uint32_t group) const {
@@ -82,7 +89,7 @@ std::string CollectiveLog::group_label(uint32_t group) const {
 }
 
 LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes,
-                                 int32_t peer, std::string_view algorithm) {
+                                 int32_t peer, std::string_view algorithm, const MessageNumber& number) {
   std::lock_guard lock(state_->mutex);
   NRL_CHECK(group < state_->groups.size(), "collective log: group {} of {}", group, state_->groups.size());
   const auto [it, added] =
@@ -105,34 +112,37 @@ LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtyp
   entry.op = op;
   entry.dtype = dtype;
   entry.peer = peer;
+  entry.lane = number.lane;
+  entry.message = number.message;
   entry.bytes = bytes;
   entry.enqueued_ns = now_ns();
+  if (state_->records) state_->kept.push_back(entry);
   return {id, it->second, 0};
 }
 
 void CollectiveLog::start(LogTicket& ticket) {
   std::lock_guard lock(state_->mutex);
   ticket.started_ns = now_ns();
-  if (LogEntry* entry = state_->find(ticket.id)) {
-    entry->started_ns = ticket.started_ns;
-    entry->progress = Progress::running;
-  }
+  state_->change(ticket.id, [&](LogEntry& entry) {
+    entry.started_ns = ticket.started_ns;
+    entry.progress = Progress::running;
+  });
 }
 
 void CollectiveLog::finish(const LogTicket& ticket, bool failed, int64_t busy_ns) {
   std::lock_guard lock(state_->mutex);
   const int64_t now = now_ns();
   state_->sums[ticket.total].busy_ns += busy_ns >= 0 ? busy_ns : now - ticket.started_ns;
-  if (LogEntry* entry = state_->find(ticket.id)) {
-    entry->ended_ns = now;
-    entry->progress = failed ? Progress::failed : Progress::done;
-  }
+  state_->change(ticket.id, [&](LogEntry& entry) {
+    entry.ended_ns = now;
+    entry.progress = failed ? Progress::failed : Progress::done;
+  });
 }
 
 void CollectiveLog::expose(const LogTicket& ticket, int64_t ns) {
   std::lock_guard lock(state_->mutex);
   state_->sums[ticket.total].exposed_ns += ns;
-  if (LogEntry* entry = state_->find(ticket.id)) entry->exposed_ns += ns;
+  state_->change(ticket.id, [&](LogEntry& entry) { entry.exposed_ns += ns; });
 }
 
 std::vector<LogEntry> CollectiveLog::latest(size_t count) const {
@@ -141,6 +151,22 @@ std::vector<LogEntry> CollectiveLog::latest(size_t count) const {
   std::vector<LogEntry> out;
   out.reserve(kept);
   for (uint64_t id = state_->next - kept; id < state_->next; ++id) out.push_back(state_->ring[id % capacity]);
+  return out;
+}
+
+void CollectiveLog::record() {
+  std::lock_guard lock(state_->mutex);
+  state_->kept.clear();
+  state_->records = true;
+}
+
+std::vector<LogEntry> CollectiveLog::take() {
+  std::lock_guard lock(state_->mutex);
+  state_->records = false;
+  std::vector<LogEntry> out = std::exchange(state_->kept, {});
+  std::erase_if(out, [](const LogEntry& entry) { return entry.progress != Progress::done; });
+  std::stable_sort(out.begin(), out.end(),
+                   [](const LogEntry& a, const LogEntry& b) { return a.started_ns < b.started_ns; });
   return out;
 }
 

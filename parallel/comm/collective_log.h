@@ -48,10 +48,28 @@ struct LogEntry {
   DType dtype = DType::u8;
   Progress progress = Progress::queued;
   int32_t peer = -1;  ///< root of a broadcast, the other rank of a send or receive
+  /// send, recv: the tag, and the number among the messages with it to or from `peer` of this communicator,
+  /// from 0. The k-th send matches the k-th receive.
+  int32_t lane = -1;
+  int64_t message = -1;
   int64_t bytes = 0;
   int64_t enqueued_ns = 0, started_ns = 0, ended_ns = 0;
   /// Exposed (non-overlapped) communication: time the caller was blocked in wait(); nccl: its stream.
   int64_t exposed_ns = 0;
+};
+
+/// A message's number in its channel: LogEntry::lane and LogEntry::message.
+struct MessageNumber {
+  int32_t lane = -1;
+  int64_t message = -1;
+};
+
+/// A communicator of the log.
+struct LogGroup {
+  std::string name;   ///< "dp"
+  std::string label;  ///< "dp[0,2,4,6]"
+  int ranks = 1;
+  std::vector<int> members;  ///< ranks of the world
 };
 
 /// Sums over the operations of one kind in the groups of one name.
@@ -90,14 +108,18 @@ class CollectiveLog {
   CollectiveLog(const CollectiveLog&) = delete;
   CollectiveLog& operator=(const CollectiveLog&) = delete;
 
-  /// Registers a communicator; several may have one name, their totals are then summed.
-  uint32_t add_group(std::string_view name, std::string_view label, int ranks = 1);
+  /// Registers a communicator; several may have one name, their totals are then summed. `members`: ranks of
+  /// the world, for readers of groups().
+  uint32_t add_group(std::string_view name, std::string_view label, int ranks = 1,
+                     std::vector<int> members = {});
+  /// By LogEntry::group.
+  std::vector<LogGroup> groups() const;
   /// The label, for example "dp[0,2,4,6]".
   std::string group_label(uint32_t group) const;
 
   /// `algorithm`: what carries the operation, a literal.
   LogTicket enqueue(uint32_t group, uint64_t seq, Op op, DType dtype, int64_t bytes, int32_t peer,
-                    std::string_view algorithm = "");
+                    std::string_view algorithm = "", const MessageNumber& number = {});
   void start(LogTicket& ticket);
   /// `busy_ns`: duration, for backends that notice the end late; negative: since start().
   void finish(const LogTicket& ticket, bool failed, int64_t busy_ns = -1);
@@ -105,6 +127,11 @@ class CollectiveLog {
 
   /// The latest entries, oldest first; at most capacity.
   std::vector<LogEntry> latest(size_t count = capacity) const;
+  /// Keeps all operations that are issued from now on, until take(), besides the latest ones.
+  void record();
+  /// Ends record(). Returns the kept operations that have ended, by their start.
+  std::vector<LogEntry> take();
+
   /// Sums since the start or the last reset, ordered by group name and operation;
   /// kinds never used are left out.
   std::vector<LogTotal> totals() const;

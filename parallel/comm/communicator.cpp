@@ -92,7 +92,7 @@ std::vector<Call> Call::parts() const {
 Communicator::Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log)
     : name_(std::move(name)), rank_(rank), members_(std::move(members)), log_(log) {
   NRL_CHECK(rank_ >= 0 && rank_ < size(), "rank {} of {}", rank_, size());
-  if (log_) group_ = log_->add_group(name_, label(), size());
+  if (log_) group_ = log_->add_group(name_, label(), size(), members_);
 }
 
 Communicator::~Communicator() {
@@ -117,7 +117,13 @@ std::string Communicator::label() const {
 
 LogTicket Communicator::log_call(const Call& call) {
   if (!log_) return {};
-  return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer, algorithm(call));
+  MessageNumber number;
+  if (call.op == Op::send || call.op == Op::recv) {
+    const Route route{call.op, call.peer, call.messages.front().tag};
+    number = {.lane = route.tag, .message = messages_[route]++};
+  }
+  return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer, algorithm(call),
+                       number);
 }
 
 void Communicator::set_dry(bool dry, Ledger* ledger, int group) {
@@ -132,7 +138,8 @@ std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
     if (ledger_) ledger_->add(ledger_group_, call.op, call.bytes(size()));
     return finished_work();
   }
-  const trace::Range range(name_of(call.op).data());  // a literal
+  const trace::Range range(name_of(call.op).data(), trace::Kind::communication, trace::no_call,  // a literal
+                           static_cast<double>(call.bytes(size())));
   unwaited_->fetch_add(1, std::memory_order_relaxed);
   try {
     return submit(std::move(call), blocking);

@@ -8,7 +8,9 @@
 // sums (mpi/mpi_group.h). The exception is nccl, which chooses its own order (world/make_device.h).
 
 #include <atomic>
+#include <compare>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
@@ -294,6 +296,8 @@ class Communicator {
   int outstanding() const { return unwaited_->load(std::memory_order_relaxed); }
   /// Null when operations are not logged.
   CollectiveLog* collective_log() const { return log_; }
+  /// Its LogEntry::group.
+  uint32_t log_group() const { return group_; }
 
  protected:
   Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log);
@@ -344,6 +348,12 @@ class Communicator {
   CollectiveLog* log_;
   uint32_t group_ = 0;
   uint64_t seq_ = 0;
+  struct Route {
+    Op op;
+    int peer, tag;
+    auto operator<=>(const Route&) const = default;
+  };
+  std::map<Route, int64_t> messages_;  // single messages so far
   bool dry_ = false;
   Ledger* ledger_ = nullptr;
   int ledger_group_ = 0;

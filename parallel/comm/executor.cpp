@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/base/threads.h"
+#include "core/trace/trace.h"
 
 namespace nrl::comm {
 
@@ -36,7 +37,14 @@ void Doorbell::sleep(uint32_t seen) {
 void Work::wait() {
   const int64_t begin = now_ns();
   if (unwaited_) unwaited_->fetch_sub(1, std::memory_order_relaxed);
-  block();
+  if (log_) {
+    // Within a range for messages between stages it is one of these.
+    const bool message = trace::innermost_kind() == trace::Kind::message;
+    const trace::Range range("wait", message ? trace::Kind::message : trace::Kind::wait);
+    block();
+  } else {
+    block();
+  }
   if (log_) log_->expose(ticket_, now_ns() - begin);
   if (error_) std::rethrow_exception(error_);
 }
@@ -246,6 +254,7 @@ void Executor::wake_if_needed() {
 }
 
 void Executor::loop() {
+  trace::name_thread("communication");
   Backoff backoff(&waiters_, spins_);
   while (true) {
     {

@@ -1,8 +1,12 @@
 // Channels on every backend, the one with a single FIFO for everything included.
 #include "parallel/comm/channel.h"
 
+#include <algorithm>
 #include <array>
 #include <deque>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "tests/catch.h"
@@ -136,6 +140,35 @@ TEST_CASE("channels of several lanes between two ranks do not wait for each othe
       REQUIRE(first.read() == std::vector<int32_t>(size, 10));
       REQUIRE(second.read() == std::vector<int32_t>(size, 11));
     }
+  });
+}
+
+TEST_CASE("the log numbers messages alike at both ends of their channel", "[channel]") {
+  on_all([](Backend& backend) {
+    CollectiveLog* log = backend.comm().collective_log();
+    if (!log) return;
+    const int me = backend.comm().rank();
+    std::vector<ChannelEnd> ends;
+    if (me == 0) ends = {{1, Direction::send, 1}, {1, Direction::send, 0}};
+    if (me == 1) ends = {{0, Direction::receive, 0}, {0, Direction::receive, 1}};
+    Channels channels(backend.comm(), ends);
+    log->record();
+    Data<int32_t> data(backend, 10);
+    for (int k = 0; k < 3; ++k)
+      for (const int lane : {0, 1, 1}) {
+        if (me == 0) channels.to(1, lane).send_async(data, backend.stream()).wait();
+        if (me == 1) channels.from(0, lane).receive_async(data, backend.stream()).wait();
+      }
+    if (me < 2) (void)data.read();  // a device has done them
+    std::vector<std::pair<int, int64_t>> numbers;
+    for (const LogEntry& entry : log->take())
+      if (entry.op == Op::send || entry.op == Op::recv) numbers.emplace_back(entry.lane, entry.message);
+    std::sort(numbers.begin(), numbers.end());
+    std::string text;
+    for (const auto& [lane, message] : numbers) text += fmt::format("{} {},", lane, message);
+    const std::vector<std::string> texts = backend.comm().gather_texts(text);
+    REQUIRE(texts[0] == texts[1]);
+    if (me < 2 && !numbers.empty()) REQUIRE(numbers.size() % 9 == 0);
   });
 }
 

@@ -34,6 +34,45 @@ TEST_CASE("the ring keeps the latest entries and the totals keep all", "[comm]")
   REQUIRE(log.group_label(b) == "dp[2,3]");
 }
 
+TEST_CASE("a window keeps all operations that are issued and end in it", "[comm]") {
+  CollectiveLog log;
+  const uint32_t group = log.add_group("dp", "dp[0,3]", 2, {0, 3});
+  const auto issue = [&](uint64_t seq) { return log.enqueue(group, seq, Op::all_reduce, DType::f32, 4, -1); };
+  const auto run = [&](LogTicket t) {
+    log.start(t);
+    log.finish(t, false);
+    log.expose(t, 7);
+  };
+  LogTicket before = issue(0);
+  log.record();
+  run(before);  // issued before the window
+  const uint64_t number = CollectiveLog::capacity + 50;
+  LogTicket first = issue(1), second = issue(2);
+  run(second);
+  for (uint64_t i = 3; i < number; ++i) run(issue(i));
+  run(first);  // its entry of the ring is another's by now
+  LogTicket open = issue(number), failed = issue(number + 1);
+  log.start(failed);
+  log.finish(failed, true);
+  const std::vector<LogEntry> taken = log.take();
+  log.start(open);
+  REQUIRE(taken.size() == number - 1);
+  CHECK(taken.front().seq == 2);
+  CHECK(taken.back().seq == 1);  // by their start
+  for (const LogEntry& entry : taken) {
+    REQUIRE(entry.progress == Progress::done);
+    REQUIRE(entry.exposed_ns == 7);
+    REQUIRE(entry.enqueued_ns <= entry.started_ns);
+    REQUIRE(entry.started_ns <= entry.ended_ns);
+  }
+  run(issue(number + 2));
+  CHECK(log.take().empty());
+  REQUIRE(log.groups().size() == 1);
+  CHECK(log.groups()[0].name == "dp");
+  CHECK(log.groups()[0].label == "dp[0,3]");
+  CHECK(log.groups()[0].members == std::vector<int>{0, 3});
+}
+
 TEST_CASE("bytes on the wire are those that a rank must send", "[comm]") {
   CHECK(wire_bytes(Op::all_reduce, 100, 4) == 150);
   CHECK(wire_bytes(Op::reduce_scatter, 100, 4) + wire_bytes(Op::all_gather, 100, 4) ==

@@ -16,6 +16,7 @@ Executor::Executor(ProgramLayers& all, ProgramMemory& memory, const program::Pro
     : all_(all), memory_(memory), list_(list), on_(on), places_(list, all.list) {}
 
 void Executor::run() {
+  const trace::TagScope outer(trace::tag());  // what passes change is of this program
   int repetitions = on_.times.value_or(list_.period.times);
   while (next_ < list_.steps.size()) {
     if (next_ == list_.period.end && repetitions > 0) {
@@ -33,7 +34,11 @@ const Step& Executor::pass() {
   const Step& s = next();
   places_.enter(list_, s, shift_);
   exec().step = static_cast<int>(next_);
-  if (all_.at_tick) all_.at_tick(memory_.first_tick + static_cast<int>(next_));
+  const int tick = memory_.first_tick + static_cast<int>(next_);
+  trace::Tag& tag = trace::tag();
+  tag.tick = tick;
+  tag.microbatch = s.of_microbatch() ? microbatch(s) : -1;
+  if (all_.at_tick) all_.at_tick(tick);
   ++next_;
   return s;
 }
@@ -60,7 +65,7 @@ void Executor::step() {
     case StepKind::reduce:
       return communicate(s);
     case StepKind::update: {
-      const trace::Range range("optimizer_step");
+      const trace::Range range("optimizer_step", trace::Kind::phase);
       if (on_.hooks && on_.hooks->update) on_.hooks->update();
       return;
     }
@@ -71,7 +76,7 @@ void Executor::step() {
 
 void Executor::visit() {
   const Step& s = pass();
-  if (!pass_) pass_.emplace(s.backward || s.again ? "backward_pass" : "forward_pass");
+  if (!pass_) pass_.emplace(s.backward || s.again ? "backward_pass" : "forward_pass", trace::Kind::phase);
   Run r;
   r.executor_ = this;
   r.index_ = s.layer;
@@ -86,13 +91,16 @@ void Executor::visit() {
   r.first_ = on_.first && microbatch(s) == 0;
   r.last_ = s.last;
   {
-    const trace::Range range(all_.trace_names[s.layer]);
+    const trace::TagScope of_program(trace::tag());
+    trace::tag().layer = static_cast<int16_t>(s.layer);
+    trace::tag().chunk = static_cast<int16_t>(all_.list.of(s.layer).chunk);
+    const trace::Range range(all_.trace_names[s.layer], trace::Kind::layer);
     if (s.backward) {
       r.cursor_ = r.layer_->table().forward_steps();
       r.layer_->backward(r);
     } else {
       std::optional<trace::Range> again;
-      if (s.again) again.emplace("recompute");
+      if (s.again) again.emplace("recompute", trace::Kind::recompute);
       r.layer_->forward(r);
     }
     NRL_CHECK(in_flight_.empty(), "{} does not wait for all communication", r.layer_->name());
@@ -102,7 +110,7 @@ void Executor::visit() {
 
 void Executor::visit_nested(const Run& outer) {
   pass();
-  const trace::Range range("recompute");
+  const trace::Range range("recompute", trace::Kind::recompute);
   Run r = outer;
   r.mode_ = memory::recompute;
   r.dgrad_ = r.wgrad_ = false;
@@ -226,7 +234,7 @@ void Executor::start(const Step& s) {
                         .from = out ? device : host,
                         .bytes = static_cast<size_t>(all_.list.slots[u.slot()].bytes)});
     }
-    const trace::Range range(out ? "offload" : "fetch");
+    const trace::Range range(out ? "offload" : "fetch", trace::Kind::copy);
     now.copies =
         all_.copies.start(copies, out ? device::CopyKind::device_to_host : device::CopyKind::host_to_device);
   }
@@ -251,9 +259,10 @@ void Executor::wait(const Step& s) {
   Started done = std::move(*found);
   started_.erase(found);
   if (done.kind == StepKind::send || done.kind == StepKind::receive) {
-    const trace::Range range(done.kind == StepKind::send ? "finish_send" : "receive");
+    const trace::Range range(done.kind == StepKind::send ? "finish_send" : "receive", trace::Kind::message);
     done.message.wait();
   } else if (done.copies >= 0) {
+    const trace::Range range("finish_copies", trace::Kind::copy);
     all_.copies.finish(done.copies);
   }
 }

@@ -1,8 +1,7 @@
 #include "core/ops/activation.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -32,7 +31,7 @@ void activation_forward(Exec& exec, const ActivationForward& a) {
   check("activation_forward", a.x, a.out, a.x, a.gated);
   NRL_CHECK(same_or_disjoint(a.out, a.gated ? a.x.columns(0, a.out.dim(1)) : a.x),
             "activation_forward: out overlaps x partly");
-  const trace::Range range("activation_forward");
+  const trace::Range range = traced(exec, Kernel::activation_forward, a);
   if (a.out.numel() > 0) exec.kernels->activation_forward(exec, a);
 }
 
@@ -48,7 +47,7 @@ void activation_backward(Exec& exec, const ActivationBackward& a) {
                   a.out.data != a.dx.data && same_or_disjoint(a.out, a.dx),
               "activation_backward: out overlaps dout partly, or x or dx");
   }
-  const trace::Range range("activation_backward");
+  const trace::Range range = traced(exec, Kernel::activation_backward, a);
   if (a.dout.numel() > 0) exec.kernels->activation_backward(exec, a);
 }
 

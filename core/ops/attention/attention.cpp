@@ -4,11 +4,10 @@
 
 #include "core/ops/attention/cpu/plan.h"
 #include "core/ops/attention_engine.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "core/ops/shared/attention_dropout.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -162,7 +161,7 @@ void attention_forward(Exec& exec, const AttentionForward& a) {
   constexpr const char* op = "attention_forward";
   check(op, exec, a);
   if (a.lse) check_lse(op, a.lse, a.q);
-  const trace::Range range("attention_forward");
+  const trace::Range range = traced(exec, Kernel::attention_forward, a);
   if (a.q.numel() > 0) exec.kernels->attention_forward(exec, a);
 }
 
@@ -179,7 +178,7 @@ void attention_backward(Exec& exec, const AttentionBackward& a) {
   check_result(op, "dq", a.dq, a.q, a.out.dtype);
   check_result(op, "dk", a.dk, a.k, a.out.dtype);
   check_result(op, "dv", a.dv, a.v, a.out.dtype);
-  const trace::Range range("attention_backward");
+  const trace::Range range = traced(exec, Kernel::attention_backward, a);
   if (a.q.numel() > 0 || a.k.numel() > 0) exec.kernels->attention_backward(exec, a);
 }
 

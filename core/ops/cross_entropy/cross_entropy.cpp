@@ -5,9 +5,8 @@
 
 #include "core/device/runtime.h"
 #include "core/ops/cross_entropy/row_plan.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 
@@ -71,7 +70,7 @@ void cross_entropy_statistics(Exec& exec, const CrossEntropyStatistics& a) {
   NRL_CHECK(is_statistics(a.out, 2, a.logits.dim(0)), "{}: out is {}, logits are {}", op, describe(a.out),
             describe(a.logits));
   check_inverse_temperature(op, a.inverse_temperature);
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::cross_entropy_statistics, a);
   if (a.logits.dim(0) > 0) exec.kernels->cross_entropy_statistics(exec, a);
 }
 
@@ -96,7 +95,7 @@ void cross_entropy(Exec& exec, const CrossEntropy& a) {
             a.inverse_temperature);
   NRL_CHECK(!a.dlogits || a.weight, "{}: dlogits without weight", op);
   check_dlogits(op, a.dlogits, a.logits);
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::cross_entropy, a);
   if (n > 0) exec.kernels->cross_entropy(exec, a);
 }
 
@@ -115,7 +114,7 @@ void cross_entropy_gradient(Exec& exec, const CrossEntropyGradient& a) {
             describe(a.loss_scale));
   check_inverse_temperature(op, a.inverse_temperature);
   check_dlogits(op, a.dlogits, a.logits);
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::cross_entropy_gradient, a);
   if (n > 0) exec.kernels->cross_entropy_gradient(exec, a);
 }
 

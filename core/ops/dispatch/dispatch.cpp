@@ -2,10 +2,9 @@
 
 #include <algorithm>
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/router.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -68,7 +67,7 @@ void dispatch_sort(Exec& exec, const DispatchSort& a) {
   NRL_CHECK(is_vector(a.source, a.source.dim(0), DType::i32) &&
                 a.source.dim(0) >= (a.pad ? experts * a.capacity : n * std::min(k, experts)),
             "{}: source is {} for {} entries", op, describe(a.source), n * k);
-  const trace::Range range("dispatch_sort");
+  const trace::Range range = traced(exec, Kernel::dispatch_sort, a);
   exec.kernels->dispatch_sort(exec, a);
 }
 
@@ -81,7 +80,7 @@ void permute(Exec& exec, const Permute& a) {
   check_rows(op, "x", a.x, a.x.dim(0), a.x.dim(1), a.x.dtype);
   check_rows(op, "out", a.out, rows, a.x.dim(1), a.x.dtype);
   NRL_CHECK(is_vector(a.source, rows, DType::i32), "{}: source is {}", op, describe(a.source));
-  const trace::Range range("permute");
+  const trace::Range range = traced(exec, Kernel::permute, a);
   if (a.out.numel() > 0) exec.kernels->permute(exec, a);
 }
 
@@ -95,7 +94,7 @@ void regroup_rows(Exec& exec, const RegroupRows& a) {
   check_rows(op, "out", a.out, a.x.dim(0), a.x.dim(1), a.x.dtype);
   NRL_CHECK(is_vector(a.begin, groups + 1, DType::i32) && is_vector(a.place, groups, DType::i32),
             "{}: begin is {}, place is {}", op, describe(a.begin), describe(a.place));
-  const trace::Range range("regroup_rows");
+  const trace::Range range = traced(exec, Kernel::regroup_rows, a);
   if (a.out.numel() > 0) exec.kernels->regroup_rows(exec, a);
 }
 
@@ -113,7 +112,7 @@ void unpermute(Exec& exec, const Unpermute& a) {
   check_rows(op, "out", a.out, n, a.x.dim(1), a.x.dtype);
   if (a.addend) check_rows(op, "addend", a.addend, n, a.x.dim(1), a.x.dtype);
   NRL_CHECK(!a.addend || same_or_disjoint(a.addend, a.out), "{}: out overlaps addend partly", op);
-  const trace::Range range("unpermute");
+  const trace::Range range = traced(exec, Kernel::unpermute, a);
   if (a.out.numel() > 0) exec.kernels->unpermute(exec, a);
 }
 
@@ -133,7 +132,7 @@ void gate_backward(Exec& exec, const GateBackward& a) {
   NRL_CHECK(same_or_disjoint(a.dact, a.dact_out) && same_or_disjoint(a.act, a.act_out) &&
                 a.act_out.data != a.dact_out.data,
             "{}: an output overlaps an input partly", op);
-  const trace::Range range("gate_backward");
+  const trace::Range range = traced(exec, Kernel::gate_backward, a);
   if (n * k > 0) exec.kernels->gate_backward(exec, a);
 }
 

@@ -1,8 +1,7 @@
 #include "core/ops/distillation.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -46,7 +45,7 @@ void gather_columns(Exec& exec, const GatherColumns& a) {
   check_slice(op, a.logits, a.ids, a.first_column);
   NRL_CHECK(is_row_matrix(a.out, a.ids.dim(0), a.ids.dim(1), DType::f32), "{}: out is {}, ids are {}", op,
             describe(a.out), describe(a.ids));
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::gather_columns, a);
   if (a.ids.dim(0) > 0) exec.kernels->gather_columns(exec, a);
 }
 
@@ -82,7 +81,7 @@ void topk_kl(Exec& exec, const TopkKl& a) {
   } else {
     NRL_CHECK(!a.gradient && !a.rest, "{}: a gradient without a weight", op);
   }
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::topk_kl, a);
   if (n > 0) exec.kernels->topk_kl(exec, a);
 }
 
@@ -106,7 +105,7 @@ void scatter_columns(Exec& exec, const ScatterColumns& a) {
         "in the first half of each row of the logits",
         op, describe(d), describe(a.logits));
   }
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::scatter_columns, a);
   if (n > 0) exec.kernels->scatter_columns(exec, a);
 }
 

@@ -3,9 +3,8 @@
 #include <climits>
 #include <cstdint>
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 
@@ -43,7 +42,7 @@ void dropout(Exec& exec, const Dropout& a) {
       !exec.libraries || a.x.numel() / pack <= INT_MAX - 4096,
       "dropout: x is {}, a GPU takes fewer than 2^31 packs of 16 bytes (elements, if rows are not aligned)",
       describe(a.x));
-  const trace::Range range("dropout");
+  const trace::Range range = traced(exec, Kernel::dropout, a);
   if (a.x.numel() > 0) exec.kernels->dropout(exec, a);
 }
 

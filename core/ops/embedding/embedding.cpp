@@ -1,10 +1,9 @@
 #include "core/ops/embedding.h"
 
 #include "core/ops/embedding/sorted.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -61,7 +60,7 @@ void embedding_forward(Exec& exec, const EmbeddingForward& a) {
     NRL_CHECK(a.position_table.dtype == a.table.dtype, "{}: table is {}, position_table is {}", op,
               describe(a.table), describe(a.position_table));
   }
-  const trace::Range range("embedding_forward");
+  const trace::Range range = traced(exec, Kernel::embedding_forward, a);
   if (a.out.numel() > 0) exec.kernels->embedding_forward(exec, a);
 }
 
@@ -75,7 +74,7 @@ void embedding_backward(Exec& exec, const EmbeddingBackward& a) {
     NRL_CHECK(a.dposition_table.dtype == DType::f32, "{}: dposition_table is {}, wanted f32", op,
               describe(a.dposition_table));
   }
-  const trace::Range range("embedding_backward");
+  const trace::Range range = traced(exec, Kernel::embedding_backward, a);
   if (a.dout.numel() > 0) exec.kernels->embedding_backward(exec, a);
 }
 

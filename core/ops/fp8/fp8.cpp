@@ -1,8 +1,7 @@
 #include "core/ops/fp8.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -40,7 +39,7 @@ void fp8_encode(Exec& exec, const Fp8Encode& a) {
   NRL_CHECK(!a.error || (a.error.rank == 2 && a.error.dtype == DType::f32 && a.error.contiguous() &&
                          a.error.dim(0) == a.x.dim(0) && a.error.dim(1) == a.x.dim(1)),
             "fp8_encode: error is {}, x is {}", describe(a.error), describe(a.x));
-  const trace::Range range("fp8_encode");
+  const trace::Range range = traced(exec, Kernel::fp8_encode, a);
   exec.kernels->fp8_encode(exec, a);
 }
 
@@ -49,7 +48,7 @@ void fp8_decode(Exec& exec, const Fp8Decode& a) {
   NRL_CHECK(a.x.rank == 2 && a.out.rank == 2 && a.out.dim(0) > 0 && a.x.dim(0) % a.out.dim(0) == 0,
             "fp8_decode: x is {}, out is {}", describe(a.x), describe(a.out));
   check("fp8_decode", a.format, a.out, a.x, a.x.dim(0));
-  const trace::Range range("fp8_decode");
+  const trace::Range range = traced(exec, Kernel::fp8_decode, a);
   exec.kernels->fp8_decode(exec, a);
 }
 

@@ -3,11 +3,10 @@
 #include <algorithm>
 
 #include "core/device/runtime.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -113,7 +112,7 @@ void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {
   } else {
     check(op, a.out, a.x, a.offsets, a.weight, a.x.dtype);
   }
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::grouped_linear_forward, a);
   if (a.out.numel() > 0) exec.kernels->grouped_linear_forward(exec, a);
 }
 
@@ -128,7 +127,7 @@ void grouped_linear_backward_data(Exec& exec, const GroupedLinearBackwardData& a
   } else {
     check(op, a.dout, a.dx, a.offsets, a.weight, a.dx.dtype);
   }
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::grouped_linear_backward_data, a);
   if (a.dx.numel() > 0) exec.kernels->grouped_linear_backward_data(exec, a);
 }
 
@@ -143,7 +142,7 @@ void grouped_linear_backward_weight(Exec& exec, const GroupedLinearBackwardWeigh
   } else {
     check(op, a.dout, a.x, a.offsets, a.dweight, DType::f32);
   }
-  const trace::Range range(op);
+  const trace::Range range = traced(exec, Kernel::grouped_linear_backward_weight, a);
   exec.kernels->grouped_linear_backward_weight(exec, a);
 }
 

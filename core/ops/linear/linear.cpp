@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "core/ops/gemm/packed_sizes.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/libraries.h"
 #include "core/ops/linear/gpu.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -133,13 +132,17 @@ void linear_forward(Exec& exec, const LinearForward& a) {
   NRL_CHECK(!a.pre_activation || (a.activation != Activation::none && a.pre_activation.dtype == a.out.dtype),
             "{}: pre_activation is {}, out is {}", op, describe(a.pre_activation), describe(a.out));
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, m, false);
-  const trace::Range range("linear_forward");
-  if (n == 0 || m == 0) return;
   // Where pre_activation is not wanted, the CPU's kernel calls the activation's itself, tile by tile.
-  if (!activation_kernel(exec, a, "forward") || (!a.pre_activation && !exec.libraries))
-    return exec.kernels->linear_forward(exec, a);
+  const bool two_passes = activation_kernel(exec, a, "forward") && (a.pre_activation || exec.libraries);
+  const LinearForward gemm = two_passes ? without_activation(a) : a;
+  {
+    const trace::Range range = traced(exec, Kernel::linear_forward, gemm);
+    if (n == 0 || m == 0) return;
+    exec.kernels->linear_forward(exec, gemm);
+  }
   // Two passes, so that recomputing from pre_activation gives bitwise identical results.
-  exec.kernels->linear_forward(exec, without_activation(a));
+  if (!two_passes) return;
+  const trace::Range range = traced(exec, Kernel::activation_forward, activation_of(a));
   exec.kernels->activation_forward(exec, activation_of(a));
 }
 
@@ -166,10 +169,15 @@ void linear_backward_data(Exec& exec, const LinearBackwardData& a) {
   NRL_CHECK(a.scale == 1 || (!a.accumulate && a.activation == Activation::none),
             "{}: a scale excludes accumulating and an activation", op);
   if (a.pre_activation) check_matrix(op, "pre_activation", a.pre_activation, n, k, false);
-  const trace::Range range("linear_backward_data");
-  if (n == 0 || k == 0) return;
-  if (!activation_kernel(exec, a, "backward")) return exec.kernels->linear_backward_data(exec, a);
-  exec.kernels->linear_backward_data(exec, without_activation(a));
+  const bool two_passes = activation_kernel(exec, a, "backward");
+  const LinearBackwardData gemm = two_passes ? without_activation(a) : a;
+  {
+    const trace::Range range = traced(exec, Kernel::linear_backward_data, gemm);
+    if (n == 0 || k == 0) return;
+    exec.kernels->linear_backward_data(exec, gemm);
+  }
+  if (!two_passes) return;
+  const trace::Range range = traced(exec, Kernel::activation_backward, activation_of(a));
   exec.kernels->activation_backward(exec, activation_of(a));
 }
 
@@ -192,7 +200,7 @@ void linear_backward_weight(Exec& exec, const LinearBackwardWeight& a) {
   NRL_CHECK(!fp8 || !a.dbias, "{}: dbias of FP8", op);
   check_matrix(op, "dweight", a.dweight, m, k, true);
   bias_gradient();
-  const trace::Range range("linear_backward_weight");
+  const trace::Range range = traced(exec, Kernel::linear_backward_weight, a);
   if (n == 0 && !a.accumulate && a.dweight.contiguous()) {
     zero(exec, {.x = a.dweight});
   } else if (n == 0) {
@@ -240,7 +248,7 @@ void column_sums(Exec& exec, const ColumnSums& a) {
   const int64_t n = a.x.dim(0), m = a.x.dim(1);
   NRL_CHECK(is_vector(a.out, m, DType::f32) || m == 0, "column_sums: out is {}, x is {}", describe(a.out),
             describe(a.x));
-  const trace::Range range("column_sums");
+  const trace::Range range = traced(exec, Kernel::column_sums, a);
   if (m > 0 && (n > 0 || !a.accumulate)) exec.kernels->column_sums(exec, a);
 }
 

@@ -1,8 +1,7 @@
 #include "core/ops/merge.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -31,7 +30,7 @@ void add_rows(Exec& exec, const AddRows& a) {
       (a.out.data || a.out.numel() == 0) && same_shape(a.out, a.x) && is_float(a.out) && dense_rows(a.out),
       "add_rows: out is {}, x is {}", describe(a.out), describe(a.x));
   NRL_CHECK(a.out.data != a.x.data && same_or_disjoint(a.out, a.x), "add_rows: out overlaps x");
-  const trace::Range range("add_rows");
+  const trace::Range range = traced(exec, Kernel::add_rows, a);
   if (a.x.numel() > 0) exec.kernels->add_rows(exec, a);
 }
 
@@ -48,7 +47,7 @@ void merge_attention(Exec& exec, const MergeAttention& a) {
   NRL_CHECK(a.out.data != a.part.data && a.lse.data != a.part_lse.data && same_or_disjoint(a.out, a.part) &&
                 same_or_disjoint(a.lse, a.part_lse),
             "merge_attention: the part overlaps the result");
-  const trace::Range range("merge_attention");
+  const trace::Range range = traced(exec, Kernel::merge_attention, a);
   if (a.part.numel() > 0) exec.kernels->merge_attention(exec, a);
 }
 

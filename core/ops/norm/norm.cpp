@@ -1,8 +1,7 @@
 #include "core/ops/norm.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -79,7 +78,7 @@ void norm_forward(Exec& exec, const NormForward& a) {
   if (a.mean) check_statistic(op, "mean", a.mean, rows);
   if (a.rstd) check_statistic(op, "rstd", a.rstd, rows);
   if (a.amax) check_statistic(op, "amax", a.amax, 1);
-  const trace::Range range("norm_forward");
+  const trace::Range range = traced(exec, Kernel::norm_forward, a);
   if (rows > 0) exec.kernels->norm_forward(exec, a);
 }
 
@@ -104,7 +103,7 @@ void norm_backward(Exec& exec, const NormBackward& a) {
   NRL_CHECK(!a.dbias || is_vector(a.dbias, d, DType::f32), "{}: dbias is {}", op, describe(a.dbias));
   NRL_CHECK(exec.workspace.size >= workspace(exec, a), "{}: workspace of {} bytes, needs {}", op,
             exec.workspace.size, workspace(exec, a));
-  const trace::Range range("norm_backward");
+  const trace::Range range = traced(exec, Kernel::norm_backward, a);
   if (rows > 0) exec.kernels->norm_backward(exec, a);
 }
 

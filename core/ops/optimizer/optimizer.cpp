@@ -3,12 +3,11 @@
 #include <algorithm>
 
 #include "core/device/runtime.h"
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/moments.h"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/step.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -95,7 +94,7 @@ void adamw(Exec& exec, const AdamW& a) {
   NRL_CHECK(
       (a.scalars || a.step >= 1) && a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1 && a.eps >= 0,
       "adamw: step {}, betas {} {}, eps {}", a.step, a.beta1, a.beta2, a.eps);
-  const trace::Range range("adamw");
+  const trace::Range range = traced(exec, Kernel::adamw, a);
   if (a.chunks ? a.chunks.dim(0) > 0 : flat > 0) exec.kernels->adamw(exec, a);
 }
 
@@ -182,7 +181,7 @@ void add_sum_of_squares(Exec& exec, const SumOfSquares& a) {
   if (noted(exec, Kernel::add_sum_of_squares, a)) return;
   check_flat("add_sum_of_squares", "x", a.x);
   NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum_of_squares: out is {}, wanted f64[1]", describe(a.out));
-  const trace::Range range("add_sum_of_squares");
+  const trace::Range range = traced(exec, Kernel::add_sum_of_squares, a);
   if (a.x.numel() > 0) {
     exec.kernels->add_sum_of_squares(exec, a);
   } else if (!a.accumulate) {
@@ -196,7 +195,7 @@ void decide_step(Exec& exec, const DecideStep& a) {
             describe(a.scalars));
   NRL_CHECK(a.max_norm >= 0 && a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
             "decide_step: norm {}, betas {} {}", a.max_norm, a.beta1, a.beta2);
-  const trace::Range range("decide_step");
+  const trace::Range range = traced(exec, Kernel::decide_step, a);
   exec.kernels->decide_step(exec, a);
 }
 
@@ -214,7 +213,7 @@ void add_sum(Exec& exec, const AddSum& a) {
   NRL_CHECK(is_vector(a.x, a.x.numel(), DType::f32) || a.x.numel() == 0, "add_sum: x is {}, wanted f32 (n)",
             describe(a.x));
   NRL_CHECK(is_vector(a.out, 1, DType::f64), "add_sum: out is {}, wanted f64[1]", describe(a.out));
-  const trace::Range range("add_sum");
+  const trace::Range range = traced(exec, Kernel::add_sum, a);
   if (a.x.numel() > 0) exec.kernels->add_sum(exec, a);
 }
 
@@ -225,7 +224,7 @@ void convert(Exec& exec, const Convert& a) {
               "convert: {}, wanted contiguous f32, bf16 or f16", describe(*t));
   NRL_CHECK(a.x.numel() == a.out.numel() && same_or_disjoint(a.x, a.out), "convert: x is {}, out is {}",
             describe(a.x), describe(a.out));
-  const trace::Range range("convert");
+  const trace::Range range = traced(exec, Kernel::convert, a);
   if (a.x.numel() > 0) exec.kernels->convert(exec, a);
 }
 
@@ -235,7 +234,7 @@ void sum_parts(Exec& exec, const SumParts& a) {
   check_flat("sum_parts", "out", a.out);
   NRL_CHECK(a.x.rank == 2 && a.x.dim(0) > 0 && is_vector(a.out, a.x.dim(1), a.out.dtype),
             "sum_parts: x is {}, out is {}", describe(a.x), describe(a.out));
-  const trace::Range range("sum_parts");
+  const trace::Range range = traced(exec, Kernel::sum_parts, a);
   if (a.x.numel() > 0) exec.kernels->sum_parts(exec, a);
 }
 
@@ -244,7 +243,7 @@ void zero(Exec& exec, const Zero& a) {
   if (noted(exec, Kernel::zero, a)) return;
   NRL_CHECK((a.x.data || a.x.numel() == 0) && a.x.contiguous(), "zero: x is {}, wanted contiguous memory",
             describe(a.x));
-  const trace::Range range("zero");
+  const trace::Range range = traced(exec, Kernel::zero, a);
   if (a.x.numel() == 0) return;
   if (exec.device) {
     exec.device->fill(a.x.data, 0, static_cast<size_t>(a.x.bytes()), exec.stream);

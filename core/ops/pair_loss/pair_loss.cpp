@@ -1,8 +1,7 @@
 #include "core/ops/pair_loss.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 
@@ -29,7 +28,7 @@ void pair_loss(Exec& exec, const PairLoss& a) {
   const bool averages =
       o.type == PreferenceLoss::ipo || o.type == PreferenceLoss::simpo || o.type == PreferenceLoss::orpo;
   NRL_CHECK(o.average || !averages, "pair_loss: {} without averages", name_of(o.type));
-  const trace::Range range("pair_loss");
+  const trace::Range range = traced(exec, Kernel::pair_loss, a);
   if (segments > 0) exec.kernels->pair_loss(exec, a);
 }
 

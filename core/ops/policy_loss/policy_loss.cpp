@@ -1,9 +1,8 @@
 #include "core/ops/policy_loss.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 
@@ -61,7 +60,7 @@ void policy_loss(Exec& exec, const PolicyLoss& a) {
   }
   NRL_CHECK(!a.metrics || is_vector(a.metrics, PolicyMetric::count, DType::f64),
             "policy_loss: metrics are {}", describe(a.metrics));
-  const trace::Range range("policy_loss");
+  const trace::Range range = traced(exec, Kernel::policy_loss, a);
   if (n > 0) exec.kernels->policy_loss(exec, a);
 }
 

@@ -1,9 +1,8 @@
 #include "core/ops/qk_norm_rope.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/rope.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -61,7 +60,7 @@ void qk_norm_rope_forward(Exec& exec, const QkNormRopeForward& a) {
     if (a.table) rope(exec, {.x = a.out, .table = a.table, .positions = a.positions});
     return;
   }
-  const trace::Range range("qk_norm_rope_forward");
+  const trace::Range range = traced(exec, Kernel::qk_norm_rope_forward, a);
   if (a.out.numel() > 0) exec.kernels->qk_norm_rope_forward(exec, a);
 }
 
@@ -84,7 +83,7 @@ void qk_norm_rope_backward(Exec& exec, const QkNormRopeBackward& a) {
   const size_t needed = workspace(exec, a);
   NRL_CHECK(exec.workspace.size >= needed, "{}: workspace of {} bytes, needs {}", op, exec.workspace.size,
             needed);
-  const trace::Range range("qk_norm_rope_backward");
+  const trace::Range range = traced(exec, Kernel::qk_norm_rope_backward, a);
   if (a.dx.numel() > 0) exec.kernels->qk_norm_rope_backward(exec, a);
 }
 

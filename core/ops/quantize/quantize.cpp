@@ -1,8 +1,7 @@
 #include "core/ops/quantize.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -139,7 +138,7 @@ void quantize(Exec& exec, const Quantize& a) {
                             !scales.amax && a.measured.data != scales.data && is_margin(a.margin)),
             "quantize: measured is {}, scales are {}, margin {}", describe(a.measured), name_of(scales.kind),
             a.margin);
-  const trace::Range range("quantize");
+  const trace::Range range = traced(exec, Kernel::quantize, a);
   exec.kernels->quantize(exec, a);
 }
 
@@ -157,7 +156,7 @@ void transpose(Exec& exec, const Transpose& a) {
                 (!has_scale_blocks(a.x.scales.kind) ||
                  (a.x.scales.kind == Scaling::block128 && blocks(a.x) && blocks(a.out))),
             "transpose: scales of x are {}, of out {}", name_of(a.x.scales.kind), name_of(a.out.scales.kind));
-  const trace::Range range("transpose");
+  const trace::Range range = traced(exec, Kernel::transpose, a);
   exec.kernels->transpose(exec, a);
 }
 
@@ -168,14 +167,14 @@ void largest_magnitude(Exec& exec, const LargestMagnitude& a) {
   NRL_CHECK(is_source(a.source) && !a.source.norm && is_vector(a.amax, 1, DType::f32),
             "largest_magnitude: x is {}, dout is {}, amax is {}", describe(a.source.x),
             describe(a.source.dout), describe(a.amax));
-  const trace::Range range("largest_magnitude");
+  const trace::Range range = traced(exec, Kernel::largest_magnitude, a);
   exec.kernels->largest_magnitude(exec, a);
 }
 
 void block_magnitudes(Exec& exec, const BlockMagnitudes& a) {
   if (noted(exec, Kernel::block_magnitudes, a)) return;
   check_part("block_magnitudes", a.part, a.amax);
-  const trace::Range range("block_magnitudes");
+  const trace::Range range = traced(exec, Kernel::block_magnitudes, a);
   exec.kernels->block_magnitudes(exec, a);
 }
 
@@ -185,7 +184,7 @@ void quantize_part(Exec& exec, const QuantizePart& a) {
   NRL_CHECK((a.out.dtype == DType::e4m3 || a.out.dtype == DType::e5m2) &&
                 is_vector(a.out, a.part.x.dim(0), a.out.dtype),
             "quantize_part: x is {}, out is {}", describe(a.part.x), describe(a.out));
-  const trace::Range range("quantize_part");
+  const trace::Range range = traced(exec, Kernel::quantize_part, a);
   exec.kernels->quantize_part(exec, a);
 }
 
@@ -197,7 +196,7 @@ void update_scales(Exec& exec, const UpdateScales& a) {
   NRL_CHECK((a.format == DType::e4m3 || a.format == DType::e5m2) && is_margin(a.margin),
             "update_scales: {} with margin {}", name_of(a.format), a.margin);
   NRL_CHECK(!a.blocks || a.amax.dim(0) == 1, "update_scales: {} of blocks", describe(a.amax));
-  const trace::Range range("update_scales");
+  const trace::Range range = traced(exec, Kernel::update_scales, a);
   exec.kernels->update_scales(exec, a);
 }
 

@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -125,7 +124,7 @@ void rope(Exec& exec, const Rope& a) {
   NRL_CHECK(is_vector(a.positions, a.x.dim(0), DType::i32), "rope: positions is {}, x is {}",
             describe(a.positions), describe(a.x));
   NRL_CHECK(!a.amax || is_vector(a.amax, 1, DType::f32), "rope: amax is {}", describe(a.amax));
-  const trace::Range range("rope");
+  const trace::Range range = traced(exec, Kernel::rope, a);
   if (a.x.numel() > 0) exec.kernels->rope(exec, a);
 }
 

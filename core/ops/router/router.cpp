@@ -2,11 +2,10 @@
 
 #include <algorithm>
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/step.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -105,7 +104,7 @@ void router_forward(Exec& exec, const RouterForward& a) {
             describe(a.bias));
   check_matrix(op, "expert", a.expert, n, a.rule.top_k, DType::i32);
   check_matrix(op, "prob", a.prob, n, a.rule.top_k, DType::f32);
-  const trace::Range range("router_forward");
+  const trace::Range range = traced(exec, Kernel::router_forward, a);
   if (n > 0) exec.kernels->router_forward(exec, a);
 }
 
@@ -118,7 +117,7 @@ void router_counts(Exec& exec, const RouterCounts& a) {
   check_counts(op, a.counts, a.segment, a.first, a.expert.dim(0), a.counts.dim(1));
   NRL_CHECK(a.counts.dim(1) <= max_experts, "{}: counts are {}", op, describe(a.counts));
   NRL_CHECK(!a.sum || is_vector(a.sum, a.counts.dim(1), DType::i32), "{}: sum is {}", op, describe(a.sum));
-  const trace::Range range("router_counts");
+  const trace::Range range = traced(exec, Kernel::router_counts, a);
   exec.kernels->router_counts(exec, a);
 }
 
@@ -130,7 +129,7 @@ void router_balance(Exec& exec, const RouterBalance& given) {
   a.total = std::max<int64_t>(a.total, 1);
   if (a.counts) check_counts(op, a.counts, a.segment, a.first, a.logits.dim(0), a.logits.dim(1));
   NRL_CHECK(is_vector(a.metrics, 3, DType::f64), "{}: metrics are {}", op, describe(a.metrics));
-  const trace::Range range("router_balance");
+  const trace::Range range = traced(exec, Kernel::router_balance, given);
   if (a.logits.dim(0) > 0 || a.counts) exec.kernels->router_balance(exec, a);
 }
 
@@ -147,7 +146,7 @@ void router_backward(Exec& exec, const RouterBackward& given) {
             describe(a.loss_scale));
   NRL_CHECK(is_float(a.dlogits), "{}: dlogits is {}", op, describe(a.dlogits));
   check_matrix(op, "dlogits", a.dlogits, n, experts, a.dlogits.dtype);
-  const trace::Range range("router_backward");
+  const trace::Range range = traced(exec, Kernel::router_backward, given);
   if (n > 0) exec.kernels->router_backward(exec, a);
 }
 
@@ -159,7 +158,7 @@ void router_bias(Exec& exec, const RouterBias& a) {
   NRL_CHECK(is_vector(a.counts, a.bias.dim(0), DType::i32), "{}: counts are {}", op, describe(a.counts));
   NRL_CHECK(is_vector(a.scalars, StepScalar::count, DType::f64), "{}: scalars are {}", op,
             describe(a.scalars));
-  const trace::Range range("router_bias");
+  const trace::Range range = traced(exec, Kernel::router_bias, a);
   exec.kernels->router_bias(exec, a);
 }
 

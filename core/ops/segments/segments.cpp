@@ -1,8 +1,7 @@
 #include "core/ops/segments.h"
 
-#include "core/ops/kernel_table.h"
 #include "core/ops/shared/check.h"
-#include "core/trace/trace.h"
+#include "core/ops/traced.h"
 
 namespace nrl::ops {
 namespace {
@@ -31,7 +30,7 @@ void segment_sum(Exec& exec, const SegmentSum& a) {
   check_numbers(op, "target", a.target, n, DType::i32);
   check_numbers(op, "segment", a.segment, n, DType::i32);
   check_numbers(op, "out", a.out, a.out.numel(), DType::f64);
-  const trace::Range range("segment_sum");
+  const trace::Range range = traced(exec, Kernel::segment_sum, a);
   if (a.out.numel() > 0) exec.kernels->segment_sum(exec, a);
 }
 
@@ -43,7 +42,7 @@ void segment_rows(Exec& exec, const SegmentRows& a) {
   check_numbers(op, "target", a.target, n, DType::i32);
   check_numbers(op, "segment", a.segment, n, DType::i32);
   check_numbers(op, "out", a.out, n, DType::f32);
-  const trace::Range range("segment_rows");
+  const trace::Range range = traced(exec, Kernel::segment_rows, a);
   if (n > 0) exec.kernels->segment_rows(exec, a);
 }
 

@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "core/base/error.h"
-#include "core/base/median.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
 #include "parallel/comm/mpi/mpi_session.h"
 
