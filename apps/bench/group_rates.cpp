@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "core/base/median.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
 
 namespace nrl::bench {

@@ -11,8 +11,8 @@
 
 #include "apps/plan/device_models.h"
 #include "core/base/log.h"
-#include "core/base/median.h"
 #include "core/base/philox.h"
+#include "core/base/sample.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"
 #include "core/device/cpu/threads.h"

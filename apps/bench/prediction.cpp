@@ -1,117 +1,18 @@
 #include "apps/bench/prediction.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 
+#include "apps/plan/parts.h"
 #include "core/base/text.h"
 
 namespace nrl::bench {
-namespace {
 
-constexpr std::string_view other = "other", experts = "router and dispatch", objective = "objective";
-
-struct PartRule {
-  std::string_view op, layers, head;  ///< `head`: within loss_computation; empty: the same
-};
-constexpr PartRule rules[] = {
-    {"linear_forward", "layer GEMMs, forward", "head GEMM, forward"},
-    {"linear_backward_data", "layer GEMMs, dgrad", "head GEMM, dgrad"},
-    {"linear_backward_weight", "layer GEMMs, wgrad", "head GEMM, wgrad"},
-    {"attention_forward", "attention, forward", ""},
-    {"attention_backward", "attention, backward", ""},
-    {"norm_forward", "norms, forward", ""},
-    {"norm_backward", "norms, backward", ""},
-    {"rope", "RoPE, QK norm", ""},
-    {"qk_norm_rope_forward", "RoPE, QK norm", ""},
-    {"qk_norm_rope_backward", "RoPE, QK norm", ""},
-    {"activation_forward", "activation, forward", ""},
-    {"activation_backward", "activation, backward", ""},
-    {"grouped_linear_forward", "layer GEMMs, forward", ""},
-    {"grouped_linear_backward_data", "layer GEMMs, dgrad", ""},
-    {"grouped_linear_backward_weight", "layer GEMMs, wgrad", ""},
-    {"router_forward", experts, ""},
-    {"router_counts", experts, ""},
-    {"router_balance", experts, ""},
-    {"router_backward", experts, ""},
-    {"router_bias", experts, ""},
-    {"dispatch_sort", experts, ""},
-    {"permute", experts, ""},
-    {"regroup_rows", experts, ""},
-    {"unpermute", experts, ""},
-    {"gate_backward", experts, ""},
-    {"merge_attention", "attention, forward", ""},
-    {"add_rows", "attention, backward", ""},
-    {"cross_entropy", "cross entropy", ""},
-    {"cross_entropy_statistics", "cross entropy", ""},
-    {"cross_entropy_gradient", "cross entropy", ""},
-    {"segment_sum", objective, ""},
-    {"segment_rows", objective, ""},
-    {"pair_loss", objective, ""},
-    {"policy_loss", objective, ""},
-    {"gather_columns", "cross entropy", ""},
-    {"topk_kl", objective, ""},
-    {"scatter_columns", "cross entropy", ""},
-    {"column_sums", "bias gradients", ""},
-    {"dropout", "dropout", ""},
-    {"embedding_forward", "embedding", ""},
-    {"embedding_backward", "embedding", ""},
-    {"adamw", "optimizer", ""},
-    {"add_sum_of_squares", "optimizer", ""},
-    {"sum_parts", "optimizer", ""},
-    {"fp8_encode", "optimizer", ""},
-    {"fp8_decode", "optimizer", ""},
-    {"quantize", "quantization", ""},
-    {"transpose", "quantization", ""},
-    {"largest_magnitude", "quantization", ""},
-    {"block_magnitudes", "quantization", ""},
-    {"quantize_part", "quantization", ""},
-    {"update_scales", "quantization", ""},
-    {"decide_step", "optimizer", ""},
-    {"add_sum", other, ""},
-    {"convert", other, ""},
-    {"copy", other, ""},
-    {"zero", other, ""},
-};
-
-constexpr std::array<std::string_view, 24> order{"layer GEMMs, forward",
-                                                 "layer GEMMs, dgrad",
-                                                 "layer GEMMs, wgrad",
-                                                 "head GEMM, forward",
-                                                 "head GEMM, dgrad",
-                                                 "head GEMM, wgrad",
-                                                 "attention, forward",
-                                                 "attention, backward",
-                                                 "norms, forward",
-                                                 "norms, backward",
-                                                 "RoPE, QK norm",
-                                                 "activation, forward",
-                                                 "activation, backward",
-                                                 experts,
-                                                 "recomputed",
-                                                 "quantization",
-                                                 "cross entropy",
-                                                 objective,
-                                                 "bias gradients",
-                                                 "dropout",
-                                                 "embedding",
-                                                 "optimizer",
-                                                 other,
-                                                 between_kernels};
-
-}  // namespace
-
-std::string_view part_of(std::string_view op, std::string_view range) {
-  for (const PartRule& rule : rules) {
-    if (op != rule.op) continue;
-    if (range == "recompute") return "recomputed";
-    return range == "loss_computation" && !rule.head.empty() ? rule.head : rule.layers;
-  }
-  return "";
-}
+using plan::between_kernels;
 
 Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts)
     : gpu_(gpu), facts_(facts) {
+  const std::span<const std::string_view> order = plan::step_parts();
   for (const std::string_view name : order) parts_.push_back({.name = name});
   const auto part = [&](std::string_view name) -> PredictedPart& {
     const auto at = std::find(order.begin(), order.end(), name);
@@ -120,8 +21,8 @@ Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> 
   };
   PredictedPart& gaps = part(between_kernels);
   for (const ops::Call& call : calls) {
-    const std::string_view name = part_of(call.op, call.range);
-    PredictedPart& p = part(name.empty() ? other : name);
+    const std::string_view name = plan::part_of(call.op, call.range);
+    PredictedPart& p = part(name.empty() ? plan::other_ops : name);
     const plan::CallTime time = estimate(gpu, call, plan::likely);
     ++p.calls;
     p.bytes += call.cost.bytes() + call.cost.scratch;
@@ -144,7 +45,7 @@ void Prediction::add(const MeasuredStep& measured) {
   measured_ = measured.step;
   double sum = 0;
   for (const trace::Total& total : measured.parts) {
-    const std::string_view name = part_of(total.name, total.parent);
+    const std::string_view name = plan::part_of(total.name, total.parent);
     if (name.empty()) continue;  // a range around ops
     sum += total.seconds;
     auto part = std::find_if(parts_.begin(), parts_.end(), [&](const auto& p) { return p.name == name; });

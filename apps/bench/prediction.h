@@ -14,13 +14,6 @@
 
 namespace nrl::bench {
 
-/// The part of a step that is no kernel's.
-inline constexpr std::string_view between_kernels = "between kernels";
-
-/// The part of a step that an op belongs to, by its name and the innermost trace range around it ("layer_3",
-/// "recompute", "loss_computation"); "" for a range that is no op.
-std::string_view part_of(std::string_view op, std::string_view range);
-
 struct PredictedPart {
   std::string_view name;
   int64_t calls = 0;

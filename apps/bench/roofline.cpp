@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "apps/bench/prediction.h"
 #include "core/base/text.h"
 
 namespace nrl::bench {
@@ -16,26 +15,24 @@ std::string name_of(const ops::Call& call) {
 
 }  // namespace
 
-Roofline::Roofline(const MachineRates& rates, std::span<const ops::TimedCall> calls, double seconds)
+Roofline::Roofline(const plan::Peaks& rates, std::span<const ops::TimedCall> calls, double seconds)
     : rates_(rates), seconds_(seconds) {
   RooflineRow rest;
-  rest.part = between_kernels;
+  rest.part = plan::between_kernels;
   rest.seconds = seconds;
   for (const auto& [call, taken] : calls) {
-    const std::string part(part_of(call.op, call.range)), kernel = name_of(call);
+    const std::string part(plan::part_of(call.op, call.range)), kernel = name_of(call);
     auto row = std::find_if(rows_.begin(), rows_.end(),
                             [&](const auto& r) { return r.part == part && r.kernel == kernel; });
     if (row == rows_.end()) row = rows_.insert(rows_.end(), {.part = part, .kernel = kernel, .calls = 0});
     const ops::Cost& cost = call.cost;
-    const double arithmetic =
-        cost.flops / (cost.operands == DType::bf16 ? rates.bf16_flops : rates.f32_flops);
-    const double memory = cost.bytes() / rates.copy;
+    const plan::Attainable limits = plan::attainable(cost, rates);
     ++row->calls;
     row->flops += cost.flops;
     row->bytes += cost.bytes();
     row->seconds += taken;
-    row->attainable += std::max(arithmetic, memory);
-    row->surplus += arithmetic - memory;
+    row->attainable += limits.seconds();
+    row->surplus += limits.arithmetic - limits.memory;
     rest.seconds -= taken;
   }
   std::stable_sort(rows_.begin(), rows_.end(),

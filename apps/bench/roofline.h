@@ -6,16 +6,11 @@
 #include <string>
 #include <vector>
 
+#include "apps/plan/parts.h"
 #include "core/io/json.h"
 #include "core/ops/kernel_timer.h"
 
 namespace nrl::bench {
-
-/// The rates of one rank while the others of its machine work, too.
-struct MachineRates {
-  double f32_flops = 0, bf16_flops = 0;  ///< FLOP/s of multiply-adds on registers, by the type of the factors
-  double copy = 0;                       ///< bytes/s read and written by a copy larger than the caches
-};
 
 /// Equal calls of a step together.
 struct RooflineRow {
@@ -37,7 +32,7 @@ struct RooflineRow {
 class Roofline {
  public:
   /// `calls`: of one step, which took `seconds`.
-  Roofline(const MachineRates& rates, std::span<const ops::TimedCall> calls, double seconds);
+  Roofline(const plan::Peaks& rates, std::span<const ops::TimedCall> calls, double seconds);
 
   /// By the time lost; what lies between kernels (data, communication, the host) is the last one. Their times
   /// add up to the step.
@@ -46,7 +41,7 @@ class Roofline {
   JsonValue json() const;
 
  private:
-  MachineRates rates_;
+  plan::Peaks rates_;
   std::vector<RooflineRow> rows_;
   double seconds_ = 0;
 };

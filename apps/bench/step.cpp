@@ -50,9 +50,9 @@ Roofline measure_roofline(nrl::comm::World& world, engine::Engine& engine, const
   ops::Exec& exec = engine.exec();
   world.comm().barrier();  // all ranks measure at once, as they work
   const plan::DeviceModel cpu = plan::measure_cpu_model(1, exec.threads);
-  const MachineRates rates{.f32_flops = cpu.f32_flops,
-                           .bf16_flops = cpu.f32_flops * train::native_factor(exec, DType::bf16),
-                           .copy = cpu.copy};
+  const plan::Peaks rates{.f32_flops = cpu.f32_flops,
+                          .bf16_flops = cpu.f32_flops * train::native_factor(exec, DType::bf16),
+                          .copy = cpu.copy};
   ops::KernelTimer timer(exec);
   std::vector<ops::TimedCall> calls;
   double best = 0;

@@ -7,7 +7,7 @@
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_data.h"
-#include "core/base/median.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 

@@ -7,6 +7,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/monitor/format.h"
+#include "apps/monitor/html.h"
 #include "core/base/text.h"
 
 namespace nrl::monitor {
@@ -36,29 +37,6 @@ Range steps_of(std::span<const RunHistory> runs, Curve RunHistory::*curve) {
 }
 
 constexpr const char* marks = "*o+x#@%&";
-
-std::string escaped(std::string_view text) {
-  std::string out;
-  for (char c : text) {
-    switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&quot;";
-        break;
-      default:
-        out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
-    }
-  }
-  return out;
-}
 
 struct TableRow {
   std::string run, steps, tokens;
@@ -161,21 +139,6 @@ std::string panel(std::span<const RunHistory> runs, Curve RunHistory::*curve, Cu
   return s + "</svg>\n";
 }
 
-constexpr std::string_view style = R"(
-:root { color-scheme: light dark; --text: #1d2733; --soft: #66727f; --grid: #dfe4ea; --page: #ffffff; }
-@media (prefers-color-scheme: dark) { :root { --text: #e4e9ee; --soft: #9aa6b2; --grid: #35404b; --page: #14191f; } }
-body { font: 14px/1.5 system-ui, sans-serif; color: var(--text); background: var(--page); margin: 24px auto;
-  max-width: 1180px; padding: 0 16px; }
-h1 { font-size: 20px; } svg { width: 100%; height: auto; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 16px; }
-.title { font-size: 14px; font-weight: 600; fill: var(--text); } .tick { font-size: 11px; fill: var(--soft); }
-.grid { stroke: var(--grid); } .line { fill: none; stroke-width: 1.6; } .band { opacity: 0.16; }
-table { border-collapse: collapse; margin: 16px 0; display: block; overflow-x: auto; }
-th, td { text-align: right; padding: 4px 12px; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th:first-child, td:first-child { text-align: left; } th { color: var(--soft); font-weight: 500; }
-.key { display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 8px; }
-)";
-
 }  // namespace
 
 std::vector<double> axis_ticks(double low, double high, int count) {
@@ -254,12 +217,7 @@ std::string text_table(std::span<const RunHistory> runs) {
 std::string html_report(std::span<const RunHistory> runs, By by) {
   std::string names;
   for (const RunHistory& run : runs) names += (names.empty() ? "" : ", ") + run.name;
-  std::string page = fmt::format(
-      "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n<meta name=\"viewport\" "
-      "content=\"width=device-width, "
-      "initial-scale=1\">\n<title>{0}</title>\n<style>{1}</style></head>\n<body>\n"
-      "<h1>nrl-train report</h1>\n<table><tr>",
-      escaped(names), style);
+  std::string page = page_begin(names, "nrl-train report") + "<table><tr>";
   for (std::string_view heading : headings) page += fmt::format("<th>{}</th>", heading);
   page += "</tr>\n";
   for (size_t r = 0; r < runs.size(); ++r) {
@@ -267,8 +225,8 @@ std::string html_report(std::span<const RunHistory> runs, By by) {
     const auto cells = cells_of(row_of(runs[r]));
     for (size_t c = 0; c < cells.size(); ++c)
       page += c == 0 ? fmt::format("<td><span class=\"key\" style=\"background:{}\"></span>{}</td>",
-                                   color_of(r), escaped(cells[c]))
-                     : fmt::format("<td>{}</td>", escaped(cells[c]));
+                                   color_of(r), html_escaped(cells[c]))
+                     : fmt::format("<td>{}</td>", html_escaped(cells[c]));
     page += "</tr>\n";
   }
   page += "</table>\n<div class=\"panels\">\n";
@@ -277,7 +235,7 @@ std::string html_report(std::span<const RunHistory> runs, By by) {
   page += panel(placed, &RunHistory::lr, nullptr, "learning rate", by);
   page += panel(placed, &RunHistory::grad_norm, nullptr, "gradient norm", by);
   page += panel(placed, &RunHistory::tokens_per_s, nullptr, "tokens/s", by);
-  return page + "</div>\n</body></html>\n";
+  return page + "</div>\n" + std::string(page_end);
 }
 
 }  // namespace nrl::monitor

@@ -7,6 +7,7 @@
 #include "apps/monitor/metrics.h"
 #include "apps/monitor/run_file.h"
 #include "core/base/error.h"
+#include "core/base/sample.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 
@@ -35,9 +36,7 @@ double Curve::tail_mean(size_t count) const {
 double Curve::median() const {
   std::vector<double> values;
   for (const CurvePoint& p : points) values.push_back(p.value);
-  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
-  std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  return nrl::median(std::move(values));
 }
 
 void add_row(RunHistory& run, const JsonValue& row) {

@@ -93,8 +93,9 @@ struct MemoryUse {
   double peak_at = 0;  ///< seconds from the begin of the step
   /// Bytes by category from each time on.
   std::vector<std::pair<double, std::array<int64_t, memory::category_count>>> curve;
-  std::vector<Alive> at_peak;  ///< largest first
-  int64_t buffers = 0, intervals = 0;
+  std::vector<Alive> at_peak;          ///< largest first
+  int64_t buffers = 0, intervals = 0;  ///< intervals: lifetimes of all buffers
+  int64_t interval_bytes = 0;          ///< of these together
 };
 
 struct RankProfile {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/plan/parts.h"
 #include "core/ops/cost.h"
 #include "core/trace/recording.h"
 #include "memory/plan.h"
@@ -19,14 +20,10 @@ struct GroupOfRanks {
   std::string name;   ///< "dp"
   std::string label;  ///< "dp[0,2]"
   int ranks = 1, nodes = 1;
+  std::vector<int> members = {};  ///< ranks of the world, by their rank in the group; empty: unknown
 };
 
-/// The rates of this machine at best, of one rank while the others work, too.
-struct Peaks {
-  double f32_flops = 0, bf16_flops = 0, fp8_flops = 0;  ///< FLOP/s, by the type of the factors; 0: unknown
-  double copy = 0;                                      ///< bytes/s that a large copy reads and writes
-  double link = 0;                                      ///< bytes/s between ranks of a node; 0: unknown
-};
+using Peaks = plan::Peaks;
 
 /// Counters of the operating system for this process, over the window.
 struct HostCounters {
@@ -49,8 +46,11 @@ struct Recorded {
       messages;                      ///< collectives and messages that ended in the window, by their start
   std::vector<GroupOfRanks> groups;  ///< by LogEntry::group
   /// When the last rank arrived in collective i of `messages` (its largest enqueued_ns over the group, on
-  /// this rank's clock); 0: unknown.
+  /// this rank's clock); of a message, when the later one of its two ends was issued. 0: unknown.
   std::vector<int64_t> last_arrival;
+  /// Nanoseconds that the ranks of its group together waited for the last one, by index for `messages`;
+  /// empty: unknown.
+  std::vector<int64_t> waited;
   /// Buffers of the plan with lifetimes, in ticks; the time of a tick is the begin of its first event.
   std::vector<memory::MemoryPlan::Buffer> buffers;
   int64_t arena_bytes = 0;

@@ -16,7 +16,7 @@
 #include "apps/train/start/run_config.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/log.h"
-#include "core/base/median.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"

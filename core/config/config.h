@@ -426,6 +426,10 @@ struct MonitoringConfig {
 struct ProfilingConfig {
   bool enabled = false;
   std::string steps = "3:5";
+  std::optional<int64_t> every;
+  std::vector<std::string> ranks = {"auto"};  ///< "auto", "all" or numbers
+  TraceFormat trace = TraceFormat::perfetto;
+  bool memory_snapshot = false;
   bool operator==(const ProfilingConfig&) const = default;
 };
 

@@ -93,6 +93,8 @@ struct Share {
 enum class ResumeMode { automatic, never, directory };
 NRL_ENUM(OnOom, (fail, reduce_batch), ("fail", "reduce_batch"), ())
 NRL_ENUM(Progress, (automatic, bar, plain, json), ("auto", "bar", "plain", "json"), ())
+/// The format of the timelines of profiled steps.
+NRL_ENUM(TraceFormat, (perfetto, chrome, none), ("perfetto", "chrome", "none"), ())
 /// The quantities that a suite of comparisons measures.
 NRL_ENUM(Quantity, (step_time, speed, planned_bytes, activation_bytes, optimizer_bytes, sent_bytes),
          ("step_time", "speed", "planned_bytes", "activation_bytes", "optimizer_bytes", "sent_bytes"), ())

@@ -371,10 +371,29 @@ void add_profiling(Table& t) {
   t.resume("profiling", OnResume::unrelated);
   NRL_KEY(t, profiling.enabled)
       .help(
-          "Record every operation of some steps into LOG_DIR/trace-rank-N.json (https://ui.perfetto.dev "
-          "opens it).");
+          "Record every operation of some steps, and write where their time and memory went into "
+          "LOG_DIR/profile/step-FIRST.");
   NRL_KEY(t, profiling.steps)
-      .help("Steps to record: \"FIRST:END\", counted from 1, END exclusive.")
+      .help(
+          "Steps to record: \"FIRST:END\", counted from 1, END exclusive. An evaluation, a text sample or a "
+          "checkpoint among them divides them into two records.")
+      .only_with({is("profiling.enabled", {"true"})});
+  NRL_KEY(t, profiling.every)
+      .at_least(1)
+      .help("Record again each so many steps after the first ones; null: only once.")
+      .only_with({is("profiling.enabled", {"true"})});
+  NRL_KEY(t, profiling.ranks)
+      .help(
+          "Ranks that write their timelines: all, numbers of ranks, or auto: all of up to 16 ranks, else the "
+          "first one of every pipeline stage and node, at most 16.")
+      .only_with({is("profiling.enabled", {"true"})});
+  NRL_KEY(t, profiling.trace)
+      .help(
+          "Format of the timelines: perfetto (https://ui.perfetto.dev), chrome (Kineto's JSON, for Holistic "
+          "Trace Analysis and TensorBoard), or none.")
+      .only_with({is("profiling.enabled", {"true"})});
+  NRL_KEY(t, profiling.memory_snapshot)
+      .help("Also draw the memory of the first rank over a step, every buffer with its lifetime, as a page.")
       .only_with({is("profiling.enabled", {"true"})});
 }
 

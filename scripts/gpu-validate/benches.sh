@@ -102,10 +102,10 @@ profile() {
   config=$(model_of "$1")
   on_gpu || config=configs/bench-tiny.yaml
   train "$1" 1 "$config" "device=$device" pretrain.max_num_steps=6 profiling.enabled=true profiling.steps=5:6 | tee "$work/$1.txt"
-  gzip -c "$work/$1/trace-rank-0.json" >"$work/trace.gz"
+  cp "$work/$1/profile/step-5/rank-0.pftrace" "$work/trace"
   # What comes back from a machine is limited; the table below does not need the trace.
-  if (($(stat -c %s "$work/trace.gz") < 4000000)); then mv "$work/trace.gz" "$out/trace-$1.json.gz"; fi
-  python3 "$here/gpu-validate/ops_table.py" "$work/$1/trace-rank-0.json" >"$work/bench-$1.txt"
+  if (($(stat -c %s "$work/trace") < 4000000)); then mv "$work/trace" "$out/trace-$1.pftrace"; fi
+  python3 "$here/gpu-validate/ops_table.py" "$work/$1/profile/step-5/profile.json" >"$work/bench-$1.txt"
   cat "$work/bench-$1.txt"
   local attention
   attention=$(banner_line attention <"$work/$1.txt")

@@ -4,6 +4,7 @@
 
 #include <map>
 
+#include "apps/plan/parts.h"
 #include "core/device/dry_run.h"
 #include "core/ops/coverage.h"
 #include "core/ops/libraries.h"
@@ -161,7 +162,7 @@ TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {
     const std::vector<char> before = bytes_of(*engine, engine->groups().front().weights);
     std::map<std::pair<std::string, std::string>, int64_t> expected, counted;
     for (const Call& call : engine->dry_step(objective, true).calls)
-      if (!bench::part_of(call.op, call.range).empty()) ++expected[{call.op, call.range}];
+      if (!plan::part_of(call.op, call.range).empty()) ++expected[{call.op, call.range}];
     CHECK(bytes_of(*engine, engine->groups().front().weights) == before);
     CHECK(std::string(trace::innermost()).empty());
 
@@ -174,8 +175,7 @@ TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {
     exec.device->synchronize();
     trace::collect_device();
     for (const trace::Total& total : trace::device_totals_by_parent())
-      if (!bench::part_of(total.name, total.parent).empty())
-        counted[{total.name, total.parent}] = total.count;
+      if (!plan::part_of(total.name, total.parent).empty()) counted[{total.name, total.parent}] = total.count;
     trace::detach_device();
     trace::start(trace::Mode::off);
     // An activation behind a GEMM of the same op has no range of its own.
@@ -189,13 +189,13 @@ TEST_CASE("a dry run finds the calls that a step makes", "[predict]") {
 TEST_CASE("every kernel belongs to a part of a step", "[predict]") {
   for (const ops::KernelEntry& entry : ops::kernel_entries({})) {
     CAPTURE(entry.name);
-    CHECK_FALSE(bench::part_of(entry.name, "layer_3").empty());
-    CHECK(bench::part_of(entry.name, "recompute") == "recomputed");
+    CHECK_FALSE(plan::part_of(entry.name, "layer_3").empty());
+    CHECK(plan::part_of(entry.name, "recompute") == "recomputed");
   }
-  CHECK(bench::part_of("linear_backward_weight", "layer_0") == "layer GEMMs, wgrad");
-  CHECK(bench::part_of("linear_backward_weight", "loss_computation") == "head GEMM, wgrad");
-  CHECK(bench::part_of("norm_backward", "loss_computation") == "norms, backward");
-  CHECK(bench::part_of("layer_3", "backward_pass").empty());
+  CHECK(plan::part_of("linear_backward_weight", "layer_0") == "layer GEMMs, wgrad");
+  CHECK(plan::part_of("linear_backward_weight", "loss_computation") == "head GEMM, wgrad");
+  CHECK(plan::part_of("norm_backward", "loss_computation") == "norms, backward");
+  CHECK(plan::part_of("layer_3", "backward_pass").empty());
 }
 
 TEST_CASE("arguments of ops show in the prediction", "[predict]") {

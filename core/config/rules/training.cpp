@@ -183,6 +183,18 @@ Verdict judge_profile(const ConfigResult& r) {
   if (!range)
     return {{.reason = fmt::format("profiling.steps is \"{}\"", p.steps),
              .label = "\"FIRST:END\", counted from 1, END greater than FIRST, for example \"3:5\""}};
+  if (p.every && *p.every < range->end - range->first)
+    return {{.reason = fmt::format("profiling.every is {}, fewer than the {} steps of profiling.steps",
+                                   *p.every, range->end - range->first),
+             .key = "profiling.every"}};
+  const auto number = [](const std::string& text) {
+    return !text.empty() && text.size() < 8 && text.find_first_not_of("0123456789") == text.npos;
+  };
+  const bool word = p.ranks.size() == 1 && (p.ranks[0] == "auto" || p.ranks[0] == "all");
+  if (p.ranks.empty() || (!word && !std::all_of(p.ranks.begin(), p.ranks.end(), number)))
+    return {{.reason = fmt::format("profiling.ranks is [{}]", fmt::join(p.ranks, ", ")),
+             .label = "auto, all, or numbers of ranks",
+             .key = "profiling.ranks"}};
   const auto& steps = resolved_loop(r.config).max_num_steps;
   if (!p.enabled || !steps || range->first <= *steps) return {};
   return {{.reason = fmt::format("profiling.steps: the run has only {} steps, so none is traced", *steps),
@@ -290,7 +302,7 @@ const ConfigRule training_table[] = {
         {"warmup_ratio 1 leaves no steps for the final decay of WSD"}),
     {{warmup, ratio, decay, wsd, style, steps}, judge_decay},
     {{warmup, ratio, decay, wsd, style, steps}, judge_run},
-    {{"profiling.steps"}, judge_profile},
+    {{"profiling.steps", "profiling.every", "profiling.ranks"}, judge_profile},
     {{"monitoring.alerting.rules", "logger.monitor_gpus"}, judge_alert_rules},
     row({is("monitoring.alerting.slack_notifications", {"true"}),
          is("monitoring.alerting.webhook", {"null"})},

@@ -1,0 +1,64 @@
+#pragma once
+// Two profiles beside each other, and the gate that a change must pass.
+
+#include <string>
+#include <vector>
+
+#include "apps/profile/profile.h"
+#include "core/base/sample.h"
+#include "core/config/diff.h"
+#include "core/io/json.h"
+
+namespace nrl::profile {
+
+/// The exit code of a gate that found a regression.
+inline constexpr int exit_regression = 3;
+
+/// A figure of both profiles. Ratios are after / before.
+struct Metric {
+  std::string name;
+  double before = 0, after = 0;
+  Interval ratio;  ///< 95 %; of an exact figure the ratio itself
+  bool lower_is_better = true;
+
+  /// By which share it got worse; negative: better.
+  double worse() const;
+  Interval worse_interval() const;
+};
+
+/// Seconds of a part of the step.
+struct Change {
+  std::string name;
+  double before = 0, after = 0;
+  double difference() const { return after - before; }
+};
+
+struct Comparison {
+  std::vector<Metric> metrics;
+  std::vector<Change> split, operations;  ///< the differences of each add up to the step's; largest first
+  std::vector<KeyDifference> keys;        ///< that differ in the configurations
+  std::vector<KeyDifference> facts;       ///< version, hosts, devices, ranks, threads
+  std::string unreadable;                 ///< why the configurations cannot be compared; empty: they can
+  size_t steps_before = 0, steps_after = 0;
+
+  /// Fails with Exit::usage and the names for another one.
+  const Metric& metric(const std::string& name) const;
+};
+
+/// `before` is the baseline. Profiles of different machines are refused with Exit::usage unless
+/// `other_machine`.
+Comparison compare(const Profile& before, const Profile& after, bool other_machine = false);
+
+/// The verdict on a figure that got worse by `worse` (0.05: 5 %) with this 95 % interval. `regression`: the
+/// point is beyond `allowed` and the interval excludes 0. `unclear`: the interval is wider than `allowed` and
+/// contains it. Regressions of twice `allowed` and more are found most reliably.
+enum class Gate { ok, unclear, regression };
+Gate judge(double worse, const Interval& interval, double allowed);
+
+/// Tables, and what changed.
+std::string text(const Comparison& comparison);
+/// The verdict in one sentence. `allowed` as for judge().
+std::string gate_text(const Comparison& comparison, const Metric& metric, double allowed);
+JsonValue to_json(const Comparison& comparison);
+
+}  // namespace nrl::profile

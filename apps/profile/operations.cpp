@@ -1,0 +1,97 @@
+// The ops of a step beside what the machine could reach.
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <tuple>
+
+#include "apps/plan/parts.h"
+#include "apps/profile/analyses.h"
+
+namespace nrl::profile {
+namespace {
+
+constexpr double launch_bound_s = 5e-6;  // a shorter kernel of a GPU is limited by its launch
+
+void sort_by_loss(std::vector<Operation>& operations) {
+  std::stable_sort(operations.begin(), operations.end(),
+                   [](const Operation& a, const Operation& b) { return a.lost() > b.lost(); });
+}
+
+}  // namespace
+
+std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows) {
+  const std::vector<trace::Event>& events = recorded.window.events;
+  std::map<int32_t, double> taken;  // seconds by event, by begin
+  for (const Piece& p : rows.flatten(recorded.compute_row))
+    if (p.event >= 0 && events[p.event].kind == trace::Kind::op)
+      taken[p.event] += static_cast<double>(p.end - p.begin) * 1e-9;
+
+  struct Sum {
+    Operation operation;
+    double arithmetic = 0, memory = 0, written = 0;
+    int64_t calls = 0;
+  };
+  std::map<std::pair<std::string_view, std::string_view>, Sum> sums;
+  for (const auto& [index, seconds] : taken) {
+    const trace::Event& e = events[index];
+    std::string_view part = plan::part_of(e.name, rows.place(index).range);
+    if (part.empty()) part = plan::other_ops;
+    Sum& sum = sums[{e.name, part}];
+    Operation& o = sum.operation;
+    o.shortest = sum.calls == 0 ? seconds : std::min(o.shortest, seconds);
+    o.longest = std::max(o.longest, seconds);
+    o.seconds += seconds;
+    ++sum.calls;
+    if (e.call >= recorded.costs.size()) continue;
+    const ops::Cost& cost = recorded.costs[e.call];
+    const plan::Attainable limits = plan::attainable(cost, recorded.peaks);
+    o.flops += cost.flops;
+    o.bytes += cost.bytes();
+    o.attainable += limits.seconds();
+    sum.written += cost.written;
+    sum.arithmetic += limits.arithmetic;
+    sum.memory += limits.memory;
+  }
+  const auto steps = static_cast<double>(recorded.step_begins.size() - 1);
+  std::vector<Operation> operations;
+  for (auto& [key, sum] : sums) {
+    Operation& o = sum.operation;
+    o.name = key.first;
+    o.part = key.second;
+    o.bound = recorded.on_device && o.seconds < launch_bound_s * static_cast<double>(sum.calls)
+                  ? Bound::launch
+              : sum.arithmetic > sum.memory ? Bound::arithmetic
+                                            : Bound::memory;
+    o.calls = std::llround(static_cast<double>(sum.calls) / steps);
+    o.written = std::llround(sum.written / steps);
+    for (double* per_step : {&o.seconds, &o.flops, &o.bytes, &o.attainable}) *per_step /= steps;
+    operations.push_back(std::move(o));
+  }
+  sort_by_loss(operations);
+  return operations;
+}
+
+std::vector<Operation> merge_operations(std::vector<Operation> operations) {
+  std::map<std::pair<std::string, std::string>, Operation> sums;
+  for (Operation& o : operations) {
+    const auto [at, fresh] = sums.try_emplace({o.name, o.part}, o);
+    if (fresh) continue;
+    Operation& sum = at->second;
+    if (o.attainable > sum.attainable) sum.bound = o.bound;
+    sum.shortest = std::min(sum.shortest, o.shortest);
+    sum.longest = std::max(sum.longest, o.longest);
+    sum.calls += o.calls;
+    sum.written += o.written;
+    sum.seconds += o.seconds;
+    sum.flops += o.flops;
+    sum.bytes += o.bytes;
+    sum.attainable += o.attainable;
+  }
+  operations.clear();
+  for (auto& [key, sum] : sums) operations.push_back(std::move(sum));
+  sort_by_loss(operations);
+  return operations;
+}
+
+}  // namespace nrl::profile

@@ -1,0 +1,43 @@
+// Ranks beside each other: what a rank needs for its own work, without waiting for others.
+
+#include <algorithm>
+
+#include "apps/profile/analyses.h"
+#include "core/base/sample.h"
+
+namespace nrl::profile {
+
+std::vector<Standing> standings(std::span<const RankProfile> ranks) {
+  std::vector<Standing> out;
+  if (ranks.empty()) return out;
+  double best = ranks.front().own_work();
+  for (const RankProfile& r : ranks) best = std::min(best, r.own_work());
+  // Time of own work only: a rank that waits longer is not slower.
+  std::vector<std::pair<const char*, double Split::*>> own;
+  std::vector<double> middle;
+  for (const auto& [name, part] : split_parts) {
+    if (part == &Split::late || part == &Split::wire || part == &Split::bubble || part == &Split::imbalance)
+      continue;
+    std::vector<double> values;
+    for (const RankProfile& r : ranks) values.push_back(r.split.*part);
+    own.emplace_back(name, part);
+    middle.push_back(median(std::move(values)));
+  }
+  for (const RankProfile& r : ranks) {
+    Standing s{.rank = r.rank};
+    if (r.own_work() > 0) s.score = best / r.own_work();
+    s.severity = s.score < 0.7 ? Severity::high : s.score < 0.9 ? Severity::medium : Severity::low;
+    s.longer_s = 0.01 * r.split.wall;
+    for (size_t i = 0; i < own.size(); ++i) {
+      const double longer = r.split.*own[i].second - middle[i];
+      if (longer <= s.longer_s) continue;
+      s.longer_s = longer;
+      s.longer = own[i].first;
+    }
+    if (!s.longer) s.longer_s = 0;
+    out.push_back(s);
+  }
+  return out;
+}
+
+}  // namespace nrl::profile
