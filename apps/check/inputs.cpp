@@ -164,13 +164,13 @@ const Rule profiler_table[] = {
              [](const char* value) {
                return fmt::format(
                    "set profiling.enabled=true and profiling.steps={}: every rank records "
-                   "these steps into LOG_DIR/trace-rank-N.json",
+                   "these steps into LOG_DIR/profile/step-FIRST",
                    parse_step_range(value) ? value : "FIRST:END (END exclusive)");
              }),
     is_unset("NRL_NSYS_WORKER_PATTERNS", "the ranks of nrl-train have no worker names", [](const char*) {
       return std::string(
           "set profiling.enabled=true: every rank N records into a file of its own, "
-          "LOG_DIR/trace-rank-N.json");
+          "LOG_DIR/profile/step-FIRST/rank-N.pftrace");
     })};
 
 }  // namespace

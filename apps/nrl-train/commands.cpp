@@ -51,6 +51,10 @@ class ConfigOptions {
 
 }  // namespace
 
+CLI::App* CommandLine::find(const std::string& name) {
+  return app_.get_subcommand(name);
+}
+
 CLI::App* CommandLine::add(std::string name, std::string about, const std::string& examples,
                            CLI::App* group) {
   CLI::App* command = (group ? group : &app_)->add_subcommand(std::move(name), std::move(about));

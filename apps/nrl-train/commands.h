@@ -20,6 +20,8 @@ class CommandLine {
 
   /// Adds a subcommand, or one of `group`. `examples` ends its --help.
   CLI::App* add(std::string name, std::string about, const std::string& examples, CLI::App* group = nullptr);
+  /// A group that was added.
+  CLI::App* find(const std::string& name);
   /// `run` executes the subcommand and returns the exit code of the process; errors are thrown as nrl::Error.
   /// It owns the arguments, which the parser has filled by then.
   void on(CLI::App* command, std::function<int()> run);

@@ -2,8 +2,8 @@
 # Telemetry, alerts and live views of runs. live.sh CASE NRL_TRAIN SOURCE_DIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
-everything=(logger.monitor_gpus=true logger.gpu_monitoring.collection_interval=0.05
-  logger.gpu_monitoring.flush_interval=0.05 monitoring.interval=0.01 monitoring.alerting.enabled=true
+everything=(logger.monitor_gpus=true logger.gpu_monitoring.collection_interval=0.005
+  logger.gpu_monitoring.flush_interval=0.005 monitoring.interval=0.01 monitoring.alerting.enabled=true
   monitoring.analysis.trend_analysis=true monitoring.analysis.anomaly_detection=true
   monitoring.visualization.prometheus=true monitoring.visualization.dashboard=true monitoring.visualization.port=0
   monitoring.visualization.textfile=live/run.prom)

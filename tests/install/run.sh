@@ -18,6 +18,7 @@ fail() {
 diff - "$work/found" <<'TEXT' || fail "other files than these are installed"
 ./bin
 ./bin/nrl-train
+./bin/nrl_http.so
 ./share
 ./share/doc
 ./share/doc/nrl-train

@@ -533,6 +533,12 @@ inline const Effect effects[] = {
     {"kernels.deterministic", Observed::nothing, "of a GPU; a CPU always is", ""},
     {"profiling.enabled", Observed::files, "false", "true"},
     {"profiling.steps", Observed::elsewhere, "profiling.steps=4:7", "train/events_test.cpp"},
+    {"profiling.every", Observed::elsewhere, "profiling.every=3", "train/window_test.cpp"},
+    {"profiling.ranks", Observed::elsewhere, "profiling.ranks=1", "train/window_test.cpp"},
+    {"profiling.trace", Observed::files, "perfetto", "chrome",
+     "llama profiling.enabled=true profiling.steps=1:2"},
+    {"profiling.memory_snapshot", Observed::files, "false", "true",
+     "llama profiling.enabled=true profiling.steps=1:2"},
 };
 
 }  // namespace nrl::test

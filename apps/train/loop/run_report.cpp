@@ -315,8 +315,9 @@ void RunReport::checkpoint(const std::string& path, double seconds) {
   terminal_.event("ckpt", run_.position.step, fmt::format("{}  {:.1f}s", path, seconds));
 }
 
-void RunReport::trace(const std::string& path) {
-  terminal_.event("trace", run_.position.step, path);
+void RunReport::profiled(const StepProfile::Written& written) {
+  if (!written.warning.empty()) terminal_.warn(written.warning);
+  terminal_.event("profile", run_.position.step, written.directory);
 }
 
 std::string RunReport::divergence_hint(int64_t first_updates) const {

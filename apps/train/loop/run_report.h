@@ -51,7 +51,7 @@ class RunReport {
   void before_checkpoint() { sinks_.end_step(); }
   void checkpoint(const std::string& path, double seconds);
   void sample(const std::string& text);
-  void trace(const std::string& path);
+  void profiled(const StepProfile::Written& written);
   void note(const std::string& text) { terminal_.note(text); }
   /// A warning of rank 0, and an alert of this rule.
   void warn(std::string_view rule, const std::string& text);

@@ -9,6 +9,7 @@
 #include "apps/train/loop/evaluator.h"
 #include "core/base/log.h"
 #include "core/trace/device_timeline.h"
+#include "core/trace/trace.h"
 
 namespace nrl::train {
 namespace {
@@ -47,17 +48,23 @@ Exit StepLoop::run() {
   report_.first_step();
   while (at.step < max_steps) {
     report_.profile().begin_step(at.step + 1);
-    begin_step(*source);
-    const auto due = [&](int64_t period) { return period > 0 && at.step % period == 0; };
-    const bool last = at.step == max_steps;
-    const bool traced = report_.profile().ends_with(at.step, last);
+    enter_epoch();
+    const auto due = [&](int64_t period) { return period > 0 && (at.step + 1) % period == 0; };
+    const bool last = at.step + 1 == max_steps;
     const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
     const bool saves = last || due(c.checkpointing.save_period);
     const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
-    // On a GPU results are collected one step late, unless the host needs the weights now.
-    const bool needs_weights = evaluates || saves || traced || samples;
-    if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
-    if (traced) report_.trace(report_.profile().write());
+    const bool traced = report_.profile().ends_with(at.step + 1, evaluates || saves || samples || last);
+    {
+      const trace::TagScope tag({.step = static_cast<int32_t>(at.step + 1)});
+      std::optional<trace::Range> range;
+      if (trace::seen()) range.emplace(trace::intern(fmt::format("step_{}", at.step + 1)), trace::Kind::step);
+      begin_step(*source);
+      // On a GPU results are collected one step late, unless the host needs the weights now.
+      const bool needs_weights = evaluates || saves || traced || samples;
+      if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
+    }
+    if (traced) report_.profiled(report_.profile().write());
     if (evaluates) evaluate();
     if (samples && samples_) {
       report_.pause();
@@ -65,7 +72,21 @@ Exit StepLoop::run() {
     }
     if (saves) save();
   }
+  epoch_range_.reset();
   return finish(fmt::format("done: {} steps", at.step), Exit::ok);
+}
+
+// Opens the range of the epoch that the next step begins in.
+void StepLoop::enter_epoch() {
+  if (run_.train.epoch_samples <= 0) return;
+  const int64_t epoch = run_.position.consumed_samples / run_.train.epoch_samples + 1;
+  // On a GPU, a range that was opened without a reader is not in the window.
+  const bool unseen = run_.engine->exec().device && epoch_seen_ != trace::seen();
+  if (epoch == epoch_ && !unseen) return;
+  epoch_ = epoch;
+  epoch_seen_ = trace::seen();
+  epoch_range_.reset();
+  epoch_range_.emplace(trace::intern(fmt::format("epoch_{}", epoch)), trace::Kind::phase);
 }
 
 // Reads the data of a step and enqueues all its work.
@@ -79,6 +100,7 @@ void StepLoop::begin_step(StepSource& source) {
   StepInFlight step;
   {
     const auto scope = timers.time(monitor::RunSection::data);
+    const trace::Range range("data", trace::Kind::data);
     const FilledStep filled = fill_step(*run_.engine, source);
     step.totals = filled.totals;
     step.keys = filled.keys;
@@ -89,7 +111,8 @@ void StepLoop::begin_step(StepSource& source) {
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
                      .stop = stop::requested() != 0 || run_.saver->lost_lock(),
-                     .gather = report_.wants_gathering()},
+                     .gather = report_.wants_gathering(),
+                     .eager = report_.profile().active()},
                     run_.engine->objective());
   ++at.step;
   at.consumed_samples += run_.plan().batch.global;
@@ -127,7 +150,10 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     at.skipped += result.skipped ? 1 : 0;
     at.loss_scale = result.loss_scale;
     at.clean_steps = result.clean_steps;
-    report_.step(step, result);
+    {
+      const trace::Range range("report", trace::Kind::report);
+      report_.step(step, result);
+    }
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
                (result.skipped && !result.overflow && c.on_nonfinite == OnNonfinite::stop);
     stops = stops || result.stop;

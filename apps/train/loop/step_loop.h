@@ -10,6 +10,7 @@
 #include "apps/train/loop/step_source.h"
 #include "apps/train/loop/text_samples.h"
 #include "apps/train/start/run.h"
+#include "core/trace/trace.h"
 
 namespace nrl::train {
 
@@ -22,6 +23,7 @@ class StepLoop {
   Exit run();
 
  private:
+  void enter_epoch();
   void begin_step(StepSource& source);
   std::optional<Exit> finish_steps(int leave);
   Exit diverged();
@@ -39,6 +41,9 @@ class StepLoop {
   LrSchedule schedule_;
   std::deque<StepInFlight> in_flight_;
   int64_t first_step_, first_updates_;  // of this process
+  int64_t epoch_ = 0;                   // from 1; 0: none yet
+  bool epoch_seen_ = false;
+  std::optional<trace::Range> epoch_range_;
   int failed_saves_ = 0;
 };
 

@@ -3,48 +3,63 @@
 #include <algorithm>
 #include <utility>
 
-#include "core/io/atomic_file.h"
+#include "apps/train/loop/profile_files.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/trace/device_timeline.h"
 
 namespace nrl::train {
 
+bool ProfiledSteps::contains(int64_t step) const {
+  if (range.first == 0 || step < range.first) return false;
+  const int64_t at = every ? (step - range.first) % *every : step - range.first;
+  return at < range.end - range.first;
+}
+
+int64_t ProfiledSteps::from(int64_t step) const {
+  const int64_t at = every ? (step - range.first) % *every : step - range.first;
+  return range.end - range.first - at;
+}
+
 StepProfile::StepProfile(Run& run) : run_(run) {
-  if (run.config.profiling.enabled) steps_ = parse_step_range(run.config.profiling.steps);
-  record(trace::Mode::totals);
+  const ProfilingConfig& c = run.config.profiling;
+  if (c.enabled) {
+    steps_ = {.range = parse_step_range(c.steps).value(), .every = c.every};
+    calls_ = run.engine->dry_step(run.engine->objective(), true).calls.size();
+  }
+  trace::start(run.engine->exec().device ? trace::Mode::off : trace::Mode::totals);
 }
 
 StepProfile::~StepProfile() {
+  capture_.reset();
   trace::detach_device();
 }
 
-void StepProfile::record(trace::Mode mode) {
-  const ops::Exec& e = run_.engine->exec();
-  if (e.device && mode != trace::Mode::timeline) {
-    trace::detach_device();
-    mode = trace::Mode::off;
-  }
-  trace::start(mode);
-  if (e.device && mode == trace::Mode::timeline) trace::attach_device(*e.device, e.stream);
-  kernel_times_.restart();
-}
-
 void StepProfile::begin_step(int64_t step) {
-  if (steps_ && step == steps_->first) record(trace::Mode::timeline);
+  if (!capture_ && steps_.contains(step)) {
+    const int64_t left = run_.max_steps() - step + 1;
+    capture_ = std::make_unique<Capture>(run_, step, std::min(steps_.from(step), left), calls_);
+    kernel_times_.restart();
+  }
+  if (capture_) capture_->begin_step();
 }
 
-bool StepProfile::ends_with(int64_t step, bool last) const {
-  return steps_ && step >= steps_->first && (step + 1 == steps_->end || last);
+bool StepProfile::ends_with(int64_t step, bool interrupted) const {
+  return capture_ && (interrupted || !steps_.contains(step + 1) || steps_.from(step) == 1);
 }
 
-std::string StepProfile::write() {
-  const int rank = run_.world.rank();
-  const std::string path = join_path(run_.config.logger.log_dir, fmt::format("trace-rank-{}.json", rank));
-  trace::write_chrome_trace(path, rank);
-  steps_.reset();
-  record(trace::Mode::totals);
-  return path;
+StepProfile::Written StepProfile::write() {
+  const profile::Recorded record = capture_->finish();
+  capture_.reset();
+  if (run_.engine->exec().device) kernel_times_.restart();  // the totals were cleared
+  Written out{.directory = write_profile(run_, record)};
+  // Timelines are large: only the last one of many windows keeps them.
+  if (run_.config.profiling.every && !last_.empty()) remove_timelines(run_, last_);
+  last_ = out.directory;
+  if (record.window.dropped > 0)
+    out.warning = fmt::format("profile: {} ranges were not recorded; expected 0. Fix: fewer profiling.steps",
+                              grouped(record.window.dropped));
+  return out;
 }
 
 monitor::KernelTimes::Totals StepProfile::totals() const {
@@ -56,8 +71,8 @@ monitor::KernelTimes::Totals StepProfile::totals() const {
 
 StepProfile::KernelSeconds StepProfile::end_step(int64_t step, double seconds) {
   if (run_.engine->exec().device) {
-    // The step before the trace ends within it: results are collected a step late.
-    if (!steps_ || step < steps_->first) {
+    // The step before a window ends within it: results are collected a step late.
+    if (!capture_ || step < capture_->first()) {
       skip();
       return {};
     }

@@ -1,20 +1,34 @@
 #pragma once
-// Kernel times per step, and the trace of the steps in profiling.steps.
+// Kernel times per step, and the windows of steps that are recorded.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "apps/monitor/kernel_times.h"
+#include "apps/train/loop/capture.h"
 #include "apps/train/start/run.h"
 #include "core/base/text.h"
 #include "core/trace/trace.h"
 
 namespace nrl::train {
 
+/// The steps that profiling.steps and profiling.every select.
+struct ProfiledSteps {
+  StepRange range;               ///< empty: none
+  std::optional<int64_t> every = {};  ///< repeated each so many steps
+  bool contains(int64_t step) const;
+  /// How many steps from `step` on, which must be one of them, are recorded one after another.
+  int64_t from(int64_t step) const;
+};
+
 /// At most one per process, because the ranges of core/trace are global. On a GPU a range costs two events in
 /// the stream, so ranges are only timed in profiled steps.
+///
+/// A window has consecutive steps: it ends before an evaluation, a text sample or a checkpoint, and the steps
+/// after that are a window of their own. A run that is resumed within the steps records the rest of them.
 class StepProfile {
  public:
   explicit StepProfile(Run& run);
@@ -24,10 +38,17 @@ class StepProfile {
 
   /// Must be called before step `step` (from 1).
   void begin_step(int64_t step);
-  /// Whether the trace ends with step `step`; the caller must then collect its results and call write().
-  bool ends_with(int64_t step, bool last) const;
-  /// Writes this rank's trace; returns the path.
-  std::string write();
+  /// True while a window is open: its steps must not be graphs, in which ranges time nothing.
+  bool active() const { return capture_ != nullptr; }
+  /// True if the window ends with step `step`; the caller must then collect its results and call write().
+  /// `interrupted`: other work follows, or nothing.
+  bool ends_with(int64_t step, bool interrupted) const;
+  /// Ends the window and writes what was recorded. Collective. Returns the directory, and what is wrong with
+  /// the record; empty: nothing.
+  struct Written {
+    std::string directory, warning = {};
+  };
+  Written write();
 
   struct KernelSeconds {
     double gemm = 0, attention = 0;
@@ -38,7 +59,7 @@ class StepProfile {
   /// Must be called after work between steps whose kernels belong to none.
   void skip();
 
-  /// Seconds by kernel in the steps that were timed: all, on a GPU those in profiling.steps.
+  /// Seconds by kernel in the steps that were timed: all of them; on a GPU the steps of windows.
   std::vector<std::pair<std::string, double>> kernels() const;
   /// Seconds spent computing in these steps.
   double timed_seconds() const { return kernel_times_.seconds(); }
@@ -46,12 +67,14 @@ class StepProfile {
   std::string timed_steps() const;
 
  private:
-  void record(trace::Mode mode);
   monitor::KernelTimes::Totals totals() const;
 
   Run& run_;
-  std::optional<StepRange> steps_;
+  ProfiledSteps steps_;
+  size_t calls_ = 0;  // ops of a step, roughly
+  std::unique_ptr<Capture> capture_;
   monitor::KernelTimes kernel_times_;
+  std::string last_;                                  // directory of the last window of profiling.every
   std::optional<std::pair<int64_t, int64_t>> timed_;  // on a GPU: the first and the last step that was timed
 };
 

@@ -1,0 +1,100 @@
+// nrl-train profile run: some steps of a training run, recorded.
+
+#include <algorithm>
+#include <charconv>
+#include <cstdio>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+
+#include "apps/nrl-train/commands.h"
+#include "apps/profile/json.h"
+#include "apps/profile/text.h"
+#include "apps/search/advice.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/launch/stop_signal.h"
+#include "apps/train/start/run_config.h"
+#include "apps/train/trainer.h"
+#include "core/base/error.h"
+#include "core/base/output.h"
+#include "core/base/text.h"
+
+namespace nrl::app {
+namespace {
+
+struct Args : ConfigArgs {
+  std::string steps = "5";
+  std::string output;
+};
+
+/// "5:8", or a number of steps after a warm-up of three.
+StepRange steps_of(const std::string& text) {
+  constexpr int64_t warmup = 3, most = 10'000;
+  if (const auto range = parse_step_range(text)) return *range;
+  int64_t number = 0;
+  const char* const end = text.data() + text.size();
+  const auto [at, error] = std::from_chars(text.data(), end, number);
+  if (error != std::errc() || at != end || number < 1 || number > most)
+    fail(Exit::usage, "--steps {}: expected FIRST:END, counted from 1, or a number from 1 to {}", text, most);
+  return {warmup + 1, warmup + 1 + number};
+}
+
+/// Nothing but steps: what would divide the window, or what the run would leave behind, is off.
+std::vector<std::string> own_overrides(const Args& args) {
+  const StepRange steps = steps_of(args.steps);
+  std::vector<std::string> out{"checkpointing.enabled=false",
+                               "loop.val_period=0",
+                               "loop.val_batches=null",
+                               "loop.val_at_start=false",
+                               "loop.val_at_end=false",
+                               "logger.sample_period=0",
+                               "loop.max_num_epochs=null",
+                               fmt::format("loop.max_num_steps={}", steps.end - 1),
+                               "profiling.enabled=true",
+                               "profiling.every=null",
+                               fmt::format("profiling.steps={}:{}", steps.first, steps.end)};
+  if (!args.output.empty()) out.push_back("logger.log_dir=" + args.output);
+  return out;
+}
+
+int run_profile(const Args& args) {
+  std::vector<std::string> overrides = args.overrides;
+  const std::vector<std::string> own = own_overrides(args);
+  overrides.insert(overrides.end(), own.begin(), own.end());
+  train::stop::handle_at_start();
+  output::background();
+  return train::run_in_world([&](comm::World& world) {
+    const ConfigResult config =
+        train::load_config_collectively(world, args.path, overrides, {.training = true});
+    const Exit code = train::train(world, config);
+    if (code == Exit::ok && world.rank() == 0) {
+      profile::Profile profile = profile::load_profile(config.config.logger.log_dir);
+      search::advise(profile);
+      std::fputs(("\n" + profile::text(profile)).c_str(), stdout);
+    }
+    return static_cast<int>(code);
+  });
+}
+
+}  // namespace
+
+void add_profile_run(CommandLine& line) {
+  const auto args = std::make_shared<Args>();
+  CLI::App* group = line.find("profile");
+  CLI::App* c =
+      line.add("run", "Train a few steps and record them, without checkpoints and evaluations",
+               "  nrl-train profile run configs/quickstart.yaml --steps 20\n"
+               "  mpirun -n 2 nrl-train profile run configs/llama-17m.yaml --steps 5:8 --output logs",
+               group);
+  add_config(c, *args);
+  c->add_option("--steps", args->steps,
+                "Steps to record: FIRST:END, counted from 1, END exclusive; or their number after a\n"
+                "warm-up of three (default 5)");
+  c->add_option("--output", args->output, "Log directory (default: logger.log_dir)");
+  line.on(c, [args] { return run_profile(*args); });
+}
+
+}  // namespace nrl::app

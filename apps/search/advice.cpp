@@ -1,0 +1,129 @@
+#include "apps/search/advice.h"
+
+#include <cmath>
+#include <memory>
+#include <optional>
+
+#include "apps/plan/nodes.h"
+#include "apps/profile/summary.h"
+#include "apps/profile/verdicts.h"
+#include "apps/search/step_estimate.h"
+#include "apps/train/launch/device_choice.h"
+#include "apps/train/start/run_check.h"
+#include "core/base/error.h"
+#include "core/config/load.h"
+
+namespace nrl::search {
+namespace {
+
+constexpr double least_gain = 0.01;
+
+// The model of the device that the profile is of; null: unknown. CPUs are modeled by this machine's.
+const plan::DeviceModel* gpu_of(const std::string& device) {
+  for (const char* name : {"b200", "h200", "h100", "a100"}) {
+    const plan::DeviceModel& model = plan::find_device_model("device", name);
+    if (device.find(model.product) != std::string::npos) return &model;
+  }
+  return nullptr;
+}
+
+class Pricing {
+ public:
+  Pricing(const profile::Profile& profile, const ConfigResult& config) : profile_(profile) {
+    const Config& c = config.config;
+    const std::vector<int> local = plan::local_sizes(c, profile.facts.world);
+    const int threads =
+        profile.facts.threads > 0 ? profile.facts.threads : train::threads_for(c.kernels, local.front());
+    const std::string& name = profile.ranks.front().device;
+    const plan::DeviceModel* gpu = name == "cpu" ? nullptr : gpu_of(name);
+    if (name != "cpu" && !gpu) return;
+    const plan::DeviceModel model = with_links(gpu ? *gpu : plan::measure_cpu_model(local.front(), threads));
+    device_ = std::make_unique<ModeledDevice>(model, c.kernels.tf32, threads);
+    const std::optional<StepEstimate> now = estimate({});
+    const double busy = profile::utilization(profile.split) * profile.split.wall;
+    if (now && now->compute > 0 && busy > 0)
+      device_ = std::make_unique<ModeledDevice>(slowed(model, busy / now->compute), c.kernels.tf32, threads);
+  }
+
+  /// The step with these overrides; unset if they are refused or do not fit.
+  std::optional<StepEstimate> estimate(const std::vector<std::string>& overrides) const {
+    if (!device_) return std::nullopt;
+    ConfigResult config = load_config_text(profile_.facts.config, "profile.json", overrides);
+    if (!config.ok()) return std::nullopt;
+    const int world = profile_.facts.world;
+    try {
+      const std::vector<ClusterNode> nodes = plan::configured_nodes(config.config, world);
+      train::check_but_memory(config, {.world = world, .nodes = nodes, .files = false});
+      if (!config.ok()) return std::nullopt;
+      const double capacity = config.config.memory.max_memory * device_->model().memory;
+      StagePlans plans = plan_stages(config, world, *device_, capacity);
+      if (static_cast<double>(plans.memory()) > capacity) return std::nullopt;
+      return estimate_step(config, std::move(plans), *device_, nodes);
+    } catch (const Error&) {
+      return std::nullopt;  // what a run would refuse at its start
+    }
+  }
+
+ private:
+  /// The links at the rates that the profile has.
+  plan::DeviceModel with_links(plan::DeviceModel model) const {
+    double bytes = 0, seconds = 0;
+    for (const profile::GroupTime& g : profile::slowest(profile_).groups) {
+      bytes += g.wire_bytes;
+      seconds += g.wire;
+    }
+    if (bytes <= 0 || seconds < 1e-4) return model;
+    (profile_.facts.nodes > 1 ? model.network : model.node).bandwidth = bytes / seconds;
+    return model;
+  }
+
+  static plan::DeviceModel slowed(plan::DeviceModel model, double factor) {
+    for (double* rate : {&model.copy, &model.f32_flops, &model.tf32_flops}) *rate /= factor;
+    if (model.gpu()) model.gemm /= factor;
+    return model;
+  }
+
+  const profile::Profile& profile_;
+  std::unique_ptr<ModeledDevice> device_;
+};
+
+bool outside_model(const std::string& type) {
+  return type == "data_loading" || type == "exposed_offloading" || type == "unsteady_steps" ||
+         type == "straggler";
+}
+
+}  // namespace
+
+void advise(profile::Profile& profile) {
+  const ConfigResult config = load_config_text(profile.facts.config, "profile.json");
+  if (!config.ok() || profile.split.wall <= 0) return;
+  std::vector<profile::Verdict> verdicts = profile::find_verdicts(profile, config.config);
+  profile.findings.clear();
+  std::optional<Pricing> pricing;
+  double now = 0;
+  for (profile::Verdict& v : verdicts) {
+    profile::Finding& f = v.finding;
+    if (!v.candidates.empty() && !pricing) {
+      pricing.emplace(profile, config);
+      if (const auto estimate = pricing->estimate({})) now = estimate->step;
+    }
+    double best = 1 - least_gain;
+    for (const profile::Candidate& candidate : v.candidates) {
+      const auto then = now > 0 ? pricing->estimate(candidate.overrides) : std::nullopt;
+      if (!then) continue;
+      const bool priced = !outside_model(f.type);
+      const double ratio = then->step / now;
+      if (priced && ratio > best) continue;
+      if (!priced && !f.overrides.empty()) continue;
+      f.overrides = candidate.overrides;
+      f.changes_numbers = candidate.changes_numbers;
+      if (!priced) continue;
+      best = ratio;
+      f.predicted_s = profile.split.wall * best;
+      f.model_error = std::abs(now / profile.split.wall - 1);
+    }
+    profile.findings.push_back(std::move(f));
+  }
+}
+
+}  // namespace nrl::search

@@ -1,0 +1,16 @@
+#pragma once
+// Predicts the gain of the keys that may mend a finding of a profile.
+
+#include "apps/profile/profile.h"
+
+namespace nrl::search {
+
+/// Replaces profile.findings: each with the overrides that gain most. Candidates (profile::find_verdicts) are
+/// loaded and checked as a run's configuration is, planned, and priced by estimate_step(): the predicted step
+/// is the measured one x estimate with them / estimate without, at rates for which the present estimate has
+/// the measured times of computation and communication. One that is refused, does not fit, or gains
+/// less than 1 % is left out. The model does not cover loading of data and copies to and from the host: their
+/// overrides have no prediction. Does nothing to findings of a configuration that does not load here.
+void advise(profile::Profile& profile);
+
+}  // namespace nrl::search

@@ -1,0 +1,24 @@
+#pragma once
+// The files of a window: LOG_DIR/profile/step-FIRST.
+
+#include <string>
+
+#include "apps/profile/recorded.h"
+#include "apps/train/start/run.h"
+
+namespace nrl::train {
+
+/// True if the timeline of `rank` is written: of profiling.ranks. `auto` is all of up to 16 ranks, else the
+/// first ones of pipeline stages and nodes, at most 16.
+bool writes_timeline(const Run& run, int rank);
+
+/// Analyzes the records of all ranks, gathers the results on rank 0, and writes profile.json, profile.html,
+/// the timelines of profiling.ranks in the format of profiling.trace, and memory.html if asked for. With
+/// profiling.every, profile.json is a line of profile/history.jsonl, too. Returns the directory. Collective;
+/// what fails on one rank fails on all.
+std::string write_profile(Run& run, const profile::Recorded& record);
+
+/// Removes the timelines that this rank has in the directory of a window.
+void remove_timelines(const Run& run, const std::string& directory);
+
+}  // namespace nrl::train

@@ -1,0 +1,118 @@
+// The overrides that a finding is given, and what they are said to gain.
+
+#include "apps/search/advice.h"
+
+#include <algorithm>
+#include <string>
+
+#include "apps/profile/analyze.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using profile::Finding;
+using profile::Profile;
+using profile::Split;
+
+namespace {
+
+// A step on H100s that computes but for `seconds` of a part.
+Profile measured(const std::string& policy, const std::string& distributed, double Split::*part,
+                 double seconds, int64_t micro = 2) {
+  profile::RankProfile r;
+  r.device = "NVIDIA H100 80GB HBM3";
+  r.host = "node0";
+  r.split.wall = 1;
+  r.split.compute = 1 - seconds;
+  r.split.*part = seconds;
+  if (part == &Split::wire) {
+    profile::GroupTime g;
+    g.group = "dp";
+    g.operation = "all_reduce";
+    g.ranks = 2;
+    g.exposed = g.busy = g.wire = seconds;
+    g.wire_bytes = 2e9;
+    r.groups.push_back(g);
+  }
+  profile::RunFacts facts;
+  facts.world = 2;
+  facts.threads = 1;
+  facts.config = "policy:\n  model: {model_type: llama, vocab_size: 32000" +
+                 std::string(
+                     ", hidden_size: 2048, intermediate_size: 5632,\n"
+                     "    num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8,\n"
+                     "    max_position_embeddings: 8192}\n"
+                     "  train_global_batch_size: 32\n  train_micro_batch_size: ") +
+                 std::to_string(micro) +
+                 "\n"
+                 "  max_total_sequence_length: 2048\n" +
+                 policy + "pretrain: {max_num_steps: 4}\ndata: {train: {data_path: none}}\ndevice: cuda\n" +
+                 distributed;
+  return profile::merge({r}, facts);
+}
+
+const Finding* find(const Profile& p, const std::string& type) {
+  const auto at =
+      std::find_if(p.findings.begin(), p.findings.end(), [&](const Finding& f) { return f.type == type; });
+  return at == p.findings.end() ? nullptr : &*at;
+}
+
+}  // namespace
+
+TEST_CASE("layers that are computed again need not be if memory is free", "[advice]") {
+  Profile p = measured("  recompute: {granularity: full}\n", "", &Split::recompute, 0.2);
+  REQUIRE(find(p, "recomputation"));
+  CHECK(find(p, "recomputation")->overrides.empty());  // not priced yet
+  search::advise(p);
+  const Finding* f = find(p, "recomputation");
+  REQUIRE(f);
+  CHECK(f->overrides == std::vector<std::string>{"policy.recompute.granularity=none"});
+  // A forward pass of a third of the rest.
+  CHECK(f->predicted_s > 0.70);
+  CHECK(f->predicted_s < 0.85);
+  CHECK_FALSE(f->changes_numbers);
+}
+
+TEST_CASE("what does not fit is not advised", "[advice]") {
+  const auto advised = [](const std::string& memory) {
+    Profile p = measured("  recompute: {granularity: full}\n", "memory: {max_memory: " + memory + "}\n",
+                         &Split::recompute, 0.2, 16);
+    search::advise(p);
+    REQUIRE(find(p, "recomputation"));
+    return !find(p, "recomputation")->overrides.empty();
+  };
+  CHECK(advised("0.9"));
+  CHECK_FALSE(advised("0.3"));
+}
+
+TEST_CASE("gradients that no computation hides", "[advice]") {
+  Profile p = measured("  recompute: {granularity: none}\n", "distributed: {overlap_grad_reduce: false}\n",
+                       &Split::wire, 0.1);
+  search::advise(p);
+  const Finding* f = find(p, "exposed_gradients");
+  REQUIRE(f);
+  CHECK(f->overrides == std::vector<std::string>{"distributed.overlap_grad_reduce=true"});
+  CHECK(f->predicted_s < 0.99);
+  CHECK(f->predicted_s > 0.5);
+}
+
+TEST_CASE("less than one percent is not advised, and what the model lacks is not predicted", "[advice]") {
+  // Overlapped already: what is left is the last bucket, of which bf16 would save a fraction of a percent.
+  Profile p = measured("  recompute: {granularity: none}\n", "", &Split::wire, 0.05);
+  search::advise(p);
+  REQUIRE(find(p, "exposed_gradients"));
+  CHECK(find(p, "exposed_gradients")->overrides.empty());
+  p = measured("  recompute: {granularity: none}\n", "", &Split::data, 0.05);
+  search::advise(p);
+  const Finding* f = find(p, "data_loading");
+  REQUIRE(f);
+  CHECK(f->overrides == std::vector<std::string>{"data.num_workers=2"});
+  CHECK(f->predicted_s == 0);
+}
+
+TEST_CASE("a configuration that does not load keeps its findings", "[advice]") {
+  Profile p = measured("", "", &Split::data, 0.05);
+  p.facts.config = "no_such_key: 1\n";
+  const size_t before = p.findings.size();
+  search::advise(p);
+  CHECK(p.findings.size() == before);
+}
