@@ -21,8 +21,8 @@ constexpr double least_gain = 0.01;
 // The model of the device that the profile is of; null: unknown. CPUs are modeled by this machine's.
 const plan::DeviceModel* gpu_of(const std::string& device) {
   for (const char* name : {"b200", "h200", "h100", "a100"}) {
-    const plan::DeviceModel& model = plan::find_device_model("device", name);
-    if (device.find(model.product) != std::string::npos) return &model;
+    const plan::DeviceModel* const model = &plan::find_device_model("device", name);
+    if (device.find(model->product) != std::string::npos) return model;
   }
   return nullptr;
 }
