@@ -109,7 +109,7 @@ Interval Metric::worse_interval() const {
   return {ratio.high > 0 ? 1 / ratio.high - 1 : 0, ratio.low > 0 ? 1 / ratio.low - 1 : 0};
 }
 
-const Metric& Comparison::metric(const std::string& name) const {
+const Metric& Comparison::metric(std::string_view name) const {
   std::vector<std::string> names;
   for (const Metric& m : metrics) {
     if (m.name == name) return m;

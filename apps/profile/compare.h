@@ -2,6 +2,7 @@
 // Two profiles beside each other, and the gate that a change must pass.
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "apps/profile/profile.h"
@@ -42,7 +43,7 @@ struct Comparison {
   size_t steps_before = 0, steps_after = 0;
 
   /// Fails with Exit::usage and the names for another one.
-  const Metric& metric(const std::string& name) const;
+  const Metric& metric(std::string_view name) const;
 };
 
 /// `before` is the baseline. Profiles of different machines are refused with Exit::usage unless
