@@ -17,7 +17,7 @@ namespace nrl::train {
 
 /// The steps that profiling.steps and profiling.every select.
 struct ProfiledSteps {
-  StepRange range;               ///< empty: none
+  StepRange range;                    ///< empty: none
   std::optional<int64_t> every = {};  ///< repeated each so many steps
   bool contains(int64_t step) const;
   /// How many steps from `step` on, which must be one of them, are recorded one after another.
