@@ -11,6 +11,7 @@
 #include "apps/monitor/timers.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/loop/capture.h"
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
@@ -49,10 +50,7 @@ Roofline measure_roofline(nrl::comm::World& world, engine::Engine& engine, const
                           int64_t count) {
   ops::Exec& exec = engine.exec();
   world.comm().barrier();  // all ranks measure at once, as they work
-  const plan::DeviceModel cpu = plan::measure_cpu_model(1, exec.threads);
-  const plan::Peaks rates{.f32_flops = cpu.f32_flops,
-                          .bf16_flops = cpu.f32_flops * train::native_factor(exec, DType::bf16),
-                          .copy = cpu.copy};
+  const plan::Peaks rates = train::measure_peaks(exec);
   ops::KernelTimer timer(exec);
   std::vector<ops::TimedCall> calls;
   double best = 0;

@@ -17,6 +17,7 @@
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/start/run_config.h"
+#include "apps/train/start/run_data.h"
 #include "apps/train/trainer.h"
 #include "core/base/error.h"
 #include "core/base/output.h"
@@ -45,17 +46,9 @@ StepRange steps_of(const std::string& text) {
 /// Nothing but steps: what would divide the window, or what the run would leave behind, is off.
 std::vector<std::string> own_overrides(const Args& args) {
   const StepRange steps = steps_of(args.steps);
-  std::vector<std::string> out{"checkpointing.enabled=false",
-                               "loop.val_period=0",
-                               "loop.val_batches=null",
-                               "loop.val_at_start=false",
-                               "loop.val_at_end=false",
-                               "logger.sample_period=0",
-                               "loop.max_num_epochs=null",
-                               fmt::format("loop.max_num_steps={}", steps.end - 1),
-                               "profiling.enabled=true",
-                               "profiling.every=null",
-                               fmt::format("profiling.steps={}:{}", steps.first, steps.end)};
+  std::vector<std::string> out = train::steps_only_overrides(steps.end - 1);
+  out.insert(out.end(), {"profiling.enabled=true", "profiling.every=null",
+                         fmt::format("profiling.steps={}:{}", steps.first, steps.end)});
   if (!args.output.empty()) out.push_back("logger.log_dir=" + args.output);
   return out;
 }

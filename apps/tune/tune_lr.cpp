@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <memory>
 #include <system_error>
+#include <utility>
 
 #include "apps/monitor/chart.h"
 #include "apps/train/launch/launch.h"
@@ -12,6 +13,7 @@
 #include "apps/train/loop/reference.h"
 #include "apps/train/loop/step_source.h"
 #include "apps/train/start/run_config.h"
+#include "apps/train/start/run_data.h"
 #include "apps/train/start/run_setup.h"
 #include "apps/tune/lr_range.h"
 #include "core/base/log.h"
@@ -45,10 +47,8 @@ class OwnLog {
 std::vector<std::string> own_overrides(const LrArgs& args, const std::string& log) {
   static constexpr std::string_view unused[] = {"checkpointing", "profiling", "policy.scheduler"};
   std::vector<std::string> out = default_overrides(unused);
-  out.insert(out.end(), {"checkpointing.enabled=false", "loop.val_period=0", "loop.val_batches=null",
-                         "loop.val_at_start=false", "loop.val_at_end=false", "logger.sample_period=0",
-                         "logger.log_dir=" + log, fmt::format("loop.max_num_steps={}", args.steps),
-                         "loop.max_num_epochs=null", "policy.scheduler.lr_decay_style=constant"});
+  for (std::string& ours : train::steps_only_overrides(args.steps)) out.push_back(std::move(ours));
+  out.insert(out.end(), {"logger.log_dir=" + log, "policy.scheduler.lr_decay_style=constant"});
   return out;
 }
 

@@ -32,7 +32,7 @@ inline monitor::Row sample_row(int64_t step) {
           .values = {{"train/loss", 8 - x / 64}, {"train/grad_norm", step == 3 ? NAN : x / 4}}};
 }
 
-/// Whether `f` throws Exit::io in a process that may not write files beyond `bytes`.
+/// True if `f` throws Exit::io in a process that may not write files beyond `bytes`.
 template <class F>
 bool fails_on_full_disk(uint64_t bytes, F&& f) {
   const pid_t child = ::fork();

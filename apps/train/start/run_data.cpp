@@ -1,6 +1,7 @@
 #include "apps/train/start/run_data.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "apps/train/start/document_rules.h"
 #include "apps/train/state/hf_files.h"
@@ -9,6 +10,9 @@
 
 namespace nrl::train {
 namespace {
+
+constexpr const char* no_evaluation[] = {"loop.val_period=0", "loop.val_batches=null",
+                                         "loop.val_at_start=false", "loop.val_at_end=false"};
 
 // Options for `samples` samples of the training or validation part of the data; no sources if
 // that part is not configured.
@@ -218,8 +222,15 @@ data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& b
 std::vector<std::string> random_token_overrides() {
   static constexpr std::string_view ours[] = {"data.train.weights", "data.split", "data.validation"};
   std::vector<std::string> out = default_overrides(ours);
-  out.insert(out.end(), {"loop.val_period=0", "loop.val_batches=null", "loop.val_at_start=false",
-                         "loop.val_at_end=false", "data.train.data_path=random-tokens"});
+  out.insert(out.end(), std::begin(no_evaluation), std::end(no_evaluation));
+  out.emplace_back("data.train.data_path=random-tokens");
+  return out;
+}
+
+std::vector<std::string> steps_only_overrides(int64_t steps) {
+  std::vector<std::string> out(std::begin(no_evaluation), std::end(no_evaluation));
+  out.insert(out.end(), {"checkpointing.enabled=false", "logger.sample_period=0", "loop.max_num_epochs=null",
+                         fmt::format("loop.max_num_steps={}", steps)});
   return out;
 }
 

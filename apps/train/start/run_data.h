@@ -71,6 +71,9 @@ data::LoaderOptions make_loader_options(const Config& config, const BatchPlan& b
 /// Overrides for steps on random tokens: no file need exist, and nothing is evaluated.
 std::vector<std::string> random_token_overrides();
 
+/// Overrides for a run of `steps` steps and nothing else: no evaluations, text samples or checkpoints.
+std::vector<std::string> steps_only_overrides(int64_t steps);
+
 /// Tokens with a loss in a global batch of `tokens_per_step` tokens, at least 1. `mine`: the sum over this
 /// rank's microbatches. Collective over the data-parallel ranks if documents mask losses.
 int64_t loss_tokens_of_all(const data::TokenDataset& dataset, int64_t tokens_per_step,
