@@ -145,7 +145,9 @@ bool has_exponentials(const std::string& name) {
 /// What a GPU's arithmetic adds to the tolerance of a case.
 double more_on_gpu(const std::string& name, const ops::Exec& exec) {
   return (has_exponentials(name) ? exp_tolerance(exec) : 0) +
-         (name.starts_with("linear fp8") ? fp8_sum_tolerance(exec) : 0);
+         (name.starts_with("linear fp8")           ? fp8_sum_tolerance(exec, false)
+          : name.starts_with("grouped_linear fp8") ? fp8_sum_tolerance(exec, true)
+                                                   : 0);
 }
 
 /// Compares one run with the reference; returns the largest error / tolerance.

@@ -166,16 +166,6 @@ std::unique_ptr<engine::Engine> allocate(Run& run, RankDecision& decision) {
   }
 }
 
-/// On compute capability 9.0 the experts' kernel for bf16 is faster (core/ops/grouped_linear/hopper.cuh).
-void warn_of_fp8_experts(const Run& run, const plan::RunPlan& plan) {
-  const device::Runtime* const device = run.placement.exec().device;
-  if (run.world.rank() == 0 && device && device->properties().major == 9 && plan.spec.expert_layers() > 0 &&
-      plan.recipe.quantizes_any())
-    log::warn(
-        "policy.fp8_cfg.enabled: experts in FP8 are slower than in bf16 on compute capability 9.0: a step of "
-        "32 experts took 1.6 times as long on an H200 (docs/gpu-results.md)");
-}
-
 }  // namespace
 
 std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config,
@@ -204,7 +194,6 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config,
       if (!warning.empty()) log::warn("{}", warning);
     }
   });
-  warn_of_fp8_experts(run, decision.plan());
   phases.begin(
       "memory",
       fmt::format("allocating {}", human_bytes(static_cast<uint64_t>(decision.plan().memory.total_bytes()))));

@@ -11,12 +11,14 @@
 // and b lie with k or with m (n) contiguous.
 //
 // bf16 and f16 with 16-byte aligned rows: hopper.cuh on compute capability 9.0, else tensor_kernel, 128 x 128
-// tiles, mma.m16n8k16, three stages of cp.async. FP8: fp8.cuh. Else: simt_kernel, 64 x 64 tiles. All add in
+// tiles, mma.m16n8k16, three stages of cp.async. FP8: hopper_fp8.cuh and
+// fp8.cuh, likewise. Else: simt_kernel, 64 x 64 tiles. All add in
 // f32, in an order that depends on the number of rows alone.
 
 #include "core/device/kernel.h"
 #include "core/ops/grouped_linear/fp8.cuh"
 #include "core/ops/grouped_linear/hopper.cuh"
+#include "core/ops/grouped_linear/hopper_fp8.cuh"
 #include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
@@ -204,6 +206,38 @@ void launch(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const
   }
   const dim3 grid = grid_of<pass>(a.dim(0), m, columns, p.experts, simt_tile);
   NRL_LAUNCH((simt_kernel<pass, T, C>), grid, simt_threads, 0, exec.stream, p);
+}
+
+/// Operands (rows, inner) and (columns, inner) as stored.
+template <Pass pass>
+void launch_fp8(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& offsets,
+                bool accumulate) {
+  constexpr bool weight = pass == Pass::weight;
+  NRL_CHECK(packed_rows(a) && packed_rows(b) && packed_rows(c), "FP8 GEMM of experts: {} x {} gives {}",
+            describe(a), describe(b), describe(c));
+  const int experts = static_cast<int>(offsets.dim(0)) - 1;
+  using C = std::conditional_t<weight, float, bf16>;
+  const auto with = [&]<class A>() {
+    Fp8Problem<C> p{.a = Fp8Operand(a),
+                    .b = Fp8Operand(b),
+                    .c = static_cast<C*>(c.data),
+                    .c_stride = c.step(0),
+                    .rows = weight ? c.dim(0) / experts : 0,
+                    .columns = c.dim(1),
+                    .inner = weight ? 0 : a.dim(1),
+                    .offsets = static_cast<const int*>(offsets.data),
+                    .experts = experts,
+                    .unit = static_cast<int>(row_unit(a.scales.kind)),
+                    .accumulate = accumulate};
+    const auto run = [&]<bool in_blocks>() {
+      constexpr bool a_e5m2 = std::is_same_v<A, fp8::Number<DType::e5m2>>;
+      if (!launch_fp8_wgmma<weight, a_e5m2, in_blocks, C>(exec, a, b, c, offsets, accumulate))
+        launch_fp8_kernel<weight, A, in_blocks>(exec, p, c.dim(0));
+    };
+    has_scale_blocks(a.scales.kind) ? run.template operator()<true>() : run.template operator()<false>();
+  };
+  a.dtype == DType::e4m3 ? with.template operator()<fp8::Number<DType::e4m3>>()
+                         : with.template operator()<fp8::Number<DType::e5m2>>();
 }
 
 void forward_launch(Exec& exec, const GroupedLinearForward& a) {

@@ -5,9 +5,8 @@
 //
 // Every 128 numbers of k are summed apart, then multiplied by the scales of their blocks, if there are any,
 // and added in f32; scales of tensors are applied at the end. FP8 tensor cores (8.9, 12.0) keep some 14 bits
-// of a long sum, so that all recipes do it. Tensor cores of Hopper and Blackwell (9.0, 10.0) have FP8 in
-// wgmma and tcgen05 alone: there mma.m16n8k32 becomes conversions and two f16 m16n8k16, which is exact; on
-// 9.0 that is slower than bf16 by wgmma (hopper.cuh).
+// of a long sum, so that all recipes do it. Tensor cores of Blackwell (10.0) have FP8 in tcgen05 alone: there
+// mma.m16n8k32 becomes conversions and two f16 m16n8k16, which is exact. On 9.0 hopper_fp8.cuh is used.
 
 #include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/shared/check.h"
@@ -164,34 +163,6 @@ void launch_fp8_kernel(Exec& exec, const Fp8Problem<C>& p, int64_t rows) {
   constexpr Pass pass = weight ? Pass::weight : Pass::forward;
   const dim3 grid = grid_of<pass>(rows, p.rows, p.columns, p.experts, tile_rows);
   NRL_LAUNCH((fp8_kernel<weight, A, in_blocks, C>), grid, tensor_threads, shared, exec.stream, p);
-}
-
-/// Operands (rows, inner) and (columns, inner) as stored.
-template <Pass pass>
-void launch_fp8(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& offsets,
-                bool accumulate) {
-  constexpr bool weight = pass == Pass::weight;
-  NRL_CHECK(packed_rows(a) && packed_rows(b) && packed_rows(c), "FP8 GEMM of experts: {} x {} gives {}",
-            describe(a), describe(b), describe(c));
-  const int experts = static_cast<int>(offsets.dim(0)) - 1;
-  using C = std::conditional_t<weight, float, bf16>;
-  const auto with = [&]<class A>() {
-    Fp8Problem<C> p{.a = Fp8Operand(a),
-                    .b = Fp8Operand(b),
-                    .c = static_cast<C*>(c.data),
-                    .c_stride = c.step(0),
-                    .rows = weight ? c.dim(0) / experts : 0,
-                    .columns = c.dim(1),
-                    .inner = weight ? 0 : a.dim(1),
-                    .offsets = static_cast<const int*>(offsets.data),
-                    .experts = experts,
-                    .unit = static_cast<int>(row_unit(a.scales.kind)),
-                    .accumulate = accumulate};
-    has_scale_blocks(a.scales.kind) ? launch_fp8_kernel<weight, A, true>(exec, p, c.dim(0))
-                                    : launch_fp8_kernel<weight, A, false>(exec, p, c.dim(0));
-  };
-  a.dtype == DType::e4m3 ? with.template operator()<fp8::Number<DType::e4m3>>()
-                         : with.template operator()<fp8::Number<DType::e5m2>>();
 }
 
 }  // namespace

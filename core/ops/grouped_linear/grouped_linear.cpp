@@ -74,7 +74,12 @@ void check_result(const Exec& exec, const char* op, const Tensor& t, bool only_f
             "{}: the result is {}, but a GPU has kernels for bf16 only", op, describe(t));
 }
 
-/// On a GPU FP8 operands are multiplied as f16 (cuda.cu).
+/// A GPU's tensor cores that hopper_fp8.cuh does not serve multiply FP8 operands as f16 (fp8.cuh).
+bool multiplies_as_f16(const Exec& exec, const Tensor& operand) {
+  return exec.libraries && is_fp8(operand) &&
+         !(exec.device && exec.device->properties().major == 9 && exec.device->properties().minor == 0);
+}
+
 Cost grouped_cost(const Exec& exec, const Tensor& left, const Tensor& right, const Tensor& result,
                   int64_t rows, int64_t m, int64_t k, bool accumulate) {
   const double accumulated = accumulate ? bytes_of(result) : 0;
@@ -82,7 +87,7 @@ Cost grouped_cost(const Exec& exec, const Tensor& left, const Tensor& right, con
           .read = bytes_of(left, right) + accumulated,
           .written = bytes_of(result),
           .flops = linear_flops(rows, m, k),
-          .operands = exec.libraries && is_fp8(left) ? DType::f16 : left.dtype,
+          .operands = multiplies_as_f16(exec, left) ? DType::f16 : left.dtype,
           .gemm = {rows, m, k},
           .epilogue = accumulated + bytes_of(result)};
 }

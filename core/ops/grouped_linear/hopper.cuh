@@ -342,24 +342,53 @@ __global__ void __launch_bounds__(wide::threads, 1)
 #endif
 }
 
+namespace wide {
+
+/// True where the device, and the build for it, have a kernel. Code that only stops has hardly any registers.
+inline bool runs_on(const Exec& exec, int registers, size_t shared) {
+  const device::Properties& gpu = exec.device->properties();
+  return gpu.major == 9 && gpu.minor == 0 && registers > producer_registers &&
+         shared + 1024 <= gpu.shared_memory_optin;
+}
+
+inline Problem problem_of(const Tensor& c, const Tensor& offsets, int64_t m, int64_t n, int64_t k,
+                          bool accumulate) {
+  Problem p{};
+  p.c = c.data;
+  p.c_stride = c.step(0);
+  p.m = static_cast<int>(m);
+  p.n = static_cast<int>(n);
+  p.k = static_cast<int>(k);
+  p.tiles_m = static_cast<int>(tiles(m, tile_m));
+  p.tiles_n = static_cast<int>(tiles(n, tile_n));
+  p.offsets = static_cast<const int*>(offsets.data);
+  p.experts = static_cast<int>(offsets.dim(0)) - 1;
+  p.accumulate = accumulate;
+  return p;
+}
+
+/// Tiles at most. rows: of all experts, or in weight gradients of each.
+template <Pass pass>
+int64_t most_tiles_of(int64_t rows, int64_t columns, int64_t experts) {
+  return (pass == Pass::weight ? experts * tiles(rows, tile_m) : most_tiles(rows, experts, tile_m)) *
+         tiles(columns, tile_n);
+}
+
+}  // namespace wide
+
 /// Launches wgmma_kernel; false where the device, the build or the operands do not allow it. m, k: of an
 /// expert's matrix.
 template <Pass pass, class T, class C>
 bool launch_wgmma(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& offsets,
                   int64_t m, int64_t k, bool accumulate) {
   using namespace wide;
-  const device::Properties& gpu = exec.device->properties();
-  if (gpu.major != 9 || gpu.minor != 0) return false;
-  // A process uses one device. Code that only stops has hardly any registers.
-  static const bool built =
-      device::registers_of(reinterpret_cast<const void*>(wgmma_kernel<pass, T, C>)) > producer_registers;
-  if (!built) return false;
+  // A process uses one device.
+  static const int registers = device::registers_of(reinterpret_cast<const void*>(wgmma_kernel<pass, T, C>));
   constexpr bool weight = pass == Pass::weight;
   const int64_t rows = a.dim(0), experts = offsets.dim(0) - 1, columns = pass == Pass::forward ? m : k;
-  const int64_t row_tiles = weight ? experts * tiles(m, tile_m) : most_tiles(rows, experts, tile_m);
-  const int64_t most = row_tiles * tiles(columns, tile_n);
-  if (rows == 0 || std::max({rows, experts * m, k, 2 * most}) > INT_MAX ||
-      shared_bytes(static_cast<int>(experts)) + 1024 > gpu.shared_memory_optin)
+  const int64_t most = most_tiles_of<pass>(weight ? m : rows, columns, experts);
+  const size_t shared = shared_bytes(static_cast<int>(experts));
+  if (rows == 0 || std::max({rows, experts * m, k, 2 * most}) > INT_MAX || !runs_on(exec, registers, shared))
     return false;
   CUtensorMap a_map, b_map;
   const bool mapped =
@@ -368,20 +397,9 @@ bool launch_wgmma(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c,
               : device::encode_tensor_map(b_map, b.data, experts, m, k, b.step(0),
                                           pass == Pass::forward ? tile_n : 64));
   if (!mapped) return false;
-  Problem p{};
-  p.c = c.data;
-  p.c_stride = c.step(0);
-  p.m = static_cast<int>(m);
-  p.n = static_cast<int>(columns);
-  p.k = static_cast<int>(pass == Pass::forward ? k : m);
-  p.tiles_m = static_cast<int>(tiles(m, tile_m));
-  p.tiles_n = static_cast<int>(tiles(columns, tile_n));
-  p.offsets = static_cast<const int*>(offsets.data);
-  p.experts = static_cast<int>(experts);
-  p.accumulate = accumulate;
+  const Problem p = problem_of(c, offsets, m, columns, pass == Pass::forward ? k : m, accumulate);
   const unsigned grid = kernel::grid_for(most, 1, exec.multiprocessors, 1);
-  NRL_LAUNCH((wgmma_kernel<pass, T, C>), grid, wide::threads, shared_bytes(p.experts), exec.stream, a_map,
-             b_map, p);
+  NRL_LAUNCH((wgmma_kernel<pass, T, C>), grid, wide::threads, shared, exec.stream, a_map, b_map, p);
   return true;
 }
 

@@ -71,6 +71,14 @@ __device__ __forceinline__ void tma_load(unsigned to, const CUtensorMap* map, un
       "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2)
       : "memory");
 }
+/// Copies `bytes` contiguous ones, a multiple of 16, between addresses that are multiples of 16
+/// ("cp.async.bulk").
+__device__ __forceinline__ void bulk_load(unsigned to, const void* from, int bytes, unsigned barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
 /// Fetches a tensor map before it is needed ("prefetch").
 __device__ __forceinline__ void tma_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -138,20 +146,25 @@ template <bool mn_major>
 inline constexpr uint64_t wgmma_k_step = (mn_major ? 2048 : 32) >> 4;
 
 // clang-format off
-#define NRL_SUMS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), \
-                    "+f"(d[i + 5]), "+f"(d[i + 6]), "+f"(d[i + 7])
-#define NRL_WGMMA(types)                        \
-  asm volatile("wgmma.mma_async.sync.aligned.m64n192k16.f32." types " {"                                    \
+#define NRL_SUMS(f, i) f(d[i]), f(d[i + 1]), f(d[i + 2]), f(d[i + 3]), f(d[i + 4]), f(d[i + 5]), f(d[i + 6]), \
+                       f(d[i + 7])
+#define NRL_WGMMA(f, begin, end, ...)                                                                           \
+  asm volatile(begin "{"                                                                                     \
                "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,"                                     \
                "%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"                           \
                "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,"                           \
                "%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63,"                           \
                "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,"                           \
                "%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                            \
-               "}, %96, %97, 1, 1, 1, %98, %99;"                                                            \
-               : NRL_SUMS(0), NRL_SUMS(8), NRL_SUMS(16), NRL_SUMS(24), NRL_SUMS(32), NRL_SUMS(40),          \
-                 NRL_SUMS(48), NRL_SUMS(56), NRL_SUMS(64), NRL_SUMS(72), NRL_SUMS(80), NRL_SUMS(88)         \
-               : "l"(a), "l"(b), "n"(a_mn), "n"(b_mn))
+               "}, %96, %97, " end                                                                           \
+               : NRL_SUMS(f, 0), NRL_SUMS(f, 8), NRL_SUMS(f, 16), NRL_SUMS(f, 24), NRL_SUMS(f, 32), NRL_SUMS(f, 40),          \
+                 NRL_SUMS(f, 48), NRL_SUMS(f, 56), NRL_SUMS(f, 64), NRL_SUMS(f, 72), NRL_SUMS(f, 80), NRL_SUMS(f, 88)         \
+               : "l"(a), "l"(b), __VA_ARGS__)
+#define NRL_WGMMA_16(types) NRL_WGMMA("+f", "wgmma.mma_async.sync.aligned.m64n192k16.f32." types " ", \
+                                      "1, 1, 1, %98, %99;", "n"(a_mn), "n"(b_mn))
+#define NRL_WGMMA_8(f, types, add) NRL_WGMMA(f, "{.reg .pred add;\nsetp.ne.b32 add, %98, 0;\n"             \
+                                     "wgmma.mma_async.sync.aligned.m64n192k32.f32." types " ", \
+                                     "add, 1, 1;}", "n"(add))
 // clang-format on
 /// Starts d (64 x 192) += a b over 16 of k ("wgmma.mma_async"). T: bf16 or f16. Thread t has columns
 /// 8 j + t % 4 * 2 + {0, 1}: of row r = t / 32 * 16 + t % 32 / 4 in d[4 j + {0, 1}], and of row r + 8 in
@@ -160,11 +173,27 @@ template <class T, bool a_mn, bool b_mn>
 __device__ __forceinline__ void wgmma_m64n192k16(float (&d)[96], uint64_t a, uint64_t b) {
   static_assert(std::is_same_v<T, nrl::bf16> || std::is_same_v<T, nrl::f16>);
   if constexpr (std::is_same_v<T, nrl::f16>) {
-    NRL_WGMMA("f16.f16");
+    NRL_WGMMA_16("f16.f16");
   } else {
-    NRL_WGMMA("bf16.bf16");
+    NRL_WGMMA_16("bf16.bf16");
   }
 }
+/// Starts d (64 x 192) = a b, or += with `add`, over 32 of k of K-major FP8 operands, whose lines in the
+/// descriptor have 128 of k. b is e4m3, and a e5m2 or e4m3. Sums are as of wgmma_m64n192k16.
+template <bool a_e5m2, bool add>
+__device__ __forceinline__ void wgmma_m64n192k32(float (&d)[96], uint64_t a, uint64_t b) {
+  if constexpr (a_e5m2 && add) {
+    NRL_WGMMA_8("+f", "e5m2.e4m3", 1);
+  } else if constexpr (a_e5m2) {
+    NRL_WGMMA_8("=f", "e5m2.e4m3", 0);
+  } else if constexpr (add) {
+    NRL_WGMMA_8("+f", "e4m3.e4m3", 1);
+  } else {
+    NRL_WGMMA_8("=f", "e4m3.e4m3", 0);
+  }
+}
+#undef NRL_WGMMA_8
+#undef NRL_WGMMA_16
 #undef NRL_WGMMA
 #undef NRL_SUMS
 
