@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "apps/check/rule.h"
+#include "apps/model/chunks.h"
 
 namespace nrl::check {
 namespace {
@@ -64,7 +65,23 @@ Rule at_most_layers(const char* key, std::optional<int64_t> (*count_of)(const Po
           }};
 }
 
+/// An activation in the epilogue of a GEMM, where there is none.
+Verdict judge_fused_activation(const Facts& f) {
+  const AutoOr<bool>& fused = f.policy().fusions.bias_activation;
+  const model::ModelSpec& m = f.spec();
+  if (fused.is_auto() || model::has_fused_activation(m, f.gpu ? DeviceType::cuda : DeviceType::cpu))
+    return {};
+  const std::string where = !f.gpu    ? "on a CPU"
+                            : m.gated ? "in MLPs with gates"
+                                      : "for activations other than gelu_tanh";
+  return {{.reason = fmt::format("policy.fusions.bias_activation: {} has no effect: {} the activation is a "
+                                 "kernel of its own",
+                                 fused.value(), where),
+           .severity = fused.value() ? Severity::warning : Severity::error}};
+}
+
 const Rule layer_table[] = {
+    {{"policy.fusions.bias_activation"}, judge_fused_activation},
     matches(recomputed, recomputed_modules),
     layers_exist("policy.checkpoint_layers", &PolicyConfig::checkpoint_layers),
     needs_other_layers(recomputed, [](const RecomputeConfig& r) { return !r.modules.is_auto(); }),

@@ -11,8 +11,7 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
                                   const ChunkOptions& options, const Ports& below) {
   const ModelSpec& m = *context.spec;
   // Independent of the recompute policy, so that results are bitwise identical with and without it.
-  const bool fuse_gelu =
-      options.device == DeviceType::cuda && !m.gated && m.activation == ops::Activation::gelu_tanh;
+  const bool fuse_gelu = options.fuse_activation && has_fused_activation(m, options.device);
   auto block = std::make_unique<Block>(context, layer, parameters, options.recipe, fuse_gelu, below);
   const memory::SlotSet recomputed = options.recompute ? options.recompute(layer, block->table()) : 0;
   const memory::SlotSet offloaded = options.offload ? options.offload(layer, block->table()) : 0;
@@ -21,6 +20,10 @@ std::unique_ptr<Layer> make_block(const LayerContext& context, int layer, const 
 }
 
 }  // namespace
+
+bool has_fused_activation(const ModelSpec& spec, DeviceType device) {
+  return device == DeviceType::cuda && !spec.gated && spec.activation == ops::Activation::gelu_tanh;
+}
 
 RecomputePolicy recompute_modules(std::vector<std::string> modules) {
   return [rule = RecomputeRule{.modules = std::move(modules)}](int, const memory::LayerTable& table) {

@@ -30,7 +30,11 @@ struct ChunkOptions {
   ModelLayout layout = {};         ///< whose stage has the chunks
   RecomputePolicy recompute = {};  ///< empty: all activations are kept
   OffloadPolicy offload = {};      ///< empty: on the device
+  bool fuse_activation = true;     ///< in the GEMMs that have it (has_fused_activation())
 };
+
+/// True if GEMMs on the device can compute the activation of the model's MLPs in their epilogues.
+bool has_fused_activation(const ModelSpec& spec, DeviceType device);
 
 /// All chunks of a stage, in the order of the forward pass; `context` and `parameters` must outlive them.
 /// Only the first chunk of the model has the embedding, only the last one the head.

@@ -79,7 +79,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                                                    .head_chunk_tokens = chunk,
                                                    .layout = layout,
                                                    .recompute = options_.recompute,
-                                                   .offload = options_.offload}),
+                                                   .offload = options_.offload,
+                                                   .fuse_activation = options_.fuse_activation}),
                                    domain_rows(part_, options_.layout, n, residual, chunk, false),
                                    options_.sharded);
   if (!options_.training.actions.empty()) add_training_programs();

@@ -27,6 +27,7 @@ struct DecoderOptions {
   OffloadPolicy offload = {};      ///< empty: kept activations stay on the device
   uint64_t seed = 0;               ///< of dropout
   DeviceType device = DeviceType::cpu;
+  bool fuse_activation = true;    ///< ChunkOptions
   int64_t head_chunk_tokens = 0;  ///< tokens whose logits exist at once; 0: head_chunk_tokens()
   ModelLayout layout = {};        ///< the rank's part of the model
   /// Schedule of one optimizer step, of the layout's stage and chunks, with a period if it is long

@@ -289,6 +289,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .offload = model::offload_by_block(p.offload),
       .seed = static_cast<uint64_t>(resolved_loop(config).seed),
       .device = device,
+      .fuse_activation = config.policy.fusions.bias_activation.value_or(true),
       .layout = p.layout,
       .training = pipeline::shortest_equivalent(schedule, p.layout.stage),
       .fewer = packed ? pipeline::equivalents_of_fewer(schedule, p.layout.stage)

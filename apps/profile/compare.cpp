@@ -182,6 +182,17 @@ Gate judge(double worse, const Interval& interval, double allowed) {
   return Gate::ok;
 }
 
+std::string slower_text(const Profile& before, const Profile& after, double allowed) {
+  const Comparison c = compare(before, after, true);
+  const Metric& step = c.metric("step_ms");
+  if (judge(step.worse(), step.worse_interval(), allowed) != Gate::regression) return "";
+  const auto most = std::max_element(c.split.begin(), c.split.end(), [](const Change& a, const Change& b) {
+    return a.difference() < b.difference();
+  });
+  return fmt::format("steps take {:.4g} ms, {:.4g} ms in the first window ({}); most of it: {} {:+.4g} ms",
+                     step.after, step.before, percent(step.worse()), most->name, most->difference() * 1e3);
+}
+
 std::string text(const Comparison& c) {
   std::vector<std::vector<std::string>> rows{
       {"metric", "baseline", "optimized", "improvement", "95 % interval", "better"}};

@@ -56,6 +56,10 @@ Comparison compare(const Profile& before, const Profile& after, bool other_machi
 enum class Gate { ok, unclear, regression };
 Gate judge(double worse, const Interval& interval, double allowed);
 
+/// "steps take 12.3 ms, 10.7 ms in the first window (+15.0 %); most of it: data +1.2 ms" where judge() finds
+/// that the step of a later window grew by more than `allowed`; else empty.
+std::string slower_text(const Profile& before, const Profile& after, double allowed);
+
 /// Tables, and what changed.
 std::string text(const Comparison& comparison);
 /// The verdict in one sentence. `allowed` as for judge().

@@ -90,6 +90,11 @@ struct AttentionConfig {
   bool operator==(const AttentionConfig&) const = default;
 };
 
+struct FusionsConfig {
+  AutoOr<bool> bias_activation;  ///< auto: wherever the GEMMs have it
+  bool operator==(const FusionsConfig&) const = default;
+};
+
 struct RecomputeConfig {
   RecomputeGranularity granularity = RecomputeGranularity::automatic;
   AutoOr<std::vector<BlockModule>> modules;  ///< of granularity selective; auto: norm and activation
@@ -201,6 +206,7 @@ struct PolicyConfig {
   DynamicBatchingConfig dynamic_batching;
   std::optional<double> max_grad_norm = 1.0;  ///< unset: no clipping
   AttentionConfig attention;
+  FusionsConfig fusions;
   bool cuda_graph = false;
   AutoOr<bool> pin_memory;              ///< a GPU run always does
   AutoOr<bool> gradient_checkpointing;  ///< auto: where one of the next three is set
@@ -408,7 +414,7 @@ struct AlertingConfig {
 
 /// Statistical rules of alerts.
 struct AnalysisConfig {
-  bool trend_analysis = false, anomaly_detection = false;
+  bool trend_analysis = false, anomaly_detection = false, performance_regression = false;
   double anomaly_z = 4;
   bool operator==(const AnalysisConfig&) const = default;
 };
@@ -434,7 +440,8 @@ struct ProfilingConfig {
 };
 
 struct KernelsConfig {
-  AutoOr<int64_t> num_threads;  ///< per rank
+  AutoOr<int64_t> num_threads;       ///< per rank
+  std::string cpu_binding = "none";  ///< "none", "auto", or CPUs of the node: "0-3,8"
   AutoOr<Isa> isa;
   bool share_device = false;
   bool autotune = false;

@@ -219,6 +219,11 @@ class Converter {
     if (!c.built.empty() && std::find(c.built.begin(), c.built.end(), name) == c.built.end()) {
       std::string today;
       for (std::string_view b : c.built) today += (today.empty() ? "" : ", ") + std::string(b);
+      for (const Synonym& other : c.advice)
+        if (other.spelling == name)
+          return reject(node, fmt::format("{}: '{}' is not supported", key_.path, name),
+                        std::string(other.name), {"supported: " + today}),
+                 std::nullopt;
       reject(node, fmt::format("{}: '{}' is a known value, but not supported yet", key_.path, name), "",
              {"supported today: " + today});
       return std::nullopt;

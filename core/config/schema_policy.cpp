@@ -493,14 +493,25 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
   t.section("attention", "The attention kernel.");
   t.resume("attention", OnResume::unrelated);
   NRL_POLICY_KEY(t, attention.type)
-      .built({"auto", "flash_attention"})
+      .built({"auto", "flash_attention", "cudnn"})
+      .advice("unfused",
+              "no kernel here stores the sequence x sequence matrix; write flash_attention, or remove it")
       .alias("model.attention.type")
       .on_off("policy.use_flash_attention", "flash_attention", "unfused")
       .on_off("model.use_flash_attention", "flash_attention", "unfused")
-      .help("flash_attention never materializes the sequence x sequence matrix; auto chooses it.");
+      .help(
+          "Kernels never store the sequence x sequence matrix. auto, flash_attention: cuDNN on a GPU for the "
+          "problems that it supports, else kernels of our own; cudnn: the run ends where it is not cuDNN.");
   NRL_POLICY_KEY(t, attention.memory_efficient)
       .alias("model.attention.memory_efficient")
       .help("Must be true: flash_attention is always memory efficient.");
+  t.section("fusions", "Operations that share a kernel. All others that can share one always do.");
+  t.resume("fusions", OnResume::reported);
+  NRL_POLICY_KEY(t, fusions.bias_activation)
+      .help(
+          "GPU: bias and GELU (tanh) of MLPs without gates in the GEMM before them. auto: yes; false: a "
+          "kernel "
+          "of its own.");
   NRL_POLICY_KEY(t, cuda_graph)
       .resume(OnResume::unrelated)
       .alias("kernels.cuda_graph.enabled")

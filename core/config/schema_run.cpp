@@ -360,6 +360,12 @@ void add_alerting(Table& t) {
   NRL_KEY(t, monitoring.analysis.anomaly_detection)
       .help("Alert when loss, gradient norm or step time leave their trend by anomaly_z in 3 steps in a row.")
       .only_with(alerts);
+  NRL_KEY(t, monitoring.analysis.performance_regression)
+      .help(
+          "Alert when steps of a window of profiling.every take 10 % longer than those of the first one; it "
+          "names the part that grew.")
+      .only_with(alerts)
+      .only_with({is_not("profiling.every", "null")});
   NRL_KEY(t, monitoring.analysis.anomaly_z)
       .above(0)
       .help("Distance from the trend of the last 100 steps in robust standard deviations (1.4826 MAD).")
@@ -438,6 +444,11 @@ void add_run_keys(Table& t) {
       .help(
           "Threads per rank; auto: OMP_NUM_THREADS (of a list the first number) if set, else the cores that "
           "this rank may use, divided among the ranks of the node.");
+  NRL_KEY(t, kernels.cpu_binding)
+      .help(
+          "CPUs that the threads of a rank may use. none: those that the launcher allows; auto: the rank's "
+          "share of the cores of its node, unless the launcher has given it one; or CPUs of the node "
+          "(\"0-3,8\"), divided among its ranks in their order.");
   NRL_KEY(t, kernels.isa)
       .help(
           "Instruction set of the CPU kernels. auto: the best that the CPU supports, where avx512_bf16 (bf16 "

@@ -1,3 +1,4 @@
+#include "core/base/cpu_list.h"
 #include "core/base/dtype.h"
 #include "core/base/error.h"
 #include "core/base/philox.h"
@@ -129,4 +130,33 @@ TEST_CASE("a broken invariant says where", "[base]") {
     REQUIRE(e.code() == Exit::internal);
     REQUIRE(std::string(e.what()).find("value 3") != std::string::npos);
   }
+}
+
+TEST_CASE("lists of CPUs are read as taskset writes them", "[base]") {
+  using Cpus = std::vector<int>;
+  CHECK(parse_cpu_list("0") == Cpus{0});
+  CHECK(parse_cpu_list("0-3,8") == Cpus{0, 1, 2, 3, 8});
+  CHECK(parse_cpu_list("8,0-1") == Cpus{8, 0, 1});
+  for (const char* wrong : {"", ",", "1,", "-1", "3-1", "1-", "a", "1 2", "1,1", "0-3,2", "1048576",
+                            "0-9999999999", "+1", "0-1048575,0-1048575"}) {
+    INFO(wrong);
+    CHECK_FALSE(parse_cpu_list(wrong));
+  }
+  CHECK(cpu_list_text(Cpus{0, 1, 2, 8}) == "0-2,8");
+  CHECK(cpu_list_text(Cpus{}).empty());
+  // Any text is a list or none; a list is written and read back.
+  const PhiloxStream random(3, "cpus");
+  constexpr std::string_view letters = "0123456789-,,--x ";
+  int lists = 0;
+  for (uint64_t trial = 0; trial < 20000; ++trial) {
+    std::string text;
+    for (uint64_t i = 0; i < 1 + trial % 7; ++i)
+      text += letters[static_cast<size_t>(random.uniform(trial * 8 + i) *
+                                          static_cast<float>(letters.size() - 1))];
+    const auto cpus = parse_cpu_list(text);
+    if (!cpus || cpus->size() > 1000) continue;
+    ++lists;
+    CHECK(parse_cpu_list(cpu_list_text(*cpus)) == cpus);
+  }
+  CHECK(lists > 100);
 }

@@ -53,5 +53,50 @@ case $case_name in
     NRL_NSYS_PROFILE_STEP_RANGE='' expect 0 run 1 c.yaml checkpointing.resume=never pretrain.max_num_steps=1
     NRL_NSYS_PROFILE_STEP_RANGE=2:3 expect 0 run 1 plan c.yaml
     ;;
+  snippets) # rows of snippets.txt that are no configuration; config_tests tries the others
+    config c
+    expect 0 run 1 c.yaml pretrain.max_num_steps=5 checkpointing.enabled=false logger.wandb_enabled=true \
+      profiling.enabled=true profiling.trace=chrome profiling.steps=4:6
+    find c -name '*.json' -path '*step-4*' -exec cat {} + >profile.txt
+    find c -name '*.wandb' -exec cat {} + >wandb.txt
+    # The switch of a fusion changes the program of a step.
+    gpt2=("$source_dir/configs/gpt2-124m.yaml" "${minimum[@]:1}" --device h100 --program 0)
+    expect 0 run 1 plan "${gpt2[@]}"
+    shown out.txt ' mlp_in_gelu: '
+    ! grep -q ' activation: ' out.txt || fail "the activation is a kernel: $(cat out.txt)"
+    expect 0 run 1 plan "${gpt2[@]}" policy.fusions.bias_activation=false
+    shown out.txt ' activation: '
+    ! grep -q ' mlp_in_gelu: ' out.txt || fail "a GEMM has the activation: $(cat out.txt)"
+    rows=0
+    while IFS='|' read -r document block kind written outcome; do
+      row="$document|$block|$written"
+      kind=${kind// /}
+      written=${written# }
+      case $kind in
+        variable)
+          expect 78 env "${written% }" "$nrl_train" c.yaml >out.txt 2>err.txt
+          shown err.txt "${outcome# refused }"
+          ;;
+        name | code | command)
+          rest=$outcome
+          while [[ $rest == *\`*\`* ]]; do
+            token=${rest#*\`} token=${token%%\`*} rest=${rest#*\`*\`}
+            read -ra words <<<"$token"
+            if [[ $token == nrl-train\ * ]]; then
+              command=()
+              for word in "${words[@]:1}"; do [[ $word == -* ]] || command+=("$word"); done
+              expect 0 run 1 "${command[@]}" --help
+              for word in "${words[@]:1}"; do [[ $word != -* ]] || grep -qF -- "$word" out.txt || fail "$row: $token has no $word"; done
+            else
+              grep -qawF -- "$token" profile.txt wandb.txt || fail "$row: '$token' is in no file of a run"
+            fi
+          done
+          ;;
+        *) continue ;;
+      esac
+      ((rows += 1))
+    done < <(grep -v '^#' "$documents/snippets.txt")
+    ((rows > 25)) || fail "only $rows rows were tried"
+    ;;
   *) fail "no such case: $case_name" ;;
 esac

@@ -6,11 +6,13 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
+#include <thread>
 
 #include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/device/choose.h"
+#include "core/device/cpu/binding.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/devices.h"
@@ -132,6 +134,48 @@ TEST_CASE("the driver's management library is asked where it is", "[devices]") {
   REQUIRE_FALSE(state->clock_limit);  // the function fails
   REQUIRE_FALSE(state->power_limit);  // there is no such function
   REQUIRE(state->throttled == std::vector<std::string>{"power", "temperature"});
+}
+
+TEST_CASE("ranks of a node share its CPUs", "[device]") {
+  using Cpus = std::vector<int>;
+  const Cpus allowed = cpu::allowed_cpus();
+  REQUIRE(!allowed.empty());
+  // Lists are divided in their order.
+  Cpus many;
+  for (int i = 0; i < 8; ++i) many.push_back(i);
+  CHECK(cpu::cpus_of_rank("0-7", many, 0, 2) == Cpus{0, 1, 2, 3});
+  CHECK(cpu::cpus_of_rank("0-7", many, 1, 2) == Cpus{4, 5, 6, 7});
+  CHECK(cpu::cpus_of_rank("7,0-3", many, 0, 1) == Cpus{7, 0, 1, 2, 3});
+  const auto refusal = [](std::string_view binding, const Cpus& mask, int ranks) -> std::string {
+    try {
+      (void)cpu::cpus_of_rank(binding, mask, 0, ranks);
+    } catch (const Error& e) {
+      CHECK(e.code() == Exit::config);
+      return e.what();
+    }
+    return "";
+  };
+  CHECK(contains(refusal("0-7,9", many, 1), "may not use CPU 9; it may use 0-7"));
+  CHECK(contains(refusal("3", many, 2), "1 CPUs for 2 ranks"));
+  // Cores are whole: every CPU is in exactly one.
+  Cpus in_cores;
+  for (const Cpus& core : cpu::cores_of(allowed)) in_cores.insert(in_cores.end(), core.begin(), core.end());
+  std::sort(in_cores.begin(), in_cores.end());
+  CHECK(in_cores == allowed);
+  const int ranks = static_cast<int>(cpu::cores_of(allowed).size());
+  Cpus all;
+  for (int r = 0; r < ranks; ++r)
+    for (const int cpu : cpu::cpus_of_rank("auto", allowed, r, ranks)) all.push_back(cpu);
+  std::sort(all.begin(), all.end());
+  CHECK(all == allowed);
+  CHECK(contains(refusal("auto", allowed, 5000), "cores for 5000 ranks"));
+  // A thread that is bound stays there, with all that it starts.
+  std::thread([&] {
+    cpu::bind_to({allowed.back()});
+    CHECK(cpu::allowed_cpus() == Cpus{allowed.back()});
+    std::thread([&] { CHECK(cpu::allowed_cpus() == Cpus{allowed.back()}); }).join();
+  }).join();
+  CHECK(cpu::allowed_cpus() == allowed);
 }
 
 }  // namespace

@@ -175,3 +175,12 @@ TEST_CASE("the gate says what to do", "[profile]") {
   const JsonValue json = profile::to_json(c);
   CHECK(json.at("metrics").items()[0].get_double("improvement_percent") == Approx(-100 * 0.02 / 0.101));
 }
+
+TEST_CASE("a later window that is slower names the part that grew", "[profile]") {
+  const Profile first = sample(0.08, 0.02);
+  CHECK(profile::slower_text(first, first, 0.1).empty());
+  CHECK(profile::slower_text(first, sample(0.085, 0.02), 0.1).empty());  // 5 %
+  CHECK(profile::slower_text(first, sample(0.06, 0.02), 0.1).empty());
+  CHECK(profile::slower_text(first, sample(0.082, 0.04), 0.1) ==
+        "steps take 123 ms, 101 ms in the first window (+21.8 %); most of it: wire +20 ms");
+}

@@ -1,9 +1,19 @@
 // Windows of steps that are recorded: exact figures, the shape of the record, and a run that does not notice.
 
+#include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <map>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <pthread.h>
 
 #include "apps/monitor/start_phases.h"
 #include "apps/train/loop/capture.h"
@@ -186,6 +196,49 @@ TEST_CASE("windows repeat, are cut at the end of the run, and go on after a resu
   const Finished beyond = bench.run("beyond", {"profiling.enabled=true", "profiling.steps=9:10"});
   CHECK(beyond.code == Exit::ok);
   CHECK_FALSE(std::filesystem::exists(bench / "beyond/logs/profile"));
+}
+
+std::atomic<int> delays = 0;
+void delay(int) {
+  delays.fetch_add(1, std::memory_order_relaxed);
+  usleep(20000);
+}
+
+TEST_CASE("a window that is slower than the first one is an alert") {
+  const Workbench bench;
+  const std::vector<std::string> keys{"profiling.enabled=true",
+                                      "profiling.steps=2:5",
+                                      "profiling.every=3",
+                                      "loop.max_num_steps=13",
+                                      "monitoring.alerting.enabled=true",
+                                      "monitoring.analysis.performance_regression=true"};
+  // From the end of the first window on, signals interrupt the training thread.
+  struct sigaction act {
+  }, before{};
+  act.sa_handler = delay;
+  act.sa_flags = SA_RESTART;
+  sigaction(SIGALRM, &act, &before);
+  std::atomic<bool> over = false;
+  const pthread_t training = pthread_self();
+  std::thread disturb([&] {
+    while (!over && !std::filesystem::exists(bench / "slow/logs/profile/step-2/profile.json")) usleep(200);
+    while (!over) {
+      pthread_kill(training, SIGALRM);
+      usleep(21000);
+    }
+  });
+  const Finished slow = bench.run("slow", keys);
+  over = true;
+  disturb.join();
+  sigaction(SIGALRM, &before, nullptr);
+  INFO(slow.err);
+  CHECK(slow.code == Exit::ok);
+  CHECK(delays > 0);
+  std::stringstream alerts;
+  alerts << std::ifstream(bench / "slow/logs/alerts.jsonl").rdbuf();
+  INFO(alerts.str());
+  CHECK(alerts.str().find("performance_regression") != std::string::npos);
+  CHECK(alerts.str().find("in the first window (+") != std::string::npos);
 }
 
 TEST_CASE("steps are selected by range and period") {

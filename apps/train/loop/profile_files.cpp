@@ -120,7 +120,7 @@ bool writes_timeline(const Run& run, int rank) {
   return false;
 }
 
-std::string write_profile(Run& run, const profile::Recorded& record) {
+WrittenProfile write_profile(Run& run, const profile::Recorded& record) {
   const std::string root = join_path(run.config.logger.log_dir, "profile");
   const std::string directory = join_path(root, fmt::format("step-{}", record.first_step));
   const bool first = run.world.rank() == 0;
@@ -159,7 +159,7 @@ std::string write_profile(Run& run, const profile::Recorded& record) {
                       profile::html_page(merged, profile::timeline_from(parse_json(timeline, "timeline"))));
     if (run.config.profiling.trace == TraceFormat::perfetto) join_all(run, directory);
   });
-  return directory;
+  return {directory, std::move(merged)};
 }
 
 void remove_timelines(const Run& run, const std::string& directory) {

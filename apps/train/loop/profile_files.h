@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apps/profile/profile.h"
 #include "apps/profile/recorded.h"
 #include "apps/train/start/run.h"
 
@@ -14,9 +15,13 @@ bool writes_timeline(const Run& run, int rank);
 
 /// Analyzes the records of all ranks, gathers the results on rank 0, and writes profile.json, profile.html,
 /// the timelines of profiling.ranks in the format of profiling.trace, and memory.html if asked for. With
-/// profiling.every, profile.json is a line of profile/history.jsonl, too. Returns the directory. Collective;
-/// what fails on one rank fails on all.
-std::string write_profile(Run& run, const profile::Recorded& record);
+/// profiling.every, profile.json is a line of profile/history.jsonl, too. Collective; what fails on one rank
+/// fails on all.
+struct WrittenProfile {
+  std::string directory;
+  profile::Profile merged = {};  ///< of all ranks, on rank 0
+};
+WrittenProfile write_profile(Run& run, const profile::Recorded& record);
 
 /// Removes the timelines that this rank has in the directory of a window.
 void remove_timelines(const Run& run, const std::string& directory);

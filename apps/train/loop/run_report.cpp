@@ -318,6 +318,9 @@ void RunReport::checkpoint(const std::string& path, double seconds) {
 void RunReport::profiled(const StepProfile::Written& written) {
   if (!written.warning.empty()) terminal_.warn(written.warning);
   terminal_.event("profile", run_.position.step, written.directory);
+  if (live_ && !written.regression.empty())
+    live_->event("performance_regression", monitor::AlertLevel::warning, run_.position.step,
+                 written.regression);
 }
 
 std::string RunReport::divergence_hint(int64_t first_updates) const {

@@ -3,12 +3,19 @@
 #include <algorithm>
 #include <utility>
 
+#include "apps/profile/compare.h"
 #include "apps/train/loop/profile_files.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/trace/device_timeline.h"
 
 namespace nrl::train {
+
+namespace {
+
+constexpr double allowed_growth = 0.1;  // of the step of the first window
+
+}  // namespace
 
 bool ProfiledSteps::contains(int64_t step) const {
   if (range.first == 0 || step < range.first) return false;
@@ -52,7 +59,10 @@ StepProfile::Written StepProfile::write() {
   const profile::Recorded record = capture_->finish();
   capture_.reset();
   if (run_.engine->exec().device) kernel_times_.restart();  // the totals were cleared
-  Written out{.directory = write_profile(run_, record)};
+  WrittenProfile written = write_profile(run_, record);
+  Written out{.directory = written.directory};
+  if (run_.config.monitoring.analysis.performance_regression && run_.world.rank() == 0)
+    out.regression = regression_of(std::move(written.merged));
   // Timelines are large: only the last one of many windows keeps them.
   if (run_.config.profiling.every && !last_.empty()) remove_timelines(run_, last_);
   last_ = out.directory;
@@ -60,6 +70,14 @@ StepProfile::Written StepProfile::write() {
     out.warning = fmt::format("profile: {} ranges were not recorded; expected 0. Fix: fewer profiling.steps",
                               grouped(record.window.dropped));
   return out;
+}
+
+std::string StepProfile::regression_of(profile::Profile&& window) {
+  if (!first_window_) {
+    first_window_ = std::move(window);
+    return "";
+  }
+  return profile::slower_text(*first_window_, window, allowed_growth);
 }
 
 monitor::KernelTimes::Totals StepProfile::totals() const {

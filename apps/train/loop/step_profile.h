@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/monitor/kernel_times.h"
+#include "apps/profile/profile.h"
 #include "apps/train/loop/capture.h"
 #include "apps/train/start/run.h"
 #include "core/base/text.h"
@@ -43,10 +44,11 @@ class StepProfile {
   /// True if the window ends with step `step`; the caller must then collect its results and call write().
   /// `interrupted`: other work follows, or nothing.
   bool ends_with(int64_t step, bool interrupted) const;
-  /// Ends the window and writes what was recorded. Collective. Returns the directory, and what is wrong with
-  /// the record; empty: nothing.
+  /// Ends the window and writes what was recorded. Collective.
   struct Written {
-    std::string directory, warning = {};
+    std::string directory;
+    std::string warning = {};     ///< what is wrong with the record; empty: nothing
+    std::string regression = {};  ///< monitoring.analysis.performance_regression, on rank 0; empty: none
   };
   Written write();
 
@@ -68,12 +70,14 @@ class StepProfile {
 
  private:
   monitor::KernelTimes::Totals totals() const;
+  std::string regression_of(profile::Profile&& window);
 
   Run& run_;
   ProfiledSteps steps_;
   size_t calls_ = 0;  // ops of a step, roughly
   std::unique_ptr<Capture> capture_;
   monitor::KernelTimes kernel_times_;
+  std::optional<profile::Profile> first_window_;      // on rank 0, with performance_regression
   std::string last_;                                  // directory of the last window of profiling.every
   std::optional<std::pair<int64_t, int64_t>> timed_;  // on a GPU: the first and the last step that was timed
 };

@@ -6,15 +6,20 @@
 #include <span>
 #include <sstream>
 
+#include <spdlog/fmt/ranges.h>
+
 #include "apps/plan/device_models.h"
 #include "apps/plan/nodes.h"
 #include "apps/plan/run_plan.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/state/model_source.h"
+#include "core/base/cpu_list.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
 #include "core/device/choose.h"
+#include "core/device/cpu/binding.h"
 #include "core/device/cpu/threads.h"
+#include "core/device/cuda/nvml.h"
 #include "core/io/atomic_file.h"
 #include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
@@ -38,6 +43,17 @@ std::vector<std::vector<std::string>> devices_of_node(comm::World& world,
     for (std::string id; std::getline(lines, id);) ids.push_back(id);
   }
   return seen;
+}
+
+// ", 1980 MHz", with the limit where the clock is held below it; empty where the driver reports none.
+std::string clock_text(const std::string& uuid) {
+  const std::unique_ptr<cuda::Nvml> nvml = cuda::open_nvml();
+  const auto state = nvml ? nvml->state(uuid) : std::nullopt;
+  if (!state || !state->clock_limit) return "";
+  std::string text = fmt::format(", up to {} MHz", *state->clock_limit);
+  if (state->clock && !state->throttled.empty())
+    text += fmt::format(", now {} MHz: {}", *state->clock, fmt::join(state->throttled, " and "));
+  return text;
 }
 
 }  // namespace
@@ -130,6 +146,14 @@ void Placement::choose(comm::World& world, const Config& config) {
     }
   if (config.device == DeviceKind::automatic && !facts_.gpu) why_no_gpu_ = facts_.why;
 
+  if (const std::string& binding = config.kernels.cpu_binding; binding != "none")
+    run_collectively(world, [&] {
+      static const std::vector<int> allowed = cpu::allowed_cpus();  // before it was bound the first time
+      const std::vector<int> cpus =
+          cpu::cpus_of_rank(binding, allowed, world.local_rank(), world.local_size());
+      cpu::bind_to(cpus);
+      bound_ = fmt::format(", on CPU{} {}", cpus.size() == 1 ? "" : "s", cpu_list_text(cpus));
+    });
   host_threads_ = threads_for(config.kernels, world.local_size());
   request_.type = facts_.gpu ? DeviceType::cuda : DeviceType::cpu;
   request_.isa = plan::isa_for(config.kernels);
@@ -148,16 +172,16 @@ std::vector<parallel::GroupId> groups_of_run(const ConfigResult& config, const p
 
 std::string Placement::describe(int kernels) const {
   if (device_.type == DeviceType::cpu)
-    return fmt::format("cpu ({}), {} per rank, {} kernels{}", name_of(request_.isa),
-                       counted(host_threads_, "thread"), kernels,
+    return fmt::format("cpu ({}), {} per rank{}, {} kernels{}", name_of(request_.isa),
+                       counted(host_threads_, "thread"), bound_, kernels,
                        // Only if a GPU driver is loaded: on other machines a CPU run is expected.
                        !why_no_gpu_.empty() && path_exists("/dev/nvidiactl")
                            ? fmt::format("  (auto: {})", why_no_gpu_)
                            : "");
   const device::Properties& d = device_.accelerator.runtime->properties();
-  return fmt::format("cuda, {} (device {} of {}, {} of {} free), {} kernels{}", d.name, device_.ordinal,
-                     device_.visible, human_bytes(capacity_), human_bytes(d.memory), kernels,
-                     comm_text_.empty() ? "" : ", " + comm_text_);
+  return fmt::format("cuda, {} (device {} of {}, {} of {} free{}), {} kernels{}{}", d.name, device_.ordinal,
+                     device_.visible, human_bytes(capacity_), human_bytes(d.memory), clock_text(d.uuid),
+                     kernels, comm_text_.empty() ? "" : ", " + comm_text_, bound_);
 }
 
 double native_factor(const ops::Exec& exec, DType operands) {

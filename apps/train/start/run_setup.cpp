@@ -35,6 +35,16 @@ std::vector<std::pair<std::string, std::string>> describe(const std::vector<ops:
   return lines;
 }
 
+// policy.attention.type: cudnn, where a pass of attention runs on other kernels.
+void require_cudnn(const ConfigResult& config, const std::vector<ops::LibraryChoice>& choices) {
+  for (const ops::LibraryChoice& c : choices)
+    if (c.op == "attention" && !c.implementation.starts_with("cuDNN"))
+      raise({diagnose(
+          config, "policy.attention.type",
+          fmt::format("policy.attention.type: cudnn, but attention {} runs on {}", c.pass, c.implementation),
+          "", {"Fix: policy.attention.type: auto"})});
+}
+
 void add_order_warnings(Run& run, const data::DatasetOptions& options) {
   const std::vector<std::string>& found = options.orders->warnings();
   run.warnings.insert(run.warnings.end(), found.begin(), found.end());
@@ -212,7 +222,10 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config,
   initialize(run, phases, [&] {
     phases.begin("kernels", "selecting the kernels");
     run.kernels = run.engine->require_kernels(run.engine->objective(), exec.device ? "the GPU" : "the CPU");
-    if (exec.libraries) run.library_choices = describe(exec.libraries->choices);
+    if (!exec.libraries) return;
+    if (c.policy.attention.type == AttentionType::cudnn)
+      require_cudnn(run.config_result, exec.libraries->choices);
+    run.library_choices = describe(exec.libraries->choices);
   });
   phases.begin("peak", "measuring the matmul peak");
   run.peak = peak_of(run.placement, run.plan().recipe.activations());

@@ -69,6 +69,8 @@ const DeviceRule device_table[] = {
     unsupported(false, {is("policy.logits_dtype", {"bfloat16"}), is("policy.precision", {"fastest"})},
                 "policy.logits_dtype: bfloat16 needs policy.precision: bfloat16",
                 {"policy.precision: fastest is float32 on some CPUs"}),
+    unsupported(false, {is("policy.attention.type", {"cudnn"})},
+                "policy.attention.type: cudnn: cuDNN has kernels for GPUs only", {"use auto"}),
     needs_gpu("distributed.nccl_ub"),
     needs_gpu("kernels.share_device"),
     needs_gpu("kernels.autotune"),

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "core/base/cpu_list.h"
 #include "core/base/text.h"
 #include "core/config/alert_rule.h"
 #include "core/config/rules/tables.h"
@@ -215,6 +216,13 @@ Verdict judge_alert_rules(const ConfigResult& r) {
   return {};
 }
 
+Verdict judge_binding(const ConfigResult& r) {
+  const std::string& binding = r.config.kernels.cpu_binding;
+  if (binding == "none" || binding == "auto" || parse_cpu_list(binding)) return {};
+  return {{.reason = fmt::format("kernels.cpu_binding: \"{}\" is no list of CPUs", clipped(binding)),
+           .label = "expected auto, none, or CPUs such as \"0-3,8\""}};
+}
+
 Verdict judge_samples(const ConfigResult& r) {
   const DistributedConfig& d = r.config.distributed;
   if (r.config.logger.sample_period == 0) return {};
@@ -313,6 +321,7 @@ const ConfigRule training_table[] = {
         {"monitoring.alerting.email_notifications: nrl-train sends no mail itself",
          {"write monitoring.alerting.command: 'mail -s \"$NRL_ALERT_MESSAGE\" ADDRESS'"}}),
     not_empty({"monitoring.visualization.bind"}),
+    {{"kernels.cpu_binding"}, judge_binding},
     not_empty({"checkpointing.checkpoint_dir"}),
     not_empty({"checkpointing.resume"}, "checkpointing.resume is empty: expected auto, never or a directory"),
     not_empty({"logger.log_dir"}),

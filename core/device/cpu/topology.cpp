@@ -5,9 +5,8 @@
 
 #include <unistd.h>
 
-#include <hwloc.h>
-
 #include "core/base/threads.h"
+#include "core/device/cpu/binding.h"
 #include "core/device/cpu/features.h"
 
 namespace nrl::cpu {
@@ -33,22 +32,7 @@ OmpThreads omp_num_threads() {
 }
 
 int available_cores() {
-  hwloc_topology_t topology;
-  if (hwloc_topology_init(&topology) != 0) return available_cpus();
-  int cores = 0;
-  // The topology as this process may use it: only what its binding and its container allow.
-  hwloc_topology_set_all_types_filter(topology, HWLOC_TYPE_FILTER_KEEP_NONE);
-  hwloc_topology_set_type_filter(topology, HWLOC_OBJ_CORE, HWLOC_TYPE_FILTER_KEEP_ALL);
-  if (hwloc_topology_load(topology) == 0) {
-    hwloc_bitmap_t mine = hwloc_bitmap_alloc();
-    if (mine && hwloc_get_cpubind(topology, mine, HWLOC_CPUBIND_PROCESS) == 0)
-      for (hwloc_obj_t core = nullptr;
-           (core = hwloc_get_next_obj_by_type(topology, HWLOC_OBJ_CORE, core)) != nullptr;)
-        cores += hwloc_bitmap_intersects(core->cpuset, mine) ? 1 : 0;
-    hwloc_bitmap_free(mine);
-  }
-  hwloc_topology_destroy(topology);
-  return cores > 0 ? cores : std::max(available_cpus(), 1);
+  return std::max(static_cast<int>(cores_of(allowed_cpus()).size()), 1);
 }
 
 void silence_hwloc_without_sysfs() {
