@@ -13,9 +13,9 @@ namespace nrl::bench {
 constexpr int default_steps = 20;  ///< timed without Args::steps
 
 struct Args {
-  std::string benchmark;               ///< ops, gemm, attention, step, comm, compare
+  std::string benchmark;               ///< ops, gemm, attention, step, comm, overhead, compare
   std::string suite;                   ///< of compare: a YAML file
-  std::string config;                  ///< of step, comm and compare: a YAML file
+  std::string config;                  ///< of step, comm, overhead and compare: a YAML file
   std::vector<std::string> overrides;  ///< "key=value"
   std::string device = "auto";         ///< auto, cpu or cuda
   std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
@@ -23,7 +23,8 @@ struct Args {
   std::string only;                    ///< substring of the names of the cases or comparisons; empty: all
   std::string page;                    ///< compare: file for the page of the results; empty: none
   std::vector<std::string> with;       ///< compare: other results for the page, files
-  std::optional<int> steps;            ///< step, compare: number of timed steps
+  std::optional<int> steps;            ///< step, compare, overhead: number of timed steps
+  std::optional<int> pairs;            ///< overhead: pairs of blocks
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
   std::string predict;                 ///< step: name of a GPU (device_models.h); empty: no prediction
   bool roofline = false;               ///< step on a CPU: the limit of each kernel

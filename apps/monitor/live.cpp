@@ -111,7 +111,8 @@ void Live::serve() {
   const JsonValue entry =
       JsonValue::object({{"targets", JsonValue::array({target})},
                          {"labels", JsonValue::object({{"run", config_.logger.log_dir}})}});
-  write_file_atomic(join_path(config_.logger.log_dir, target_file), JsonValue::array({entry}).dump() + "\n");
+  write_file_atomic(join_path(config_.logger.log_dir, target_file), JsonValue::array({entry}).dump() + "\n",
+                    Durable::no);
 }
 
 // The page of nrl-train report. It reads the whole metrics.jsonl, so it is kept for some seconds.
@@ -263,7 +264,7 @@ void Live::run() {
     lock.unlock();
     bool failed = false;
     try {
-      write_file_atomic(*textfile, text);
+      write_file_atomic(*textfile, text, Durable::no);
     } catch (const Error& e) {
       failed = true;
       log::warn("monitoring.visualization.textfile: {}; it is not written any more", e.what());

@@ -162,7 +162,8 @@ class Mlflow : public Sink {
                     quoted(join_path(directory_, "artifacts")),
                     status == RunStatus::running ? "null" : std::to_string(milliseconds(end)), experiment_,
                     run_.id, quoted(run_name_), run_.id, milliseconds(run_.created),
-                    static_cast<int>(status)));
+                    static_cast<int>(status)),
+        status == RunStatus::running ? Durable::no : Durable::yes);  // a resumed run writes it again
   }
 
   RunInfo run_;

@@ -16,6 +16,7 @@
 
 #include "apps/bench/bench.h"
 #include "apps/bench/compare.h"
+#include "apps/bench/overhead.h"
 #include "apps/monitor/timers.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/launch.h"
@@ -49,7 +50,7 @@ int run_bench(const bench::Args& args) {
     return std::find(names.begin(), names.end(), args.benchmark) != names.end();
   };
   // {option, whether it is given, whether the benchmark has it, which do}
-  const bool kernels = one_of({"ops", "gemm", "attention"}), steps = one_of({"step", "compare"});
+  const bool kernels = one_of({"ops", "gemm", "attention"}), steps = one_of({"step", "compare", "overhead"});
   const std::tuple<const char*, bool, bool, const char*> options[] = {
       {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
       {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
@@ -59,11 +60,12 @@ int run_bench(const bench::Args& args) {
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
       {"--page", !args.page.empty(), one_of({"compare"}), "bench compare"},
       {"--with", !args.with.empty(), one_of({"compare"}), "bench compare"},
-      {"--steps", args.steps.has_value(), steps, "bench step or compare"}};
+      {"--pairs", args.pairs.has_value(), one_of({"overhead"}), "bench overhead"},
+      {"--steps", args.steps.has_value(), steps, "bench step, compare or overhead"}};
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
       fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);
-  if (!one_of({"step", "comm", "compare"}) && (!args.config.empty() || !args.overrides.empty()))
+  if (!one_of({"step", "comm", "overhead", "compare"}) && (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
@@ -83,6 +85,8 @@ int run_bench(const bench::Args& args) {
   if (args.config.empty())
     fail(Exit::usage, "bench {0} needs a configuration, e.g. nrl-train bench {0} configs/bench-tiny.yaml",
          args.benchmark);
+  if (args.benchmark == "overhead")
+    return train::run_in_world([&](comm::World& world) { return bench::overhead(world, args); });
   if (comm::launched_with_peers() && !args.predict.empty())
     fail(Exit::usage, "bench step --predict runs on one rank only. Fix: leave --predict out");
   const double start = process_start();
@@ -101,16 +105,18 @@ void add_bench(CommandLine& line) {
       "  mpirun -n 4 nrl-train bench comm\n"
       "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2\n"
       "  nrl-train bench compare configs/suites/claims.yaml --only recompute");
-  c->add_option("benchmark", args->benchmark,
-                "ops: memory-bound kernels; gemm: matmuls; attention;\n"
-                "step: training steps of CONFIG on random tokens; comm: communication, in the groups of\n"
-                "CONFIG, or inside and across nodes;\n"
-                "compare SUITE [CONFIG]: variants of CONFIG, by default that of the suite, beside what is\n"
-                "promised of them, as the YAML file SUITE says")
+  c->add_option(
+       "benchmark", args->benchmark,
+       "ops: memory-bound kernels; gemm: matmuls; attention;\n"
+       "step: training steps of CONFIG on random tokens; comm: communication, in the groups of\n"
+       "CONFIG, or inside and across nodes; overhead: steps of CONFIG on its data with all monitoring\n"
+       "beside steps without;\n"
+       "compare SUITE [CONFIG]: variants of CONFIG, by default that of the suite, beside what is\n"
+       "promised of them, as the YAML file SUITE says")
       ->required()
-      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm", "compare"}));
+      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm", "overhead", "compare"}));
   add_config(c, args->config, args->overrides,
-             "YAML file, for step, comm and compare, with key=value after it", false,
+             "YAML file, for step, comm, overhead and compare, with key=value after it", false,
              [args] { return args->benchmark == "compare" ? &args->suite : nullptr; });
   c->add_option("--device", args->device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
@@ -125,8 +131,11 @@ void add_bench(CommandLine& line) {
       ->allow_extra_args(false);
   c->add_option("--only", args->only,
                 "Only cases whose name contains this text (ops, gemm, attention, compare)");
-  c->add_option("--steps", args->steps, "Steps to time (step and compare; default 20)")
+  c->add_option("--steps", args->steps,
+                "Steps to time (step and compare; default 20), or of a block (overhead; default 10)")
       ->check(CLI::Range(1, 100000));
+  c->add_option("--pairs", args->pairs, "Pairs of blocks (overhead; default 40)")
+      ->check(CLI::Range(2, 10000));
   c->add_option("--tokens", args->tokens,
                 "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")
       ->check(CLI::Range(1, 1 << 20));

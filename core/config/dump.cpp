@@ -214,7 +214,8 @@ std::string dump_resolved(const ConfigResult& result) {
 
 std::string value_text(const Config& config, std::string_view name) {
   const config_detail::Key* key = config_detail::Schema::get().find(name);
-  NRL_CHECK(key && key->get, "no key {}", name);
+  NRL_CHECK(key && !key->model, "no key {}", name);
+  if (!key->get) return key->default_yaml();  // not built yet: it has no other value
   return config_detail::yaml_text(key->get(config));
 }
 

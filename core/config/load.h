@@ -27,7 +27,7 @@ ConfigResult load_config_text(std::string_view text, const std::string& name,
 std::string dump_resolved(const ConfigResult& result);
 
 /// The canonical YAML of one key's value, for example "0.0003" for policy.optimizer.lr. `key` must be a key
-/// of Config (not of policy.model).
+/// of Config (not of policy.model); the default of one that is not built yet.
 std::string value_text(const Config& config, std::string_view key);
 
 /// The supported values of a key that is a choice or a flag; empty for other and unknown keys.

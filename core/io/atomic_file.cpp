@@ -188,17 +188,17 @@ void AtomicFile::write(std::string_view data) {
   size_ += data.size();
 }
 
-void AtomicFile::commit() {
-  file_.sync();
+void AtomicFile::commit(Durable durable) {
+  if (durable == Durable::yes) file_.sync();
   rename_path(temporary_, path_);
   file_.close();
-  fsync_directory(parent_path(path_));
+  if (durable == Durable::yes) fsync_directory(parent_path(path_));
 }
 
-void write_file_atomic(const std::string& path, std::string_view text) {
+void write_file_atomic(const std::string& path, std::string_view text, Durable durable) {
   AtomicFile file(path);
   file.write(text);
-  file.commit();
+  file.commit(durable);
 }
 
 void fsync_directory(const std::string& path) {

@@ -67,6 +67,9 @@ class File {
 /// The whole file; Exit::data when it is larger than `max_bytes`.
 std::string read_file(const std::string& path, uint64_t max_bytes, File::Links links = File::Links::follow);
 
+/// Whether a change is on the disk when the call returns.
+enum class Durable : bool { no, yes };
+
 /// A file that appears under its final name only at commit(): written under a temporary name in the same
 /// directory, fsynced and renamed over the target, and the directory is fsynced. Removed without commit().
 class AtomicFile {
@@ -80,7 +83,9 @@ class AtomicFile {
   void write(std::string_view data);
   /// For random access instead of write(), until commit().
   const File& file() const { return file_; }
-  void commit();
+  /// `Durable::no`: without the fsyncs, which may take 10 ms each; other processes still see the old or the
+  /// new file, but a crash of the machine may leave an empty one.
+  void commit(Durable durable = Durable::yes);
 
  private:
   std::string path_, temporary_;
@@ -89,7 +94,7 @@ class AtomicFile {
 };
 
 /// Writes `text` through an AtomicFile.
-void write_file_atomic(const std::string& path, std::string_view text);
+void write_file_atomic(const std::string& path, std::string_view text, Durable durable = Durable::yes);
 
 /// fsyncs the directory: makes new entries, renames and removals in it durable.
 void fsync_directory(const std::string& path);

@@ -90,6 +90,23 @@ comm_groups() {
 }
 
 case $case_name in
+  overhead) # every line, in turns of one step, on one rank and on two; nothing of it stays
+    printf 'a few words that are trained on %.0s' {1..400} >text.txt
+    expect 0 "$nrl_train" prepare --input text.txt --tokenizer bytes --output corpus
+    mkdir tmp
+    export TMPDIR=$work/tmp
+    run=(bench overhead "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.model.vocab_size=272 data.train.data_path=corpus --quick)
+    expect 0 "$nrl_train" "${run[@]}" --json overhead.json
+    for line in 'blocks    2 pairs of 1 step' 'step      ' 'report    ' 'start     '; do
+      grep -q "^$line" out.txt || fail "no line '$line': $(cat out.txt)"
+    done
+    for key in without_ms with_ms report_ms start_ms; do positive overhead.json $key; done
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" "${run[@]}"
+    [[ $(grep -c '^step ' out.txt) -eq 1 ]] || fail "not once: $(cat out.txt)"
+    [[ -z $(find tmp -name 'nrl-overhead-*') ]] || fail "files are left: $(ls tmp)"
+    expect 64 "$nrl_train" bench overhead
+    expect 64 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" --pairs 3
+    ;;
   cpu)
     all cpu
     comm_groups cpu

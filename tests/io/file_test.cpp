@@ -52,6 +52,8 @@ TEST_CASE("an atomic file appears whole or not at all") {
   CHECK(read_file(path, 100) == "old");
   file.commit();
   CHECK(read_file(path, 100) == "new text");
+  write_file_atomic(path, "newer", Durable::no);
+  CHECK(read_file(path, 100) == "newer");
   CHECK(list_directory(dir.path()) == std::vector<std::string>{"a.txt"});
 }
 

@@ -47,15 +47,17 @@ monitor::PeakEstimate peak_estimate(Run& run) {
 
 }  // namespace
 
-RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start)
+RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start,
+                     const Config* reported)
     : run_(run),
+      reported_(reported ? *reported : run.config),
       terminal_(terminal),
       phases_(phases),
-      metrics_(run.config.logger.log_dir, run.position.step, run.world.rank() == 0),
+      metrics_(reported_.logger.log_dir, run.position.step, run.world.rank() == 0),
       sinks_(begin_session(), [&](const std::string& text) { terminal_.warn(text); }),
       profile_(run),
       peak_(peak_estimate(run)),
-      memory_(run.config.monitoring,
+      memory_(reported_.monitoring,
               run.engine->exec().device ? run.plan().memory.bytes(memory::Tier::pinned) +
                                               run.plan().memory.bytes(memory::Tier::host)
                                         : run.plan().memory.bytes(memory::Tier::device),
@@ -65,7 +67,7 @@ RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases
       first_step_(run.position.step),
       first_tokens_(run.position.tokens) {
   if (first()) {
-    const std::string& log_dir = run.config.logger.log_dir;
+    const std::string& log_dir = reported_.logger.log_dir;
     remove_leftovers(log_dir, run.saver->locks()->of(log_dir), [](std::string_view name) {
       return std::any_of(std::begin(own_files), std::end(own_files),
                          [&](const char* file) { return has_nonce(name, std::string(file) + ".tmp-"); });
@@ -106,9 +108,18 @@ std::optional<double> RunReport::mfu(double tokens_per_s, double keys) const {
   return rank_flops(tokens_per_s, keys) / peak_.flops();
 }
 
+// Reading it takes as long as the rest of a report, so it is read five times a second.
+int64_t RunReport::peak_resident(double now) {
+  if (now >= next_resident_) {
+    resident_ = static_cast<int64_t>(cpu::peak_resident_bytes());
+    next_resident_ = now + 0.2;
+  }
+  return resident_;
+}
+
 std::vector<std::unique_ptr<monitor::Sink>> RunReport::begin_session() {
   if (!first()) return {};
-  const LoggerConfig& logger = run_.config.logger;
+  const LoggerConfig& logger = reported_.logger;
   const double now = monitor::wall_seconds();
   file_ = monitor::begin_session(logger.log_dir, run_.position.step, now);
   if (!logger.tensorboard_enabled && !logger.wandb_enabled && !logger.mlflow_enabled) return {};
@@ -129,7 +140,7 @@ void RunReport::end_session(monitor::RunSummary& summary, Exit code) {
   sinks_.close(run_.position.step, now, exit);
   for (std::string& command : sinks_.next()) summary.next.push_back(std::move(command));
   log_row([&] {
-    const std::string& log_dir = run_.config.logger.log_dir;
+    const std::string& log_dir = reported_.logger.log_dir;
     JsonValue json = JsonValue::object({{"run_id", file_.run_id}, {"time", now}, {"exit", exit}});
     json.set("goodput", goodput(now));
     const JsonValue facts = monitor::summary_row(summary);
@@ -148,7 +159,7 @@ std::unique_ptr<monitor::Live> RunReport::open_live() {
                              .host = world.hosts()[rank],
                              .on_gpu = run_.engine->exec().device != nullptr,
                              .step = run_.position.step};
-  if (run_.config.logger.monitor_gpus && place.on_gpu) {
+  if (reported_.logger.monitor_gpus && place.on_gpu) {
     const std::vector<std::string> uuids =
         run_.world.comm().gather_texts(run_.engine->exec().device->properties().uuid);
     for (int other = 0; other < world.size(); ++other)
@@ -157,7 +168,7 @@ std::unique_ptr<monitor::Live> RunReport::open_live() {
         place.gpus.push_back(uuids[other]);
   }
   return monitor::Live::open(
-      run_.config, std::move(place),
+      reported_, std::move(place),
       {.alert = [&](const monitor::Alert& alert) { terminal_.event("alert", alert.step, alert.message); },
        .note = [&](const std::string& text) { terminal_.note(text); },
        .warn = [&](const std::string& text) { terminal_.warn(text); }});
@@ -224,9 +235,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
   facts.mfu = mfu(facts.tokens_per_s, step.keys);
   facts.fp8 = plan::fp8_text(run_.config, run_.plan());
-  if (first())
-    facts.mem_bytes =
-        run_.engine->exec().device ? memory.total_bytes() : static_cast<int64_t>(cpu::peak_resident_bytes());
+  if (first()) facts.mem_bytes = run_.engine->exec().device ? memory.total_bytes() : peak_resident(now);
   facts.step_ms = seconds * 1e3;
   facts.data_ms = step.times[monitor::RunSection::data] * 1e3;
   facts.comm_ms = step.exposed * 1e3;
@@ -362,7 +371,7 @@ void RunReport::write_memory() {
   }
   if (!first()) return;
   log_row([&] {
-    write_file_atomic(join_path(run_.config.logger.log_dir, memory_file),
+    write_file_atomic(join_path(reported_.logger.log_dir, memory_file),
                       JsonValue::object({{"ranks", ranks}}).dump() + "\n");
   });
 }
@@ -389,7 +398,7 @@ void RunReport::summary(std::string outcome, Exit code) {
   s.comm = communication();
   if (first() && !s.comm.empty())
     log_row([&] {
-      write_file_atomic(join_path(run_.config.logger.log_dir, monitor::communication_file),
+      write_file_atomic(join_path(reported_.logger.log_dir, monitor::communication_file),
                         to_json(monitor::Communication{s.steps, s.comm}).dump() + "\n");
     });
   write_memory();

@@ -36,8 +36,10 @@ struct StepInFlight {
 class RunReport {
  public:
   /// Opens metrics.jsonl and the sinks, and writes config.yaml and run.json (rank 0). `start`:
-  /// Timers::steady_seconds() at the start of the run. All references must outlive the report.
-  RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start);
+  /// Timers::steady_seconds() at the start of the run. `reported`: whose sections logger and monitoring
+  /// count; null: the run's. All references must outlive the report.
+  RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases& phases, double start,
+            const Config* reported = nullptr);
 
   void banner();
   /// Collective. Must be called before the first step of this process.
@@ -78,6 +80,7 @@ class RunReport {
   /// Model FLOP/s of a rank. `keys`: mean number of keys that a token attends to.
   double rank_flops(double tokens_per_s, double keys) const;
   std::optional<double> mfu(double tokens_per_s, double keys) const;
+  int64_t peak_resident(double now);
   /// Collective. Writes memory.json: the arena and the peak resident memory of every rank.
   void write_memory();
   /// Collective.
@@ -93,6 +96,7 @@ class RunReport {
   double goodput(double now) const { return good_ms_ * 1e-3 / std::max(now - file_.created, 1e-3); }
 
   Run& run_;
+  const Config& reported_;
   monitor::Terminal& terminal_;
   monitor::StartPhases& phases_;
   monitor::MetricsLog metrics_;
@@ -107,6 +111,8 @@ class RunReport {
   double good_ms_;        // of steps that count, in all sessions
   double mean_keys_ = 0;  // over the steps in rates_
   double start_;
+  int64_t resident_ = 0;  // bytes, the peak so far
+  double next_resident_ = 0;
   double last_result_ = 0;  // time of the previous step's result, or of the last restart_step_clock()
   int64_t first_step_, first_tokens_;
   std::string checkpoint_;  // the last one saved

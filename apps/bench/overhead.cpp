@@ -1,0 +1,226 @@
+#include "apps/bench/overhead.h"
+
+#include <deque>
+#include <filesystem>
+#include <memory>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include <time.h>
+
+#include "apps/monitor/start_phases.h"
+#include "apps/monitor/terminal.h"
+#include "apps/monitor/timers.h"
+#include "apps/train/launch/launch.h"
+#include "apps/train/loop/reference.h"
+#include "apps/train/loop/run_report.h"
+#include "apps/train/loop/step_source.h"
+#include "apps/train/start/run_config.h"
+#include "apps/train/start/run_data.h"
+#include "apps/train/start/run_setup.h"
+#include "core/base/log.h"
+#include "core/base/sample.h"
+#include "core/base/text.h"
+#include "core/io/atomic_file.h"
+#include "core/io/json.h"
+
+namespace nrl::bench {
+namespace {
+
+constexpr int default_pairs = 40, default_block = 10;
+constexpr double allowed = 0.005;
+constexpr int arms = 2;  // without and with
+
+/// A directory of this run alone, removed at its end. Its name is rank 0's on all ranks.
+class OwnDirectory {
+ public:
+  explicit OwnDirectory(comm::World& world)
+      : path_((std::filesystem::temp_directory_path() / ("nrl-overhead-" + random_nonce())).string()),
+        first_(world.rank() == 0) {
+    world.comm().broadcast_text(path_, 0);
+  }
+  ~OwnDirectory() {
+    std::error_code ignored;
+    if (first_) std::filesystem::remove_all(path_, ignored);
+  }
+  OwnDirectory(const OwnDirectory&) = delete;
+  OwnDirectory& operator=(const OwnDirectory&) = delete;
+  const std::string& path() const { return path_; }
+
+ private:
+  std::string path_;
+  bool first_;
+};
+
+std::vector<std::string> without_monitoring(const Args& args, const std::string& directory, int64_t steps) {
+  static constexpr std::string_view off[] = {"checkpointing", "profiling", "logger", "monitoring"};
+  std::vector<std::string> out = args.overrides;
+  for (std::string& ours : default_overrides(off)) out.push_back(std::move(ours));
+  for (std::string& ours : train::steps_only_overrides(steps)) out.push_back(std::move(ours));
+  out.push_back("logger.log_dir=" + directory);
+  return out;
+}
+
+/// Telemetry, alerts and files work once a second, more often than by default.
+std::vector<std::string> with_monitoring(std::vector<std::string> out, const std::string& directory) {
+  out.insert(
+      out.end(),
+      {"logger.tensorboard_enabled=true", "logger.wandb_enabled=true", "logger.mlflow_enabled=true",
+       "logger.monitor_gpus=true", "logger.gpu_monitoring.collection_interval=1",
+       "logger.gpu_monitoring.flush_interval=1", "monitoring.interval=1", "monitoring.alerting.enabled=true",
+       "monitoring.analysis.trend_analysis=true", "monitoring.analysis.anomaly_detection=true",
+       "monitoring.visualization.prometheus=true", "monitoring.visualization.dashboard=true",
+       "monitoring.visualization.port=0", "monitoring.visualization.textfile=" + directory + "/run.prom"});
+  return out;
+}
+
+/// Processor time of this process, in all its threads.
+double processor_seconds() {
+  timespec t{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+struct Block {
+  double seconds = 0, report = 0, start = 0;  ///< `report`: of all its steps; `start`: opening everything
+};
+
+/// Blocks of steps of one run, each with a report of its own.
+class Blocks {
+ public:
+  Blocks(train::Run& run, const ConfigResult& with)
+      : run_(run),
+        with_(with),
+        source_(train::training_source(run.config, run.train, run.plan(), run.placement.groups(), 0,
+                                       run.max_steps())) {}
+
+  Block time(bool on, int64_t steps) {
+    using monitor::Timers;
+    Block out;
+    run_.world.comm().barrier();
+    const double opened = Timers::steady_seconds();
+    monitor::TerminalOptions silent;
+    silent.active = false;
+    monitor::Terminal terminal(silent);
+    monitor::StartPhases phases;
+    // A start in the future: the report then never measures the machine's peak between steps.
+    auto report = std::make_unique<train::RunReport>(run_, terminal, phases, opened + 1e6,
+                                                     on ? &with_.config : nullptr);
+    report->first_step();
+    const double begin = Timers::steady_seconds();
+    out.start = begin - opened;
+    for (int64_t made = 1; made <= steps; ++made) {
+      enqueue(*report);
+      const int64_t leave = run_.engine->exec().device && made < steps ? 1 : 0;
+      while (static_cast<int64_t>(in_flight_.size()) > leave) {
+        const engine::StepResult result = train::collect_step(run_.world, *run_.engine);
+        const double before = Timers::steady_seconds();
+        report->step(in_flight_.front(), result);
+        out.report += Timers::steady_seconds() - before;
+        in_flight_.pop_front();
+      }
+    }
+    run_.engine->finish_gathers();
+    out.seconds = Timers::steady_seconds() - begin;
+    // The threads of monitoring wait for disks, and steps do not wait for them: only their work counts.
+    const double worked = processor_seconds();
+    report.reset();  // writes what waits
+    out.seconds += processor_seconds() - worked;
+    double most[] = {out.seconds, out.report, out.start};
+    run_.world.comm().all_reduce(std::span(most), comm::Reduce::max);
+    return {most[0], most[1], most[2]};
+  }
+
+ private:
+  void enqueue(train::RunReport& report) {
+    engine::Engine& engine = *run_.engine;
+    if (in_flight_.empty()) report.restart_step_clock();
+    const double exposed = report.exposed_seconds();
+    const train::FilledStep filled = train::fill_step(engine, *source_);
+    train::Position& at = run_.position;
+    train::StepInFlight step;
+    step.step = ++at.step;
+    step.lr = 1e-6;
+    step.totals = filled.totals;
+    step.keys = filled.keys;
+    engine.step({.number = step.step,
+                 .learning_rate = step.lr,
+                 .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
+                 .gather = report.wants_gathering()},
+                engine.objective());
+    at.tokens += step.totals.tokens;
+    step.tokens_so_far = at.tokens;
+    step.exposed = report.exposed_seconds() - exposed;
+    in_flight_.push_back(step);
+  }
+
+  train::Run& run_;
+  const ConfigResult& with_;
+  std::unique_ptr<train::StepSource> source_;
+  std::deque<train::StepInFlight> in_flight_;
+};
+
+}  // namespace
+
+int overhead(comm::World& world, const Args& args) {
+  const int64_t pairs = args.quick ? 2 : args.pairs.value_or(default_pairs),
+                block = args.quick ? 1 : args.steps.value_or(default_block);
+  const OwnDirectory own(world);
+  const int64_t steps = (pairs + 1) * arms * block;  // with a pair that warms up
+  const std::vector<std::string> off = without_monitoring(args, own.path(), steps);
+  const ConfigResult without = train::load_config_collectively(world, args.config, off),
+                     with = train::load_config_collectively(world, args.config,
+                                                            with_monitoring(off, own.path()));
+  monitor::StartPhases phases;
+  const std::unique_ptr<train::Run> run = train::set_up_run(world, without, phases);
+  train::prepare_references(*run, phases);
+  Blocks blocks(*run, with);
+  std::vector<double> step[arms], report[arms], start[arms];
+  for (int64_t pair = 0; pair <= pairs; ++pair)
+    for (int turn = 0; turn < arms; ++turn) {
+      const int arm = (turn + static_cast<int>(pair)) % arms;  // A B, B A, A B, ...
+      const Block b = blocks.time(arm == 1, block);
+      if (pair == 0) continue;
+      const auto count = static_cast<double>(block);
+      step[arm].push_back(b.seconds / count * 1e3);
+      report[arm].push_back(b.report / count * 1e3);
+      start[arm].push_back(b.start * 1e3);
+    }
+  const Interval ratio = paired_ratio_interval(step[0], step[1]);
+  std::vector<double> ratios;
+  for (size_t i = 0; i < step[0].size(); ++i) ratios.push_back(step[1][i] / step[0][i]);
+  const double cost = median(ratios) - 1, reports = median(report[1]);
+  if (world.rank() != 0) return 0;
+  log::info(
+      "blocks    {} pairs of {} steps, without and with TensorBoard, W&B, MLflow, telemetry, alerts and live "
+      "views, once a second",
+      pairs, block);
+  log::info("step      {:.4g} ms without, {:.4g} ms with: {:+.2f} % [{:+.2f}, {:+.2f}], at most {:.1f} %: {}",
+            median(step[0]), median(step[1]), 100 * cost, 100 * (ratio.low - 1), 100 * (ratio.high - 1),
+            100 * allowed,
+            ratio.high - 1 <= allowed  ? "held"
+            : ratio.low - 1 <= allowed ? "unclear; more --pairs on a quiet machine"
+                                       : "not held");
+  log::info("report    {:.3f} ms of a step without, {:.3f} ms with ({:.3f} % of it)", median(report[0]),
+            reports, 100 * reports / median(step[1]));
+  log::info("start     {:.1f} ms without, {:.1f} ms with", median(start[0]), median(start[1]));
+  if (!args.json.empty()) {
+    const JsonValue json = JsonValue::object({{"benchmark", "overhead"},
+                                              {"pairs", pairs},
+                                              {"steps", block},
+                                              {"without_ms", median(step[0])},
+                                              {"with_ms", median(step[1])},
+                                              {"cost", cost},
+                                              {"low", ratio.low - 1},
+                                              {"high", ratio.high - 1},
+                                              {"report_without_ms", median(report[0])},
+                                              {"report_ms", reports},
+                                              {"start_without_ms", median(start[0])},
+                                              {"start_ms", median(start[1])}});
+    write_file_atomic(args.json, json.dump(2) + "\n");
+  }
+  return 0;
+}
+
+}  // namespace nrl::bench
