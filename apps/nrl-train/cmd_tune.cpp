@@ -7,6 +7,7 @@
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/launch.h"
 #include "apps/tune/batch_size.h"
+#include "apps/tune/kernels.h"
 #include "apps/tune/layouts.h"
 #include "apps/tune/tune_lr.h"
 
@@ -72,6 +73,22 @@ void add_layout(CommandLine& line, CLI::App* tuner) {
   line.on(c, in_world(args, tune::tune_layout));
 }
 
+void add_kernels(CommandLine& line, CLI::App* tuner) {
+  const auto args = std::make_shared<tune::KernelArgs>();
+  CLI::App* c =
+      line.add("kernels", "Measure steps with each choice of kernels: instruction sets, or timed GEMMs",
+               "  nrl-train tune kernels configs/llama-17m.yaml\n"
+               "  nrl-train tune kernels configs/gpt2-124m.yaml kernels.gemm_tuning=tuning",
+               tuner);
+  add_config(c, args->config, args->overrides);
+  c->add_option("--rounds", args->rounds, "Rounds in which all are timed in turn (default 3)")
+      ->check(CLI::Range(1, 100));
+  c->add_option("--steps", args->steps, "Steps to time in each round (default 5)")
+      ->check(CLI::Range(1, 1000));
+  c->add_option("--json", args->json, "Write the table to this file");
+  line.on(c, in_world(args, tune::tune_kernels));
+}
+
 }  // namespace
 
 void add_tune(CommandLine& line) {
@@ -83,6 +100,7 @@ void add_tune(CommandLine& line) {
   add_batch_size(line, tuner);
   add_lr(line, tuner);
   add_layout(line, tuner);
+  add_kernels(line, tuner);
 }
 
 }  // namespace nrl::app

@@ -30,6 +30,27 @@ case $case_name in
     expect 64 run 1 tune lr one.yaml --from 1 --to 0.1
     said err.txt '--from 1 must be below --to 0.1'
     ;;
+  tune_kernels)
+    config one
+    expect 0 run 1 tune kernels one.yaml --rounds 2 --steps 2 --json kernels.json
+    said out.txt '^  baseline  '
+    # The choice is the fastest, and the configuration takes its key.
+    best=$(sed -nE 's/^use       (kernels.isa=[a-z0-9_]+)$/\1/p' out.txt)
+    [[ $best == "kernels.isa=$(awk 'NR == 2 { print $1 }' out.txt)" ]] || fail "not the fastest: $(cat out.txt)"
+    expect 0 run 1 plan one.yaml "$best"
+    grep -q '"measured_ms"' kernels.json || fail "no times: $(cat kernels.json)"
+    expect 0 run 2 tune kernels one.yaml --rounds 1 --steps 1
+    [[ $(grep -c '^use ' out.txt) -eq 1 ]] || fail "not once: $(cat out.txt)"
+    [[ ! -e one ]] || fail 'one was created'
+    # On a GPU the library's GEMMs beside timed ones: the simulated device stands for it.
+    simulated=$(dirname "$nrl_train")/nrl-train-sim
+    if [[ -x $simulated ]]; then
+      expect 0 "$simulated" tune kernels one.yaml device=cuda kernels.gemm_tuning=tuned --rounds 1 --steps 1 --json gemms.json >out.txt 2>err.txt
+      said out.txt '^  library  '
+      said out.txt '^  timed  '
+      [[ -n $(ls tuned) ]] || fail 'no choices are kept'
+    fi
+    ;;
   tune_layout)
     config one
     expect 0 run 2 tune layout one.yaml --measure 3 --rounds 2 --steps 1 --json layouts.json

@@ -200,6 +200,10 @@ TEST_CASE("a choice is made once and kept in the file", "[gemm]") {
     REQUIRE(tuner.choose(plan, algorithms, clock.launch()) == 1);
     REQUIRE(tuner.known(plan) == algorithms[1]);
     REQUIRE_NOTHROW(tuner.reject(plan));
+    REQUIRE(tuner.timings().size() == 1);
+    REQUIRE(tuner.timings()[0].key == plan.key());
+    REQUIRE(tuner.timings()[0].first_ms == Approx(1.5));
+    REQUIRE(tuner.timings()[0].best_ms == Approx(1.0));
   }
   const size_t launches = clock.order.size();
   Tuner fixed(*runtime, {.gemm_tuning = file}, "test 1");
@@ -224,6 +228,7 @@ TEST_CASE("without memory for the operands the library's choice stays", "[gemm]"
   REQUIRE(tuner.choose(plan, {{1}, {2}}, clock.launch()) == 0);
   REQUIRE(clock.order.empty());
   REQUIRE_FALSE(tuner.known(plan));  // not kept: the next run may have the memory
+  REQUIRE(tuner.timings().empty());
 }
 
 TEST_CASE("events time the candidates, and accumulation does not spoil the operands", "[gemm]") {

@@ -117,6 +117,7 @@ class SimEngine final : public Engine {
               workspace_bytes);
     launch(plan, operands, algorithm_of(plan), stream);
   }
+  std::vector<Timing> timings() const override { return tuner_.timings(); }
 
  private:
   static bool launch(const GemmPlan& plan, const GemmOperands& operands, int algorithm,

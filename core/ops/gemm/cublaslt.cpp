@@ -141,6 +141,7 @@ class CublasLt final : public Engine {
               workspace_bytes);
     check(launch(p, plan, o, workspace, stream), "cublasLtMatmul", plan);
   }
+  std::vector<Timing> timings() const override { return tuner_.timings(); }
 
  private:
   cublasStatus_t launch(Prepared& p, const GemmPlan& plan, const GemmOperands& o, Workspace workspace,

@@ -3,6 +3,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/device/runtime.h"
 #include "core/ops/exec.h"
@@ -23,6 +24,13 @@ struct GemmOperands {
   float alpha = 1;  ///< of the product; the library's tuning does not depend on it
 };
 
+/// A GEMM whose algorithms were timed (LibraryOptions::autotune).
+struct Timing {
+  std::string key;      ///< GemmPlan::key()
+  double first_ms = 0;  ///< of the algorithm that the library recommends
+  double best_ms = 0;   ///< of the one that was chosen
+};
+
 class Engine {
  public:
   virtual ~Engine() = default;
@@ -32,6 +40,8 @@ class Engine {
   /// algorithm, which must not happen while a graph is captured.
   virtual void run(const GemmPlan& plan, const GemmOperands& operands, Workspace workspace,
                    device::StreamHandle stream) = 0;
+  /// The GEMMs that this engine has timed, in that order.
+  virtual std::vector<Timing> timings() const { return {}; }
 };
 
 /// "cuBLASLt 13.1.0", as loaded (CUDA builds only).

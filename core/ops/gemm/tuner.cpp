@@ -263,6 +263,7 @@ int Tuner::choose(const GemmPlan& plan, const std::vector<Algorithm>& algorithms
     // Differences below this are noise; the library's choice is better on average.
     constexpr double noise = 1.02;
     if (times->front() <= noise * fastest) best = 0;
+    timings_.push_back({plan.key(), times->front(), (*times)[static_cast<size_t>(best)]});
   }
   cache_.store(plan.key(), algorithms[static_cast<size_t>(best)]);
   return best;

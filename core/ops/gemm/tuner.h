@@ -47,6 +47,8 @@ class Tuner {
   /// not empty; 0 without autotuning. The choice is kept in the tuning file. Must not be called while a
   /// graph is captured.
   int choose(const GemmPlan& plan, const std::vector<Algorithm>& algorithms, const Launch& launch);
+  /// The GEMMs that choose() has timed.
+  const std::vector<Timing>& timings() const { return timings_; }
 
  private:
   device::Runtime& runtime_;
@@ -54,6 +56,7 @@ class Tuner {
   TuneCache cache_;
   Timer timer_;
   bool warned_ = false;
+  std::vector<Timing> timings_;
 };
 
 }  // namespace nrl::ops::gemm
