@@ -20,6 +20,8 @@ struct Args {
   std::string device = "auto";         ///< auto, cpu or cuda
   std::string precision = "auto";      ///< of activations, not for step: auto, float32, bfloat16, float16
   std::string json;                    ///< file to write; empty: none
+  std::string history;                 ///< step: file that gets the figures as lines; empty: none
+  std::string commit;                  ///< of history: what was measured; empty: the version
   std::string only;                    ///< substring of the names of the cases or comparisons; empty: all
   std::string page;                    ///< compare: file for the page of the results; empty: none
   std::vector<std::string> with;       ///< compare: other results for the page, files

@@ -2,6 +2,7 @@
 #include <cmath>
 #include <utility>
 
+#include "apps/bench/history.h"
 #include "apps/bench/machine.h"
 #include "apps/bench/prediction.h"
 #include "apps/bench/roofline.h"
@@ -18,7 +19,9 @@
 #include "apps/train/start/run_config.h"
 #include "apps/train/state/model_source.h"
 #include "core/base/log.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
+#include "core/device/cpu/features.h"
 #include "core/device/dry_run.h"
 #include "core/ops/transfer.h"
 #include "core/trace/device_timeline.h"
@@ -96,6 +99,40 @@ const char* precision_name(const plan::RunPlan& plan) {
 std::string model_line(const plan::RunPlan& plan) {
   return fmt::format("{} parameters, {} x {} tokens per step, {}", grouped(plan.whole.total()),
                      plan.batch.global, plan.sequence_length, precision_name(plan));
+}
+
+/// The figures of the timed steps for a file of --history.
+std::vector<HistoryEntry> history_of(const Args& args, const std::vector<Step>& steps,
+                                     const train::Placement& placement, engine::Engine& engine,
+                                     const nrl::comm::World& world, double probe) {
+  std::string config = args.config;
+  for (const std::string& key : args.overrides) config += " " + key;
+  const ops::Exec& exec = engine.exec();
+  HistoryEntry entry{.metric = "step_ms",
+                     .config = config,
+                     .machine = fmt::format(
+                         "{}, {} of {}", exec.device ? exec.device->properties().name : cpu::processor_name(),
+                         counted(placement.host_threads(), "thread"), counted(world.size(), "rank")),
+                     .commit = args.commit.empty() ? std::string(NRL_VERSION) : args.commit,
+                     .time = steps.back().time,
+                     .value = median_ms(steps, warmup_steps),
+                     .interval = {},
+                     .probe = probe};
+  std::vector<double> ms;
+  for (size_t i = warmup_steps; i < steps.size(); ++i) ms.push_back(steps[i].ms);
+  // Few steps are resampled in shorter blocks than usual, which would be the whole sample.
+  const auto few = static_cast<int64_t>(ms.size()) / 4;
+  entry.interval = bootstrap(ms,
+                             [](std::span<const double> v) {
+                               return median({v.begin(), v.end()});
+                             },
+                             {.block = ms.size() < 20 ? std::max<int64_t>(few, 1) : 0});
+  HistoryEntry planned = entry;
+  planned.metric = "planned_bytes";
+  planned.value = static_cast<double>(engine.plan().memory.total_bytes());
+  planned.interval = {planned.value, planned.value};
+  planned.probe = 0;
+  return {entry, planned};
 }
 
 /// Prints the prediction alone, which needs neither the GPU nor its memory.
@@ -186,6 +223,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const double flops = model::training_flops_per_token(plan.spec, plan.sequence_length);
   const double flops_per_s = tokens_per_s * flops / world.size();  // of a rank
   double peak = train::peak_of(placement, plan.recipe.activations());
+  const double probe = gpu ? 1 : peak;
   if (!gpu) peak = std::max(peak, flops_per_s);  // a measured peak may be too low
   const double mfu = peak > 0 ? flops_per_s / peak : 0;
   const auto loss = [&](const Step& s) {
@@ -258,7 +296,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
     log::info("{}", roofline.text());
     report.set("roofline", roofline.json());
   }
-  return world.rank() == 0 ? report.finish() : 0;
+  if (world.rank() != 0) return 0;
+  if (!args.history.empty())
+    append_history(args.history, history_of(args, steps, placement, engine, world, probe));
+  return report.finish();
 }
 
 }  // namespace nrl::bench

@@ -60,6 +60,8 @@ int run_bench(const bench::Args& args) {
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
       {"--page", !args.page.empty(), one_of({"compare"}), "bench compare"},
       {"--with", !args.with.empty(), one_of({"compare"}), "bench compare"},
+      {"--history", !args.history.empty(), one_of({"step"}), "bench step"},
+      {"--commit", !args.commit.empty(), !args.history.empty(), "bench step with --history"},
       {"--pairs", args.pairs.has_value(), one_of({"overhead"}), "bench overhead"},
       {"--steps", args.steps.has_value(), steps, "bench step, compare or overhead"}};
   for (const auto& [option, given, has, expected] : options)
@@ -126,6 +128,9 @@ void add_bench(CommandLine& line) {
        "float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
   c->add_option("--json", args->json, "Write the results to this file");
+  c->add_option("--history", args->history,
+                "Append the figures as lines to this file, which nrl-train report --history reads (step)");
+  c->add_option("--commit", args->commit, "What is measured, for --history (default: the version)");
   c->add_option("--page", args->page, "Write promises beside measurements to this Markdown file (compare)");
   c->add_option("--with", args->with, "Results of another launch for --page: a file that --json wrote")
       ->allow_extra_args(false);

@@ -10,11 +10,13 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/bench/history.h"
 #include "apps/monitor/chart.h"
 #include "apps/monitor/communication.h"
 #include "apps/monitor/csv.h"
 #include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/profile/compare.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -27,9 +29,34 @@ struct ReportArgs {
   std::string html;               ///< page to write; empty: none
   std::string csv;                ///< table to write; empty: none
   std::string by = "steps";
+  std::string history;  ///< file of figures of benchmarks; empty: none
+  std::string against;  ///< another one, measured in turns with it; empty: none
+  double allowed_percent = 5;
 };
 
+int report_history(const ReportArgs& args) {
+  const std::vector<bench::HistoryEntry> entries = bench::load_history(args.history);
+  if (args.against.empty()) {
+    std::fputs(bench::history_text(entries).c_str(), stdout);
+    return 0;
+  }
+  const std::vector<bench::GateRow> rows =
+      bench::gate(bench::load_history(args.against), entries, args.allowed_percent / 100);
+  std::fputs(bench::text(rows).c_str(), stdout);
+  const bool worse = std::any_of(rows.begin(), rows.end(), [](const bench::GateRow& r) {
+    return r.verdict == bench::GateRow::Verdict::regression;
+  });
+  return worse ? profile::exit_regression : 0;
+}
+
 int run_report(const ReportArgs& args) {
+  if (args.history.empty() == args.runs.empty())
+    fail(Exit::usage, "{}",
+         args.runs.empty() ? "report needs a log directory of a run, or --history FILE"
+                           : "report draws runs or, with --history, benchmarks. Fix: leave one out");
+  if (!args.history.empty()) return report_history(args);
+  if (!args.against.empty())
+    fail(Exit::usage, "--against has no effect without --history. Fix: add --history FILE");
   if (!args.csv.empty() && args.runs.size() != 1)
     fail(Exit::usage, "--csv writes the table of one run, but there are {}. Fix: give one run",
          args.runs.size());
@@ -70,11 +97,19 @@ void add_report(CommandLine& line) {
   CLI::App* c = line.add("report", "Draw the loss and other curves of one or more runs",
                          "  nrl-train report results/quickstart/logs\n"
                          "  nrl-train report results/first/logs results/second/logs --html compare.html");
-  c->add_option("runs", args->runs, "Log directories of runs (logger.log_dir)")->required();
+  c->add_option("runs", args->runs, "Log directories of runs (logger.log_dir)");
   c->add_option("--html", args->html, "Write a self-contained page with all curves to this file");
   c->add_option("--csv", args->csv, "Write the numbers of one run to this file, one line a step");
   c->add_option("--by", args->by, "Axis of the curves: steps | tokens | hours (of training, without pauses)")
       ->check(CLI::IsMember({"steps", "tokens", "hours"}));
+  c->add_option("--history", args->history,
+                "Instead of runs: figures of bench step --history over commits, and where they changed");
+  c->add_option(
+      "--against", args->against,
+      "With --history: compare it with this file of another version, measured in turns; exits with 3\n"
+      "for a regression");
+  c->add_option("--fail-on-regression", args->allowed_percent, "Of --against: percent allowed (default 5)")
+      ->check(finite_range(0, 1e6));
   line.on(c, [args] { return run_report(*args); });
 }
 
