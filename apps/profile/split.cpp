@@ -14,7 +14,7 @@ using trace::Kind;
 constexpr int64_t near_ns = 10'000;  // a stream goes on within this time after what it waited for has ended
 
 bool message(comm::Op op) {
-  return op == comm::Op::send || op == comm::Op::recv || op == comm::Op::exchange;
+  return op == comm::Op::send || op == comm::Op::recv;
 }
 
 class Sweep {

@@ -118,6 +118,16 @@ TEST_CASE("ranges that outlive the window or the range around them are cut", "[p
   check(split_of(s), {{"compute", 45}, {"offload", 5}});
 }
 
+TEST_CASE("an exchange of a ring is no message between stages", "[profile]") {
+  Synthetic s;
+  s.message(comm::Op::exchange, 0, 0, s.now + 20 * us, 20 * us);
+  s.range("wait", Kind::wait, 20 * us);
+  s.range("receive", Kind::message, 30 * us);
+  s.end_step();
+  s.recorded.bubble_fraction = 1;
+  check(split_of(s), {{"wire", 20}, {"bubble", 30}});
+}
+
 TEST_CASE("lateness below the error of the clocks is none", "[profile]") {
   Synthetic s;
   s.collective(5 * us, 20 * us);
