@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/base/threads.h"
+#include "core/trace/trace.h"
 
 namespace nrl::data {
 
@@ -76,6 +77,7 @@ void BatchLoader::stop() {
 }
 
 void BatchLoader::fill(Slot& slot, int64_t number) {
+  const trace::Range range(read_range, trace::Kind::data);
   HostMicroBatch& batch = slot.batch;
   batch.step = number / options_.accumulation;
   batch.index = number % options_.accumulation;

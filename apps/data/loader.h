@@ -13,6 +13,9 @@
 
 namespace nrl::data {
 
+/// The name of the range in which a thread fills a microbatch.
+inline constexpr const char* read_range = "read samples";
+
 /// Selects the samples of a rank. A global batch is `accumulation * data_parallel_size * micro_batch`
 /// consecutive samples; microbatch m of rank r has `micro_batch` samples starting at
 /// `(m * data_parallel_size + r) * micro_batch` (Megatron's order). The samples of a global batch, and

@@ -24,7 +24,7 @@ std::span<const std::string_view> step_parts();
 struct Peaks {
   double f32_flops = 0, bf16_flops = 0, fp8_flops = 0;  ///< FLOP/s, by the type of the factors; 0: unknown
   double copy = 0;                                      ///< bytes/s that a large copy reads and writes
-  double link = 0;                                      ///< bytes/s between ranks of a node; 0: unknown
+  double link = 0, network = 0;  ///< bytes/s between ranks of a node, and of different ones; 0: unknown
 };
 
 /// Seconds of calls at the rates of a machine; the longer one limits them. Williams et al., Roofline (2009).

@@ -35,12 +35,15 @@ Arrivals arrivals_of(const Recorded& recorded);
 /// A rank beside the others.
 struct Standing {
   int rank = 0;
-  double score = 1;                   ///< own work of the fastest rank / own work
+  double score = 1;                   ///< own work of the fastest rank of its pipeline stage / own work
   Severity severity = Severity::low;  ///< medium below 0.9, high below 0.7
   const char* longer = nullptr;       ///< the part that most exceeds the median rank's; null: none by 1 %
   double longer_s = 0;                ///< by this much
 };
 /// By rank.
-std::vector<Standing> standings(std::span<const RankProfile> ranks);
+std::vector<Standing> standings(const Profile& profile);
+
+/// Seconds of own work of each pipeline stage, as the mean over its ranks.
+std::vector<double> stage_work(const Profile& profile);
 
 }  // namespace nrl::profile

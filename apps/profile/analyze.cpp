@@ -1,7 +1,9 @@
 #include "apps/profile/analyze.h"
 
 #include <algorithm>
+#include <string_view>
 
+#include "apps/data/loader.h"
 #include "apps/profile/analyses.h"
 #include "apps/profile/verdicts.h"
 #include "core/base/error.h"
@@ -21,7 +23,12 @@ RankProfile analyze(const Recorded& recorded) {
   out.operations = operations_of(recorded, rows);
   out.groups = groups_of(recorded);
   out.memory = memory_of(recorded);
-  out.cpu_seconds = recorded.counters.cpu_seconds / static_cast<double>(out.step_s.size());
+  const auto steps = static_cast<double>(out.step_s.size());
+  out.cpu_seconds = recorded.counters.cpu_seconds / steps;
+  out.starved = recorded.counters.starved / steps;
+  for (const trace::Event& e : recorded.window.events)
+    if (std::string_view(e.name) == data::read_range)
+      out.read_seconds += static_cast<double>(e.end - e.begin) * 1e-9 / steps;
   out.involuntary_switches = recorded.counters.involuntary_switches;
   out.migrations = recorded.counters.migrations;
   out.resident_bytes = recorded.counters.resident_bytes;

@@ -5,9 +5,12 @@
 #include <map>
 
 #include "apps/profile/analyses.h"
+#include "core/base/sample.h"
 
 namespace nrl::profile {
 namespace {
+
+constexpr int64_t few_bytes = 4096;  // take no longer than an operation without any
 
 // When the last rank arrived, as far as it was later than this one; 0: this one waited for no other.
 int64_t last_arrival(const Recorded& recorded, size_t i) {
@@ -27,6 +30,7 @@ std::vector<GroupTime> groups_of(const Recorded& recorded) {
   struct Sum {
     GroupTime time;
     double calls = 0, bytes = 0;
+    std::vector<double> small;  // seconds after the last arrival
   };
   std::map<std::pair<std::string, std::string>, Sum> sums;
   for (size_t i = 0; i < recorded.messages.size(); ++i) {
@@ -46,6 +50,7 @@ std::vector<GroupTime> groups_of(const Recorded& recorded) {
     t.busy += busy;
     t.late += late;
     t.wire += busy - late;
+    if (m.bytes <= few_bytes) sum.small.push_back(busy - late);
     t.exposed += static_cast<double>(m.exposed_ns) * 1e-9;
   }
   const auto steps = static_cast<double>(recorded.step_begins.size() - 1);
@@ -56,6 +61,8 @@ std::vector<GroupTime> groups_of(const Recorded& recorded) {
     t.operation = key.second;
     t.calls = std::llround(sum.calls / steps);
     t.bytes = std::llround(sum.bytes / steps);
+    if (!sum.small.empty()) t.latency = median(std::move(sum.small));
+    t.link = t.nodes > 1 ? recorded.peaks.network : recorded.peaks.link;
     for (double* per_step : {&t.wire_bytes, &t.busy, &t.exposed, &t.late, &t.wire}) *per_step /= steps;
     groups.push_back(std::move(t));
   }

@@ -53,6 +53,8 @@ void describe(V& v, G& g, std::type_identity<GroupTime>) {
   v("exposed_s", g.exposed);
   v("late_s", g.late);
   v("wire_s", g.wire);
+  v("latency_s", g.latency);
+  v("link", g.link);
 }
 
 template <class V, class A>
@@ -88,6 +90,8 @@ void describe(V& v, R& r, std::type_identity<RankProfile>) {
   v("groups", r.groups);
   v("memory", r.memory);
   v("cpu_s", r.cpu_seconds);
+  v("starved_s", r.starved);
+  v("read_s", r.read_seconds);
   v("involuntary_switches", r.involuntary_switches);
   v("migrations", r.migrations);
   v("resident_bytes", r.resident_bytes);
@@ -119,6 +123,7 @@ void describe(V& v, F& f, std::type_identity<RunFacts>) {
   v("world", f.world);
   v("nodes", f.nodes);
   v("threads", f.threads);
+  v("stages", f.stages);
   v("first_step", f.first_step);
   v("last_step", f.last_step);
   v("tokens_per_step", f.tokens_per_step);

@@ -77,6 +77,8 @@ struct GroupTime {
   int64_t calls = 0, bytes = 0;
   double wire_bytes = 0;  ///< that a rank sends
   double busy = 0, exposed = 0, late = 0, wire = 0;
+  double latency = 0;  ///< seconds of `wire` of an operation of a few bytes; 0: there was none
+  double link = 0;     ///< bytes/s of the best link between its ranks, each way; 0: unknown
 };
 
 /// A buffer at the peak of memory. Times are seconds from the begin of the step.
@@ -106,7 +108,9 @@ struct RankProfile {
   std::vector<Operation> operations;
   std::vector<GroupTime> groups;
   MemoryUse memory;
-  double cpu_seconds = 0;  ///< of all threads
+  double cpu_seconds = 0;   ///< of all threads
+  double starved = 0;       ///< in which the main thread could run but had no processor
+  double read_seconds = 0;  ///< of all threads together, reading data
   int64_t involuntary_switches = 0, migrations = 0, resident_bytes = 0;
   int cores = 0;
   int64_t arrived_last = 0;   ///< collectives of the window in which this rank was the last one
@@ -138,6 +142,7 @@ struct RunFacts {
   std::string version, command, started;  ///< started: ISO 8601
   std::string config;                     ///< resolved, as YAML
   int world = 1, nodes = 1, threads = 1;
+  int stages = 1;  ///< of the pipeline; the ranks of a stage are consecutive
   int64_t first_step = 0, last_step = 0;
   int64_t tokens_per_step = 0;
   double flops_per_step = 0;  ///< model FLOPs of all ranks, recomputation excluded

@@ -28,6 +28,7 @@ using Peaks = plan::Peaks;
 /// Counters of the operating system for this process, over the window.
 struct HostCounters {
   double cpu_seconds = 0;  ///< of all threads
+  double starved = 0;      ///< seconds in which the main thread could run but had no processor
   int64_t involuntary_switches = 0, migrations = 0;
   int64_t resident_bytes = 0;  ///< at the end
   int cores = 0;               ///< that its threads may use

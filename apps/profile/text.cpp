@@ -171,7 +171,7 @@ std::string groups_text(const Profile& profile) {
   const RankProfile& rank = slowest(profile);
   if (rank.groups.empty()) return "";
   std::vector<std::vector<std::string>> rows{{"group", "operation", "ranks", "calls", "bytes", "busy ms",
-                                              "late", "wire", "exposed", "hidden", "alg", "bus GB/s"}};
+                                              "late", "wire", "exposed", "hidden", "GB/s", "bus", "link"}};
   std::string carried;
   for (const GroupTime& g : rank.groups) {
     const auto rate = [&](double amount) {
@@ -180,7 +180,8 @@ std::string groups_text(const Profile& profile) {
     rows.push_back({cut(g.group, 12), cut(g.operation, 16), std::to_string(g.ranks), std::to_string(g.calls),
                     bytes(g.bytes), ms(g.busy), ms(g.late), ms(g.wire), ms(g.exposed),
                     g.busy > 0 ? fmt::format("{:.0f} %", 100 * (1 - std::min(g.exposed / g.busy, 1.0))) : "-",
-                    rate(static_cast<double>(g.bytes)), rate(g.wire_bytes)});
+                    rate(static_cast<double>(g.bytes)), rate(g.wire_bytes),
+                    g.link > 0 && g.wire > 0 ? percent(g.wire_bytes / g.wire, g.link) : "-"});
     if (!g.algorithm.empty())
       carried += fmt::format("{}{} {}: {}", carried.empty() ? "carried by " : ", ", cut(g.group, 12),
                              cut(g.operation, 16), cut(g.algorithm, 20));
@@ -191,7 +192,7 @@ std::string groups_text(const Profile& profile) {
 std::string ranks_text(const Profile& profile) {
   std::vector<std::vector<std::string>> rows{{"rank", "own work ms", "score", "last", "caused ms",
                                               "cores busy", "switches", "longer than the median in"}};
-  const std::vector<Standing> all = standings(profile.ranks);
+  const std::vector<Standing> all = standings(profile);
   for (size_t i = 0; i < all.size(); ++i) {
     const RankProfile& r = profile.ranks[i];
     const Standing& s = all[i];
@@ -219,10 +220,10 @@ std::string findings_text(const Profile& profile) {
     for (const std::string& o : f.overrides) keys += (keys.empty() ? "" : " ") + o;
     const char* const numbers = f.changes_numbers ? "  changes numbers" : "";
     if (f.predicted_s > 0) {
-      text += fmt::format("\n{}  predicted {} ms per step ({:+.1f} %){}", keys, ms(f.predicted_s),
-                          wall > 0 ? 100 * (f.predicted_s / wall - 1) : 0.0, numbers);
-      error = f.model_error;
-      predicted = true;
+      text += fmt::format("\n{}  predicted {} ms per step ({:+.1f} %){}", keys.empty() ? "without it" : keys,
+                          ms(f.predicted_s), wall > 0 ? 100 * (f.predicted_s / wall - 1) : 0.0, numbers);
+      error = std::max(error, f.model_error);
+      predicted = predicted || f.model_error > 0;
     } else if (!keys.empty()) {
       text += fmt::format("\n{}  its gain cannot be predicted{}", keys, numbers);
     }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include <spdlog/fmt/ranges.h>
+
 #include "apps/profile/analyses.h"
 #include "apps/profile/summary.h"
 #include "core/base/sample.h"
@@ -38,6 +40,17 @@ class Rules {
  private:
   double share(double seconds) const { return split_.wall > 0 ? seconds / split_.wall : 0; }
 
+  // The ranks that share the samples of a step.
+  int64_t copies() const {
+    return std::max<int64_t>(profile_.facts.world / std::max<int64_t>(config_.distributed.model_ranks(), 1),
+                             1);
+  }
+  // The microbatches of a step on a rank; 0: unknown.
+  int64_t microbatches() const {
+    const auto& micro = config_.policy.train_micro_batch_size;
+    return micro.is_auto() ? 0 : config_.policy.train_global_batch_size / (copies() * micro.value());
+  }
+
   std::string cost(double seconds) const {
     return fmt::format("{:.1f} ms of {:.1f} ({:.1f} %)", seconds * 1e3, split_.wall * 1e3,
                        100 * share(seconds));
@@ -70,11 +83,34 @@ class Rules {
 
   void data() {
     if (share(split_.data) <= limits_.data) return;
-    const int64_t workers = config_.data.num_workers;
-    add_share(
-        "data_loading", fmt::format("the step waits for the loader: {}", cost(split_.data)), split_.data,
-        {set("data.num_workers", workers + 1), set("data.num_workers", std::max<int64_t>(2 * workers, 1)),
-         set("data.prefetch_batches", 2 * config_.data.prefetch_batches)});
+    const int64_t workers = config_.data.num_workers, ahead = config_.data.prefetch_batches;
+    const double read = rank_.read_seconds, rest = split_.wall - split_.data;
+    std::vector<Candidate> candidates;
+    // Threads wait for storage at once. A step takes all its microbatches when it begins: the ones that were
+    // not read ahead are waited for.
+    const int64_t batches = microbatches();
+    const auto add_priced = [&](int64_t threads, int64_t slots) {
+      const double with = read / static_cast<double>(threads);
+      const auto late = static_cast<double>(std::max<int64_t>(batches - std::max(slots, threads), 0));
+      Candidate c;
+      if (threads != workers) c.overrides.push_back(fmt::format("data.num_workers={}", threads));
+      if (slots != ahead) c.overrides.push_back(fmt::format("data.prefetch_batches={}", slots));
+      c.predicted_s = std::max(rest + late / static_cast<double>(batches) * with, with);
+      if (!c.overrides.empty()) candidates.push_back(std::move(c));
+    };
+    if (read > 0 && rest > 0 && batches > 0) {
+      const auto enough = static_cast<int64_t>(std::min(std::ceil(1.1 * read / rest), 256.0));
+      const int64_t threads = std::max({enough, workers, int64_t{1}});
+      add_priced(threads, ahead);
+      add_priced(std::max<int64_t>(workers, 1), std::max(batches, ahead));
+      add_priced(threads, std::max(batches, ahead));
+    }
+    candidates.push_back(set("data.num_workers", std::max<int64_t>(2 * workers, 1)));
+    candidates.push_back(set("data.prefetch_batches", 2 * config_.data.prefetch_batches));
+    add_share("data_loading",
+              fmt::format("the step waits for the loader: {}; reading takes {:.1f} ms, with {} of {}",
+                          cost(split_.data), read * 1e3, workers, "data.num_workers"),
+              split_.data, std::move(candidates));
   }
 
   void exposed() {
@@ -107,8 +143,9 @@ class Rules {
       std::vector<Candidate> candidates;
       if (!d.overlap_grad_reduce) candidates.push_back(set("distributed.overlap_grad_reduce", "true"));
       if (!d.bucket_size_mb.is_auto()) {
-        candidates.push_back(set("distributed.bucket_size_mb", d.bucket_size_mb.value() / 2));
-        candidates.push_back(set("distributed.bucket_size_mb", d.bucket_size_mb.value() * 2));
+        candidates.push_back(set("distributed.bucket_size_mb", "auto"));
+        for (const double factor : {0.5, 2.0, 8.0, 32.0, 128.0})
+          candidates.push_back(set("distributed.bucket_size_mb", d.bucket_size_mb.value() * factor));
       }
       if (d.grad_reduce_dtype == DType::f32)
         candidates.push_back(set("distributed.grad_reduce_dtype", "bf16", true));
@@ -164,15 +201,40 @@ class Rules {
                 fmt::format("stages wait for each other, as the schedule has it: {}", cost(split_.bubble)),
                 split_.bubble, std::move(candidates));
     }
-    if (share(split_.imbalance) <= limits_.imbalance) return;
-    candidates.clear();
-    if (!d.account_for_loss_in_pipeline_split)
-      candidates.push_back(set("distributed.account_for_loss_in_pipeline_split", "true"));
-    if (!d.account_for_embedding_in_pipeline_split)
-      candidates.push_back(set("distributed.account_for_embedding_in_pipeline_split", "true"));
+    imbalance();
+  }
+
+  // The slowest stage waits for none, so that its own split does not show that the others wait for it.
+  void imbalance() {
+    const std::vector<double> stages = stage_work(profile_);
+    if (stages.size() < 2) return;
+    const auto slow = std::max_element(stages.begin(), stages.end());
+    const double longer = *slow - mean(stages);
+    if (share(longer) <= limits_.imbalance) return;
+    const DistributedConfig& d = config_.distributed;
+    std::vector<Candidate> candidates;
+    const auto spread = [&](const char* key, bool counted) {
+      if (counted) return;
+      Candidate c = set(key, "true");
+      if (d.pipeline_layout) c.overrides.insert(c.overrides.begin(), "distributed.pipeline_layout=null");
+      candidates.push_back(std::move(c));
+    };
+    if (d.pipeline_layout) candidates.push_back(set("distributed.pipeline_layout", "null"));
+    spread("distributed.account_for_loss_in_pipeline_split", d.account_for_loss_in_pipeline_split);
+    spread("distributed.account_for_embedding_in_pipeline_split", d.account_for_embedding_in_pipeline_split);
+    if (d.pipeline_layout && d.pipeline_layout->size() == stages.size()) {
+      const auto from = slow - stages.begin();
+      const auto to = std::min_element(stages.begin(), stages.end()) - stages.begin();
+      std::vector<int64_t> layers = *d.pipeline_layout;
+      for (int moved = 0; moved < 4 && layers[from] > 1; ++moved) {
+        --layers[from], ++layers[to];
+        candidates.push_back(set("distributed.pipeline_layout", fmt::format("[{}]", fmt::join(layers, ","))));
+      }
+    }
     add_share("pipeline_imbalance",
-              fmt::format("stages wait for slower ones beyond the schedule: {}", cost(split_.imbalance)),
-              split_.imbalance, std::move(candidates));
+              fmt::format("stage {} of the pipeline works {:.1f} ms, all stages {:.1f} ms on average: {}",
+                          slow - stages.begin(), *slow * 1e3, mean(stages) * 1e3, cost(longer)),
+              longer, std::move(candidates));
   }
 
   void memory() {
@@ -192,7 +254,10 @@ class Rules {
   void kernels() {
     const auto& micro = config_.policy.train_micro_batch_size;
     std::vector<Candidate> larger;
-    if (!micro.is_auto()) larger.push_back(set("policy.train_micro_batch_size", 2 * micro.value()));
+    if (!micro.is_auto())
+      for (int64_t size = 2 * micro.value(); size * copies() <= config_.policy.train_global_batch_size;
+           size *= 2)
+        larger.push_back(set("policy.train_micro_batch_size", size));
     const double busy = utilization(split_);
     if (device_ && busy < limits_.utilization)
       add("low_gpu_utilization", fmt::format("the GPU computes {:.0f} % of the step", 100 * busy),
@@ -222,6 +287,8 @@ class Rules {
                       joined(slow, ", ", 4)),
           0, static_cast<double>(slow.size()), Severity::medium);
     }
+    // Other programs are not the fault of the shapes.
+    if (split_.wall > 0) gemm *= 1 - std::clamp(rank_.starved / split_.wall, 0.0, 1.0);
     if (gemm <= 0 || attainable <= 0 || attainable >= limits_.gemm * gemm) return;
     std::vector<Candidate> candidates = larger;
     if (config_.distributed.tensor_parallel_size > 1)
@@ -236,8 +303,7 @@ class Rules {
 
   void update() {
     const DistributedConfig& d = config_.distributed;
-    const int64_t copies = profile_.facts.world / std::max<int64_t>(d.model_ranks(), 1);
-    if (copies < 2 || share(split_.update) <= limits_.update || d.shard_strategy != ShardStrategy::ddp)
+    if (copies() < 2 || share(split_.update) <= limits_.update || d.shard_strategy != ShardStrategy::ddp)
       return;
     add_share("optimizer_step", fmt::format("every rank updates all weights: {}", cost(split_.update)),
               split_.update, {set("distributed.shard_strategy", "optim")});
@@ -252,9 +318,20 @@ class Rules {
                         p99 * 1e3, p50 * 1e3, rank_.involuntary_switches),
             mean(rank_.step_s) - p50, p99 / p50, Severity::low, threads());
     }
-    for (const Standing& s : standings(profile_.ranks)) {
+    if (share(rank_.starved) > limits_.starved)
+      add_share("starved",
+                fmt::format("other programs take the processors: rank {} waits for one for {}", rank_.rank,
+                            cost(rank_.starved)),
+                rank_.starved, threads());
+    for (const Standing& s : standings(profile_)) {
       if (s.score >= limits_.straggler) continue;
-      add("straggler", straggler_text(s), straggler_seconds(s), s.score, s.severity, threads());
+      std::vector<Candidate> candidates = threads();
+      if (candidates.empty()) candidates.emplace_back();
+      // Without a processor it lengthens communication, too.
+      const double starved = find(s.rank) ? find(s.rank)->starved : 0;
+      candidates.front().predicted_s =
+          std::max(split_.wall - std::max(straggler_seconds(s), starved), s.score * own_work(s));
+      add("straggler", straggler_text(s), straggler_seconds(s), s.score, s.severity, std::move(candidates));
     }
   }
 
@@ -265,12 +342,23 @@ class Rules {
   }
   std::string straggler_text(const Standing& s) const {
     const RankProfile* r = find(s.rank);
-    return fmt::format("rank {} on {} is slower than the fastest (score {:.2f}){}", s.rank, r ? r->host : "?",
-                       s.score, s.longer ? fmt::format(": {} +{:.1f} ms", s.longer, s.longer_s * 1e3) : "");
+    const std::string longer = s.longer ? fmt::format(": {} +{:.1f} ms", s.longer, s.longer_s * 1e3) : "";
+    const std::string why = r && share(r->starved) > limits_.starved
+                                ? fmt::format(
+                                      "; other programs take its processor for {:.1f} ms. Fix: end "
+                                      "them, or bind them to other processors",
+                                      r->starved * 1e3)
+                                : "";
+    return fmt::format("rank {} on {} is slower than the fastest (score {:.2f}){}{}", s.rank,
+                       r ? r->host : "?", s.score, longer, why);
   }
   double straggler_seconds(const Standing& s) const {
     const RankProfile* r = find(s.rank);
     return r ? (1 - s.score) * r->own_work() : 0;
+  }
+  double own_work(const Standing& s) const {
+    const RankProfile* r = find(s.rank);
+    return r ? r->own_work() : 0;
   }
 
   // More threads than cores.

@@ -21,13 +21,15 @@ struct Thresholds {
   double gaps = 0.05;      ///< host and launch
   double update = 0.10;    ///< with several data-parallel ranks
   double tail = 1.1;       ///< p99 / p50 of the step
-  double straggler = 0.9;  ///< own work of the fastest rank / a rank's
+  double straggler = 0.9;  ///< own work of the fastest rank of its pipeline stage / a rank's
+  double starved = 0.05;   ///< without a processor
 };
 
 /// Overrides to try for a finding.
 struct Candidate {
   std::vector<std::string> overrides;
   bool changes_numbers = false;  ///< what is computed differs, not just when and where
+  double predicted_s = 0;        ///< of a step, from the profile alone; 0: the model must say
 };
 
 struct Verdict {

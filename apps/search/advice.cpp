@@ -1,5 +1,6 @@
 #include "apps/search/advice.h"
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
 #include <optional>
@@ -67,13 +68,21 @@ class Pricing {
  private:
   /// The links at the rates that the profile has.
   plan::DeviceModel with_links(plan::DeviceModel model) const {
-    double bytes = 0, seconds = 0;
+    double bytes = 0, seconds = 0, calls = 0, latency = 0;
     for (const profile::GroupTime& g : profile::slowest(profile_).groups) {
+      // A message counts from its issue on: it may wait for a whole stage.
+      if (g.operation == "send" || g.operation == "recv") continue;
       bytes += g.wire_bytes;
       seconds += g.wire;
+      calls += static_cast<double>(g.calls);
+      latency = std::max(latency, g.latency);
     }
     if (bytes <= 0 || seconds < 1e-4) return model;
-    (profile_.facts.nodes > 1 ? model.network : model.node).bandwidth = bytes / seconds;
+    plan::LinkModel& link = profile_.facts.nodes > 1 ? model.network : model.node;
+    constexpr double most = 0.8;  // of the time, for latency
+    latency = std::min(latency, most * seconds / calls);
+    if (latency > 0) link.latency = latency;
+    link.bandwidth = bytes / (seconds - calls * latency);
     return model;
   }
 
@@ -89,14 +98,49 @@ class Pricing {
 
 bool outside_model(const std::string& type) {
   return type == "data_loading" || type == "exposed_offloading" || type == "unsteady_steps" ||
-         type == "straggler";
+         type == "straggler" || type == "starved";
+}
+
+/// Gives a finding the candidates that gain most, of which `changes_numbers` says what they change.
+class Choice {
+ public:
+  Choice(const Pricing& pricing, double now, double wall) : pricing_(pricing), now_(now), wall_(wall) {}
+
+  void choose(profile::Finding& f, const std::vector<profile::Candidate>& candidates, bool changes_numbers) {
+    double best = (1 - least_gain) * wall_;  // the first of equal ones counts
+    for (const profile::Candidate& c : candidates) {
+      if (c.changes_numbers != changes_numbers) continue;
+      const bool modeled = c.predicted_s == 0 && !outside_model(f.type);
+      if (!modeled && c.predicted_s == 0 && (f.predicted_s > 0 || !f.overrides.empty())) continue;
+      const auto then = c.overrides.empty() ? StepEstimate{} : pricing_.estimate(c.overrides);
+      if (!then || (modeled && now_ <= 0)) continue;
+      const double predicted = modeled ? wall_ * then->step / now_ : c.predicted_s;
+      if (predicted >= best) continue;
+      f.overrides = c.overrides;
+      f.changes_numbers = c.changes_numbers;
+      // No more than what the cause costs.
+      f.predicted_s = modeled ? std::max(predicted, wall_ - f.seconds) : predicted;
+      if (modeled) f.model_error = std::abs(now_ / wall_ - 1);
+      if (predicted > 0) best = predicted;
+    }
+  }
+
+ private:
+  const Pricing& pricing_;
+  double now_, wall_;
+};
+
+/// Seconds that a finding promises; 0: it says only how things are.
+double gain(const profile::Finding& f, double wall) {
+  return f.predicted_s > 0 ? wall - f.predicted_s : f.overrides.empty() ? 0 : f.seconds;
 }
 
 }  // namespace
 
 void advise(profile::Profile& profile) {
   const ConfigResult config = load_config_text(profile.facts.config, "profile.json");
-  if (!config.ok() || profile.split.wall <= 0) return;
+  const double wall = profile.split.wall;
+  if (!config.ok() || wall <= 0) return;
   std::vector<profile::Verdict> verdicts = profile::find_verdicts(profile, config.config);
   profile.findings.clear();
   std::optional<Pricing> pricing;
@@ -107,23 +151,16 @@ void advise(profile::Profile& profile) {
       pricing.emplace(profile, config);
       if (const auto estimate = pricing->estimate({})) now = estimate->step;
     }
-    double best = 1 - least_gain;
-    for (const profile::Candidate& candidate : v.candidates) {
-      const auto then = now > 0 ? pricing->estimate(candidate.overrides) : std::nullopt;
-      if (!then) continue;
-      const bool priced = !outside_model(f.type);
-      const double ratio = then->step / now;
-      if (priced && ratio > best) continue;
-      if (!priced && !f.overrides.empty()) continue;
-      f.overrides = candidate.overrides;
-      f.changes_numbers = candidate.changes_numbers;
-      if (!priced) continue;
-      best = ratio;
-      f.predicted_s = profile.split.wall * best;
-      f.model_error = std::abs(now / profile.split.wall - 1);
+    if (pricing) {
+      Choice choice(*pricing, now, wall);
+      choice.choose(f, v.candidates, false);
+      // Nothing else helps.
+      if (f.overrides.empty()) choice.choose(f, v.candidates, true);
     }
     profile.findings.push_back(std::move(f));
   }
+  std::stable_sort(profile.findings.begin(), profile.findings.end(),
+                   [&](const auto& a, const auto& b) { return gain(a, wall) > gain(b, wall); });
 }
 
 }  // namespace nrl::search

@@ -9,8 +9,9 @@ namespace nrl::search {
 /// loaded and checked as a run's configuration is, planned, and priced by estimate_step(): the predicted step
 /// is the measured one x estimate with them / estimate without, at rates for which the present estimate has
 /// the measured times of computation and communication. One that is refused, does not fit, or gains
-/// less than 1 % is left out. The model does not cover loading of data and copies to and from the host: their
-/// overrides have no prediction. Does nothing to findings of a configuration that does not load here.
+/// less than 1 % is left out; one that changes numbers is taken only if no other helps. The model does not
+/// cover copies to and from the host: their overrides have no prediction. Findings are sorted by the gain, the
+/// ones without any last. Does nothing to findings of a configuration that does not load here.
 void advise(profile::Profile& profile);
 
 }  // namespace nrl::search

@@ -68,6 +68,7 @@ StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decode
 /// Seconds of a step's communication by purpose.
 struct CommSeconds {
   double layers = 0, message = 0, gradients = 0, weights = 0, scalars = 0;
+  double gradient_latency = 0, weight_latency = 0;  ///< of their operations, in the sums above
 };
 
 /// What limits an operation of a group. Rings pass through all ranks of a node before they leave it, over the
@@ -90,7 +91,8 @@ CommSeconds comm_seconds(std::span<const plan::Traffic> traffic, const parallel:
   for (const plan::Traffic& t : traffic) {
     const plan::LinkModel link = link_of(device, grid, t, node_of);
     const double wire = t.balanced() ? t.wire() * expert_load : t.wire();
-    const double seconds = static_cast<double>(t.count) * link.latency + wire / link.bandwidth;
+    const double latency = static_cast<double>(t.count) * link.latency;
+    const double seconds = latency + wire / link.bandwidth;
     switch (t.purpose) {
       case comm::Purpose::layers:
       case comm::Purpose::experts:
@@ -102,9 +104,11 @@ CommSeconds comm_seconds(std::span<const plan::Traffic> traffic, const parallel:
         break;
       case comm::Purpose::gradients:
         out.gradients += seconds;
+        out.gradient_latency += latency;
         break;
       case comm::Purpose::weights:
         out.weights += seconds;
+        out.weight_latency += latency;
         break;
       case comm::Purpose::scalars:
         out.scalars += seconds;
@@ -121,7 +125,7 @@ double exposed(double seconds, double work, size_t pieces) {
 }
 
 double exposed_data(const Config& config, const plan::RunPlan& plan, const StageSeconds& stage,
-                    const CommSeconds& comm) {
+                    const CommSeconds& comm, const plan::DeviceModel& device) {
   const DistributedConfig& d = config.distributed;
   size_t buckets = 0;
   bool gradients_sharded = false, weights_gathered = false;
@@ -134,8 +138,14 @@ double exposed_data(const Config& config, const plan::RunPlan& plan, const Stage
   // Whole gradients are final in the last microbatch; shards are summed in every one.
   const double backward = stage.backward() * (gradients_sharded ? microbatches : 1);
   const double passes = weights_gathered ? stage.microbatch() * microbatches : stage.microbatch();
-  return (d.overlap_grad_reduce ? exposed(comm.gradients, backward, buckets) : comm.gradients) +
-         (d.overlap_param_gather ? exposed(comm.weights, passes, buckets) : comm.weights);
+  // A rank on a CPU starts an operation on the processors that compute.
+  const auto overlapped = [&](double seconds, double latency, double work) {
+    const double visible = device.gpu() ? 0 : latency;
+    return visible + exposed(seconds - visible, work, buckets);
+  };
+  return (d.overlap_grad_reduce ? overlapped(comm.gradients, comm.gradient_latency, backward)
+                                : comm.gradients) +
+         (d.overlap_param_gather ? overlapped(comm.weights, comm.weight_latency, passes) : comm.weights);
 }
 
 }  // namespace
@@ -191,7 +201,7 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
     }
     StageSeconds stage =
         stage_seconds(step.calls, decoder, device.model(), engine.plan().layout, microbatches);
-    const double data = exposed_data(c, engine.plan(), stage, comm);
+    const double data = exposed_data(c, engine.plan(), stage, comm, device.model());
     const double compute = stage.microbatch() * static_cast<double>(microbatches) + stage.update;
     if (compute + comm.layers + data > out.compute + out.layers + out.data) {
       out.compute = compute;

@@ -132,7 +132,9 @@ TEST_CASE("communication by group and operation", "[profile]") {
 }
 
 TEST_CASE("a straggler is known by its own work", "[profile]") {
-  std::vector<profile::RankProfile> ranks(3);
+  profile::Profile all;
+  std::vector<profile::RankProfile>& ranks = all.ranks;
+  ranks.resize(3);
   for (int r = 0; r < 3; ++r) {
     ranks[r].rank = r;
     ranks[r].split = {.wall = 100, .compute = 60};
@@ -140,7 +142,7 @@ TEST_CASE("a straggler is known by its own work", "[profile]") {
   }
   ranks[1].split = {.wall = 100, .compute = 62, .data = 28};
   ranks[1].split.wire = 10;
-  const auto s = profile::standings(ranks);
+  const auto s = profile::standings(all);
   CHECK(s[0].score == 1);
   CHECK(s[0].severity == profile::Severity::low);
   CHECK(s[0].longer == nullptr);
@@ -150,8 +152,49 @@ TEST_CASE("a straggler is known by its own work", "[profile]") {
   CHECK(s[1].longer_s == 28);
   ranks[1].split.data = 20;
   ranks[1].split.wire = 18;
-  CHECK(profile::standings(ranks)[1].severity == profile::Severity::medium);
+  CHECK(profile::standings(all)[1].severity == profile::Severity::medium);
   const profile::Profile merged = profile::merge({ranks[2], ranks[1], ranks[0]}, {});
   CHECK(merged.ranks[0].rank == 0);
   CHECK(merged.split.data == 20);
+}
+
+TEST_CASE("ranks of different pipeline stages have different work", "[profile]") {
+  profile::Profile all;
+  all.ranks.resize(4);
+  for (int r = 0; r < 4; ++r) all.ranks[r].split = {.wall = 100, .compute = 50};
+  all.ranks[2].split = all.ranks[3].split = {.wall = 100, .compute = 100};
+  for (int r = 0; r < 4; ++r) all.ranks[r].split.imbalance = 100 - all.ranks[r].split.compute;
+  CHECK(profile::standings(all)[3].score == 0.5);
+  all.facts.stages = 2;
+  CHECK(profile::standings(all)[3].score == 1);
+  CHECK(profile::stage_work(all) == std::vector<double>{50, 100});
+  all.facts.stages = 3;  // of a damaged file
+  CHECK(profile::stage_work(all) == std::vector<double>{75});
+}
+
+TEST_CASE("the latency of a group is the time of its small operations", "[profile]") {
+  Synthetic s;
+  s.recorded.peaks.link = 2e9;
+  s.recorded.peaks.network = 1e9;
+  for (const int64_t wire : {40, 30, 90}) s.collective(5 * us, wire * us);
+  s.recorded.messages.back().bytes = 1 << 20;
+  s.end_step();
+  const profile::RankProfile rank = profile::analyze(s.recorded);
+  CHECK(rank.groups.at(0).latency == Approx(35e-6));
+  CHECK(rank.groups.at(0).link == 2e9);
+  s.recorded.groups[0].nodes = 2;
+  CHECK(profile::analyze(s.recorded).groups.at(0).link == 1e9);
+}
+
+TEST_CASE("reading counts on all threads", "[profile]") {
+  Synthetic s(2);
+  for (int step = 0; step < 2; ++step) {
+    s.range("data", trace::Kind::data, 10 * us);
+    s.range("read samples", trace::Kind::data, 30 * us);
+    s.recorded.window.events.back().row = 1;
+    s.end_step();
+  }
+  s.recorded.counters.starved = 8;
+  CHECK(profile::analyze(s.recorded).read_seconds == Approx(30e-6));
+  CHECK(profile::analyze(s.recorded).starved == 4);
 }

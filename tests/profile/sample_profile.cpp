@@ -56,7 +56,7 @@ Profile sample_profile(int ranks) {
     r.step_s = {0.112, 0.1124, 0.1128};
     r.operations = operations;
     r.groups = {{"dp", "all_reduce", "shared memory", ranks, p.facts.nodes, 8, 67'000'000, 67e6, 21.4e-3,
-                 17.9e-3, 2.5e-3, 18.9e-3}};
+                 17.9e-3, 2.5e-3, 18.9e-3, 50e-6, 10e9}};
     r.memory.arena = 309 << 20;
     r.memory.peak = 302 << 20;
     r.memory.mean = 250 << 20;
@@ -72,6 +72,8 @@ Profile sample_profile(int ranks) {
                                   memory::Category::activations, int64_t{36} << 20, 12.1e-3 + layer * 1e-3,
                                   63e-3});
     r.cpu_seconds = 0.21;
+    r.starved = 1e-3;
+    r.read_seconds = 2e-3;
     r.cores = 2;
     r.resident_bytes = int64_t{900} << 20;
     r.arrived_last = 3;

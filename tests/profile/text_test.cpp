@@ -57,7 +57,8 @@ Profile sample() {
                  .busy = 0.02,
                  .exposed = 0.016,
                  .late = 0.004,
-                 .wire = 0.016}};
+                 .wire = 0.016,
+                 .link = 1e10}};
     p.memory.arena = 310 << 20;
     p.memory.peak = 300 << 20;
     p.memory.mean = 200 << 20;
@@ -133,10 +134,11 @@ TEST_CASE("memory, communication and ranks", "[profile]") {
         "memory    rank 0: peak 300 MiB of 310 MiB arena at 61.2 ms of the step, mean 200 MiB\n"
         "buffer at the peak  category         size  from ms  to ms\n"
         "layer 5 mlp_in      activations  36.0 MiB     12.1   63.0\n");
-  CHECK(profile::groups_text(p) ==
-        "group  operation   ranks  calls     bytes  busy ms  late  wire  exposed  hidden   alg  bus GB/s\n"
-        "dp     all_reduce      2      8  64.0 MiB     20.0   4.0  16.0     16.0    20 %  4.19      4.19\n"
-        "carried by dp all_reduce: shared memory\n");
+  CHECK(
+      profile::groups_text(p) ==
+      "group  operation   ranks  calls     bytes  busy ms  late  wire  exposed  hidden  GB/s   bus    link\n"
+      "dp     all_reduce      2      8  64.0 MiB     20.0   4.0  16.0     16.0    20 %  4.19  4.19  41.9 %\n"
+      "carried by dp all_reduce: shared memory\n");
   CHECK(profile::ranks_text(p) ==
         "rank  own work ms  score  last  caused ms  cores busy  switches  longer than the median in\n"
         "   0         80.0   1.00     3        0.6           -         0\n"

@@ -69,7 +69,6 @@ TEST_CASE("a good step has no finding", "[profile]") {
 TEST_CASE("shares of the step have thresholds", "[profile]") {
   for (const auto& [part, type, threshold] : {std::tuple{&Split::data, "data_loading", 0.02},
                                               {&Split::bubble, "pipeline_bubble", 0.05},
-                                              {&Split::imbalance, "pipeline_imbalance", 0.03},
                                               {&Split::recompute, "recomputation", 0.03},
                                               {&Split::offload, "exposed_offloading", 0.03}}) {
     CAPTURE(type);
@@ -124,15 +123,17 @@ TEST_CASE("communication by the kind of its group", "[profile]") {
 TEST_CASE("candidates follow from the configuration", "[profile]") {
   using Keys = std::vector<std::string>;
   CHECK(overrides(with(&Split::data, 0.1), "data_loading") ==
-        Keys{"data.num_workers=2", "data.num_workers=2", "data.prefetch_batches=4"});
+        Keys{"data.num_workers=2", "data.prefetch_batches=4"});
   Profile p = with(nullptr, 0, "cpu", 2);
   p.ranks[0].groups = {group("dp", "all_reduce", 0.1, 0.1)};
   Config config;
   config.distributed.overlap_grad_reduce = false;
   config.distributed.bucket_size_mb = 32.0;
   CHECK(overrides(p, "exposed_gradients", config) ==
-        Keys{"distributed.overlap_grad_reduce=true", "distributed.bucket_size_mb=16",
-             "distributed.bucket_size_mb=64", "distributed.grad_reduce_dtype=bf16"});
+        Keys{"distributed.overlap_grad_reduce=true", "distributed.bucket_size_mb=auto",
+             "distributed.bucket_size_mb=16", "distributed.bucket_size_mb=64",
+             "distributed.bucket_size_mb=256", "distributed.bucket_size_mb=1024",
+             "distributed.bucket_size_mb=4096", "distributed.grad_reduce_dtype=bf16"});
   const auto all = profile::find_verdicts(p, config);
   CHECK(all[0].candidates.back().changes_numbers);
   CHECK_FALSE(all[0].candidates.front().changes_numbers);
@@ -150,6 +151,63 @@ TEST_CASE("GEMMs below 60 % of what they could reach", "[profile]") {
   CHECK_FALSE(has(p, "inefficient_gemms"));
   p.ranks[0].operations[0].attainable = 0.2999;
   CHECK(has(p, "inefficient_gemms"));
+  Config config;
+  config.policy.train_global_batch_size = 16;
+  config.policy.train_micro_batch_size = int64_t{2};
+  CHECK(overrides(p, "inefficient_gemms", config) ==
+        std::vector<std::string>{"policy.train_micro_batch_size=4", "policy.train_micro_batch_size=8",
+                                 "policy.train_micro_batch_size=16"});
+  p.ranks[0].starved = 0.01;  // other programs
+  CHECK_FALSE(has(p, "inefficient_gemms"));
+}
+
+TEST_CASE("threads that read ahead, and how far", "[profile]") {
+  Config config;
+  config.policy.train_global_batch_size = 8;
+  config.policy.train_micro_batch_size = int64_t{4};
+  const auto first = [&](double read) {
+    Profile p = with(&Split::data, 0.5);
+    p.ranks[0].read_seconds = read;
+    const auto all = profile::find_verdicts(p, config);
+    const Verdict* v = find(all, "data_loading");
+    REQUIRE(v);
+    return v->candidates.front();
+  };
+  // Two microbatches a step, which are read while the step before computes for 0.5 s.
+  CHECK(first(0.99).overrides == std::vector<std::string>{"data.num_workers=3"});
+  CHECK(first(0.99).predicted_s == 0.5);
+  CHECK(first(0.45).overrides == std::vector<std::string>{"data.num_workers=2"});  // reading is fast enough
+  CHECK(first(0.45).predicted_s == 0);
+  // Eight: 6 of them are not read ahead.
+  config.policy.train_micro_batch_size = int64_t{1};
+  CHECK(first(0.45).overrides == std::vector<std::string>{"data.prefetch_batches=8"});
+  CHECK(first(0.45).predicted_s == 0.5);
+  CHECK(first(0.99).predicted_s == Approx(0.5 + 5.0 / 8 * 0.99 / 3));
+}
+
+TEST_CASE("a stage of a pipeline that works longer than the others", "[profile]") {
+  const auto stages = [](double slow, double fast) {
+    Profile p = with(nullptr, 0, "cpu", 2);
+    p.facts.stages = 2;
+    p.ranks.push_back(p.ranks[0]);
+    p.ranks[1].rank = 1;
+    p.ranks[0].split.imbalance = 1 - slow;
+    p.ranks[1].split.imbalance = 1 - fast;
+    return p;
+  };
+  CHECK_FALSE(has(stages(1, 0.9401), "pipeline_imbalance"));
+  CHECK(has(stages(1, 0.9399), "pipeline_imbalance"));
+  CHECK_FALSE(has(stages(1, 0.5), "straggler"));  // each is the only one of its stage
+  CHECK(overrides(stages(1, 0.5), "pipeline_imbalance") ==
+        std::vector<std::string>{"distributed.account_for_loss_in_pipeline_split=true",
+                                 "distributed.account_for_embedding_in_pipeline_split=true"});
+  Config config;
+  config.distributed.pipeline_layout = {3, 5};
+  config.distributed.account_for_loss_in_pipeline_split = true;
+  config.distributed.account_for_embedding_in_pipeline_split = true;
+  CHECK(overrides(stages(1, 0.5), "pipeline_imbalance", config) ==
+        std::vector<std::string>{"distributed.pipeline_layout=null", "distributed.pipeline_layout=[2,6]",
+                                 "distributed.pipeline_layout=[1,7]"});
 }
 
 TEST_CASE("slow kernels, unsteady steps and stragglers", "[profile]") {
@@ -182,7 +240,16 @@ TEST_CASE("slow kernels, unsteady steps and stragglers", "[profile]") {
   two.ranks[0].split.wire = 0.1001;
   CHECK(has(two, "straggler"));
   const auto all = profile::find_verdicts(two, {});
-  CHECK(find(all, "straggler")->finding.text.find("rank 1 on node0") != std::string::npos);
+  const Verdict* v = find(all, "straggler");
+  CHECK(v->finding.text.find("rank 1 on node0") != std::string::npos);
+  REQUIRE(v->candidates.size() == 1);  // no key, but it is known what the step would take without it
+  CHECK(v->candidates[0].overrides.empty());
+  CHECK(v->candidates[0].predicted_s == Approx(1 - 0.1001));
+  CHECK_FALSE(has(two, "starved"));
+  two.ranks[1].starved = 0.0501;
+  CHECK(has(two, "starved"));
+  const auto starved = profile::find_verdicts(two, {});
+  CHECK(find(starved, "straggler")->finding.text.find("Fix: end them") != std::string::npos);
 }
 
 TEST_CASE("findings are sorted by their cost", "[profile]") {

@@ -107,6 +107,57 @@ TEST_CASE("less than one percent is not advised, and what the model lacks is not
   REQUIRE(f);
   CHECK(f->overrides == std::vector<std::string>{"data.num_workers=2"});
   CHECK(f->predicted_s == 0);
+  // Unless it is known how long reading takes.
+  p.ranks[0].read_seconds = 0.97;
+  p.ranks[0].split.data = p.split.data = 0.1;
+  search::advise(p);
+  f = find(p, "data_loading");
+  REQUIRE(f);
+  CHECK(f->overrides.front() == "data.num_workers=2");
+  CHECK(f->predicted_s < 0.95);
+}
+
+TEST_CASE("no gain is larger than what the cause costs, and the largest comes first", "[advice]") {
+  Profile p = measured("  recompute: {granularity: full}\n", "", &Split::recompute, 0.05);
+  p.ranks[0].split.data = p.split.data = 0.03;
+  search::advise(p);
+  REQUIRE(p.findings.size() >= 2);
+  CHECK(p.findings[0].type == "recomputation");
+  CHECK(p.findings[0].predicted_s >= 0.95);
+  CHECK(p.findings[1].type == "data_loading");
+}
+
+TEST_CASE("buckets so small that their operations cost more than their bytes", "[advice]") {
+  profile::RankProfile r;
+  r.device = "cpu";
+  r.split = {.wall = 0.04, .compute = 0.03};
+  r.split.wire = 0.01;
+  profile::GroupTime g;
+  g.group = "dp";
+  g.operation = "all_reduce";
+  g.ranks = 2;
+  g.calls = 75;
+  g.exposed = g.busy = g.wire = 0.01;
+  g.wire_bytes = 7e6;
+  g.latency = 1e-4;
+  r.groups = {g};
+  profile::RunFacts facts;
+  facts.world = 2;
+  facts.threads = 1;
+  facts.config =
+      "policy:\n  model: {model_type: llama, vocab_size: 272, hidden_size: 64, intermediate_size: 160,\n"
+      "    num_hidden_layers: 24, num_attention_heads: 4, num_key_value_heads: 4,\n"
+      "    max_position_embeddings: 256}\n  train_global_batch_size: 4\n  train_micro_batch_size: 2\n"
+      "  max_total_sequence_length: 128\n  recompute: {granularity: none}\n"
+      "pretrain: {max_num_steps: 4}\ndata: {train: {data_path: none}}\ndevice: cpu\n"
+      "distributed: {bucket_size_mb: 0.02}\n";
+  Profile p = profile::merge({r}, facts);
+  search::advise(p);
+  REQUIRE(!p.findings.empty());
+  CHECK(p.findings[0].type == "exposed_gradients");
+  REQUIRE(!p.findings[0].overrides.empty());
+  CHECK(p.findings[0].overrides[0].starts_with("distributed.bucket_size_mb="));
+  CHECK(p.findings[0].predicted_s < 0.037);
 }
 
 TEST_CASE("a configuration that does not load keeps its findings", "[advice]") {

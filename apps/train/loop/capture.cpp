@@ -50,6 +50,13 @@ int64_t count_migrations() {
   return sum;
 }
 
+/// Seconds in which this thread was on a run queue without a processor; 0 where the kernel does not tell.
+double count_starved() {
+  std::ifstream file("/proc/thread-self/schedstat");
+  double running = 0, waiting = 0;  // nanoseconds
+  return file >> running >> waiting ? waiting * 1e-9 : 0;
+}
+
 profile::HostCounters read_counters() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
@@ -57,6 +64,7 @@ profile::HostCounters read_counters() {
     return static_cast<double>(t.tv_sec) + 1e-6 * static_cast<double>(t.tv_usec);
   };
   return {.cpu_seconds = seconds(usage.ru_utime) + seconds(usage.ru_stime),
+          .starved = count_starved(),
           .involuntary_switches = usage.ru_nivcsw,
           .migrations = count_migrations(),
           .resident_bytes = static_cast<int64_t>(cpu::resident_bytes()),
@@ -178,13 +186,16 @@ profile::Peaks measure_peaks(const ops::Exec& exec) {
       peaks.f32_flops = exec.libraries && exec.libraries->tf32 ? model->tf32_flops : model->f32_flops;
       peaks.copy = model->copy;
       peaks.link = model->node.bandwidth;
+      peaks.network = model->network.bandwidth;
     }
     return peaks;
   }
   const plan::DeviceModel cpu = plan::measure_cpu_model(1, exec.threads);
   return {.f32_flops = cpu.f32_flops,
           .bf16_flops = cpu.f32_flops * native_factor(exec, DType::bf16),
-          .copy = cpu.copy};
+          .copy = cpu.copy,
+          .link = cpu.node.bandwidth,
+          .network = cpu.network.bandwidth};
 }
 
 Capture::Capture(Run& run, int64_t first, int64_t steps, size_t calls) : run_(run), first_(first) {
@@ -247,6 +258,7 @@ profile::Recorded Capture::finish() {
         plan::bubble(plan::schedule_options(run_.config, plan.layout, plan.batch.accumulation));
   record.counters = now;
   record.counters.cpu_seconds -= at_begin_.cpu_seconds;
+  record.counters.starved -= at_begin_.starved;
   record.counters.involuntary_switches -= at_begin_.involuntary_switches;
   record.counters.migrations -= at_begin_.migrations;
   exchange_all_arrivals(run_, record);

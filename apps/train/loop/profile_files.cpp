@@ -53,6 +53,7 @@ profile::RunFacts facts_of(const Run& run, const profile::Recorded& record) {
           .world = run.world.size(),
           .nodes = run.world.nodes().back() + 1,
           .threads = run.placement.host_threads(),
+          .stages = plan.layout.stages,
           .first_step = record.first_step,
           .last_step = record.last_step,
           .tokens_per_step = tokens,
