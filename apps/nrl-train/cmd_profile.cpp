@@ -40,7 +40,9 @@ struct CompareArgs {
 
 profile::OperationView view_of(const ShowArgs& args) {
   using By = profile::OperationView::By;
-  return {.by = args.by == "part" ? By::part : By::name,
+  return {.by = args.by == "part"    ? By::part
+                : args.by == "layer" ? By::layer
+                                     : By::name,
           .top = args.top,
           .threshold_ms = args.threshold_ms.value_or(0)};
 }
@@ -66,8 +68,13 @@ int show(const ShowArgs& args, const char* member, Print* print, bool advise) {
 int run_compare(const CompareArgs& args) {
   if (!args.gate && args.metric != "step_ms")
     fail(Exit::usage, "--metric names the figure of the gate. Fix: add --fail-on-regression PERCENT");
-  const profile::Comparison comparison = profile::compare(
-      profile::load_profile(args.before), profile::load_profile(args.after), args.other_machine);
+  profile::Profile before = profile::load_profile(args.before);
+  profile::Comparison comparison =
+      profile::compare(before, profile::load_profile(args.after), args.other_machine);
+  if (profile::changes_runs(comparison)) {
+    search::advise(before);
+    comparison.prediction = profile::prediction_of(before.findings, comparison);
+  }
   std::fputs(profile::text(comparison).c_str(), stdout);
   if (!args.json.empty()) {
     write_file_atomic(args.json, profile::to_json(comparison).dump(2) + "\n");
@@ -94,8 +101,8 @@ void add_show(CommandLine& line, CLI::App* group, const char* name, const char* 
   if (operations) {
     c->add_option("--threshold-ms", args->threshold_ms, "Only operations whose calls take longer on average")
         ->check(finite_range(0, 1e9));
-    c->add_option("--by", args->by, "Rows: name (of the kernel) or part (of the step)")
-        ->check(CLI::IsMember({"name", "part"}));
+    c->add_option("--by", args->by, "Rows: name (of the kernel), part (of the step) or layer")
+        ->check(CLI::IsMember({"name", "part", "layer"}));
   }
   c->add_flag("--json", args->json, "Print JSON");
   line.on(c, [args, member, print, advise] { return show(*args, member, print, advise); });

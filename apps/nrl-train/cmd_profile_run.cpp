@@ -53,6 +53,16 @@ std::vector<std::string> own_overrides(const Args& args) {
   return out;
 }
 
+/// The banner shows how it reads what the user wrote; these overrides are ours.
+void forget_translations(ConfigResult& config, const std::vector<std::string>& own) {
+  std::erase_if(config.translated, [&](const Translation& t) {
+    return std::any_of(own.begin(), own.end(), [&](const std::string& o) {
+      const size_t equals = o.find('=');
+      return t.given == o.substr(0, equals) + ": " + o.substr(equals + 1);
+    });
+  });
+}
+
 int run_profile(const Args& args) {
   std::vector<std::string> overrides = args.overrides;
   const std::vector<std::string> own = own_overrides(args);
@@ -60,8 +70,8 @@ int run_profile(const Args& args) {
   train::stop::handle_at_start();
   output::background();
   return train::run_in_world([&](comm::World& world) {
-    const ConfigResult config =
-        train::load_config_collectively(world, args.path, overrides, {.training = true});
+    ConfigResult config = train::load_config_collectively(world, args.path, overrides, {.training = true});
+    forget_translations(config, own);
     const Exit code = train::train(world, config);
     if (code == Exit::ok && world.rank() == 0) {
       profile::Profile profile = profile::load_profile(config.config.logger.log_dir);

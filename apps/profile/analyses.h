@@ -16,6 +16,8 @@ Split split_of(const Recorded& recorded, const Rows& rows);
 /// The ops of the compute row by name and part, by the time lost. An op within another one has its own time,
 /// which the outer one does not count.
 std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows);
+/// The same ops by the layer in which they ran, named as its ranges are; "no layer" for the rest.
+std::vector<Operation> layers_of(const Recorded& recorded, const Rows& rows);
 /// Adds equal operations together, and sorts by the time lost.
 std::vector<Operation> merge_operations(std::vector<Operation> operations);
 

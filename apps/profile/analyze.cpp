@@ -21,6 +21,7 @@ RankProfile analyze(const Recorded& recorded) {
   for (size_t i = 0; i + 1 < recorded.step_begins.size(); ++i)
     out.step_s.push_back(static_cast<double>(recorded.step_begins[i + 1] - recorded.step_begins[i]) * 1e-9);
   out.operations = operations_of(recorded, rows);
+  out.layers = layers_of(recorded, rows);
   out.groups = groups_of(recorded);
   out.memory = memory_of(recorded);
   const auto steps = static_cast<double>(out.step_s.size());
@@ -48,14 +49,16 @@ Profile merge(std::vector<RankProfile> ranks, RunFacts facts) {
   Profile profile;
   profile.facts = std::move(facts);
   profile.ranks = std::move(ranks);
-  std::vector<Operation> operations;
+  std::vector<Operation> operations, layers;
   const RankProfile* slowest = &profile.ranks.front();
   for (const RankProfile& r : profile.ranks) {
     if (r.own_work() > slowest->own_work()) slowest = &r;
     operations.insert(operations.end(), r.operations.begin(), r.operations.end());
+    layers.insert(layers.end(), r.layers.begin(), r.layers.end());
   }
   profile.split = slowest->split;
   profile.operations = merge_operations(std::move(operations));
+  profile.layers = merge_operations(std::move(layers));
   const ConfigResult config = load_config_text(profile.facts.config, "the configuration");
   if (!config.ok()) return profile;  // a profile of no run
   for (Verdict& v : find_verdicts(profile, config.config)) profile.findings.push_back(std::move(v.finding));

@@ -5,6 +5,7 @@
 #include <map>
 #include <set>
 
+#include "apps/monitor/format.h"
 #include "apps/profile/summary.h"
 #include "apps/profile/text.h"
 #include "core/base/error.h"
@@ -176,6 +177,30 @@ Comparison compare(const Profile& before, const Profile& after, bool other_machi
   return c;
 }
 
+bool changes_runs(const Comparison& c) {
+  return std::any_of(c.keys.begin(), c.keys.end(), [](const KeyDifference& d) {
+    return !d.key.starts_with("logger.") && !d.key.starts_with("checkpointing.") &&
+           !d.key.starts_with("profiling.");
+  });
+}
+
+Prediction prediction_of(const std::vector<Finding>& findings, const Comparison& c) {
+  const auto plain = [](std::string text) {
+    std::erase(text, ' ');
+    return text;
+  };
+  Prediction out;
+  for (const Finding& f : findings) {
+    const bool made = std::all_of(f.overrides.begin(), f.overrides.end(), [&](const std::string& o) {
+      return std::any_of(c.keys.begin(), c.keys.end(),
+                         [&](const KeyDifference& d) { return plain(o) == plain(d.key + "=" + d.b); });
+    });
+    if (made && f.predicted_s > 0 && f.overrides.size() > out.overrides.size())
+      out = {.overrides = f.overrides, .step_s = f.predicted_s};
+  }
+  return out;
+}
+
 Gate judge(double worse, const Interval& interval, double allowed) {
   if (worse > allowed && !interval.contains(0)) return Gate::regression;
   if (interval.width() > allowed && interval.contains(allowed)) return Gate::unclear;
@@ -203,6 +228,13 @@ std::string text(const Comparison& c) {
                     m.lower_is_better ? "lower" : "higher"});
   }
   std::string out = aligned(rows, 1, true);
+  if (const Prediction& p = c.prediction; !p.overrides.empty() && !c.metrics.empty()) {
+    double wall = 0;
+    for (const Change& change : c.split) wall += change.before;
+    out += monitor::labeled_lines(
+        {{"verdict", fmt::format("{}: predicted {}, measured {}", joined(p.overrides, " "),
+                                 percent(p.step_s / wall - 1), percent(c.metrics.front().worse()))}});
+  }
   out += "\n" + changes_text(c.split, "part of the step", c.split.size());
   out += "\n" + changes_text(c.operations, "operation", 10);
   out += "\nwhat changed\n";
@@ -266,7 +298,11 @@ JsonValue to_json(const Comparison& c) {
   for (const auto* list : {&c.facts, &c.keys})
     for (const KeyDifference& d : *list)
       keys.push_back(JsonValue::object({{"key", d.key}, {"baseline", d.a}, {"optimized", d.b}}));
+  JsonValue overrides = JsonValue::array();
+  for (const std::string& o : c.prediction.overrides) overrides.push_back(o);
   return JsonValue::object({{"metrics", std::move(metrics)},
+                            {"predicted_step_s", c.prediction.step_s},
+                            {"overrides", std::move(overrides)},
                             {"split", changes(c.split)},
                             {"operations", changes(c.operations)},
                             {"changed", std::move(keys)}});

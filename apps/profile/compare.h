@@ -34,12 +34,19 @@ struct Change {
   double difference() const { return after - before; }
 };
 
+/// The promise of a verdict of the baseline for keys that were changed.
+struct Prediction {
+  std::vector<std::string> overrides;  ///< empty: no verdict named the keys
+  double step_s = 0;                   ///< of a step
+};
+
 struct Comparison {
   std::vector<Metric> metrics;
   std::vector<Change> split, operations;  ///< the differences of each add up to the step's; largest first
   std::vector<KeyDifference> keys;        ///< that differ in the configurations
   std::vector<KeyDifference> facts;       ///< version, hosts, devices, ranks, threads
   std::string unreadable;                 ///< why the configurations cannot be compared; empty: they can
+  Prediction prediction;                  ///< empty until it is sought
   size_t steps_before = 0, steps_after = 0;
 
   /// Fails with Exit::usage and the names for another one.
@@ -49,6 +56,12 @@ struct Comparison {
 /// `before` is the baseline. Profiles of different machines are refused with Exit::usage unless
 /// `other_machine`.
 Comparison compare(const Profile& before, const Profile& after, bool other_machine = false);
+
+/// True if the configurations differ in more than places of files and what is recorded: then a verdict may
+/// have named the keys.
+bool changes_runs(const Comparison& comparison);
+/// The finding all of whose overrides were made, the most of them if there are several.
+Prediction prediction_of(const std::vector<Finding>& findings, const Comparison& comparison);
 
 /// The verdict on a figure that got worse by `worse` (0.05: 5 %) with this 95 % interval. `regression`: the
 /// point is beyond `allowed` and the interval excludes 0. `unclear`: the interval is wider than `allowed` and

@@ -87,6 +87,7 @@ void describe(V& v, R& r, std::type_identity<RankProfile>) {
   v("split", r.split);
   v("steps_s", r.step_s);
   v("operations", r.operations);
+  v("layers", r.layers);
   v("groups", r.groups);
   v("memory", r.memory);
   v("cpu_s", r.cpu_seconds);
@@ -136,6 +137,7 @@ void describe(V& v, P& p, std::type_identity<Profile>) {
   v("config", p.facts.config);
   v("split", p.split);
   v("operations", p.operations);
+  v("layers", p.layers);
   v("ranks", p.ranks);
   v("bottlenecks", p.findings);
 }
@@ -314,6 +316,7 @@ RankProfile brief(const RankProfile& full) {
   RankProfile r = full;
   r.step_s.clear();
   r.operations.clear();
+  r.layers.clear();
   r.groups.clear();
   r.memory.curve.clear();
   r.memory.at_peak.clear();

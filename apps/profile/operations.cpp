@@ -18,9 +18,9 @@ void sort_by_loss(std::vector<Operation>& operations) {
                    [](const Operation& a, const Operation& b) { return a.lost() > b.lost(); });
 }
 
-}  // namespace
-
-std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows) {
+/// Sums over the ops of the compute row. `key` gives the name and the part of an op, by its event.
+template <class Key>
+std::vector<Operation> sum_operations(const Recorded& recorded, const Rows& rows, const Key& key) {
   const std::vector<trace::Event>& events = recorded.window.events;
   std::map<int32_t, double> taken;  // seconds by event, by begin
   for (const Piece& p : rows.flatten(recorded.compute_row))
@@ -35,9 +35,7 @@ std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows)
   std::map<std::pair<std::string_view, std::string_view>, Sum> sums;
   for (const auto& [index, seconds] : taken) {
     const trace::Event& e = events[index];
-    std::string_view part = plan::part_of(e.name, rows.place(index).range);
-    if (part.empty()) part = plan::other_ops;
-    Sum& sum = sums[{e.name, part}];
+    Sum& sum = sums[key(index)];
     Operation& o = sum.operation;
     o.shortest = sum.calls == 0 ? seconds : std::min(o.shortest, seconds);
     o.longest = std::max(o.longest, seconds);
@@ -55,10 +53,10 @@ std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows)
   }
   const auto steps = static_cast<double>(recorded.step_begins.size() - 1);
   std::vector<Operation> operations;
-  for (auto& [key, sum] : sums) {
+  for (auto& [names, sum] : sums) {
     Operation& o = sum.operation;
-    o.name = key.first;
-    o.part = key.second;
+    o.name = names.first;
+    o.part = names.second;
     o.bound = recorded.on_device && o.seconds < launch_bound_s * static_cast<double>(sum.calls)
                   ? Bound::launch
               : sum.arithmetic > sum.memory ? Bound::arithmetic
@@ -70,6 +68,28 @@ std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows)
   }
   sort_by_loss(operations);
   return operations;
+}
+
+using Names = std::pair<std::string_view, std::string_view>;
+
+}  // namespace
+
+std::vector<Operation> operations_of(const Recorded& recorded, const Rows& rows) {
+  return sum_operations(recorded, rows, [&](int32_t index) {
+    const char* const name = recorded.window.events[index].name;
+    const std::string_view part = plan::part_of(name, rows.place(index).range);
+    return Names(name, part.empty() ? plan::other_ops : part);
+  });
+}
+
+std::vector<Operation> layers_of(const Recorded& recorded, const Rows& rows) {
+  std::map<int16_t, std::string_view> names;  // by Tag::layer
+  for (const trace::Event& e : recorded.window.events)
+    if (e.kind == trace::Kind::layer) names.emplace(e.tag.layer, e.name);
+  return sum_operations(recorded, rows, [&](int32_t index) {
+    const auto at = names.find(recorded.window.events[index].tag.layer);
+    return Names(at == names.end() ? "no layer" : at->second, "");
+  });
 }
 
 std::vector<Operation> merge_operations(std::vector<Operation> operations) {

@@ -106,6 +106,7 @@ struct RankProfile {
   Split split;
   std::vector<double> step_s;
   std::vector<Operation> operations;
+  std::vector<Operation> layers;  ///< all ops of each layer, by its name
   std::vector<GroupTime> groups;
   MemoryUse memory;
   double cpu_seconds = 0;   ///< of all threads
@@ -153,6 +154,7 @@ struct Profile {
   std::vector<RankProfile> ranks;     ///< by rank
   Split split;                        ///< of the rank with most own work
   std::vector<Operation> operations;  ///< summed over the ranks, by the time lost
+  std::vector<Operation> layers;      ///< in the same way
   std::vector<Finding> findings;      ///< by the time they cost
 };
 

@@ -33,10 +33,10 @@ std::string cut(std::string_view name, size_t most) {
 
 // The operations of a profile in one grouping, as the mean over the ranks.
 std::vector<Operation> grouped(const Profile& profile, OperationView::By by) {
-  std::vector<Operation> operations = profile.operations;
+  std::vector<Operation> operations = by == OperationView::By::layer ? profile.layers : profile.operations;
   const auto ranks = static_cast<double>(profile.ranks.size());
   for (Operation& o : operations) {
-    (by == OperationView::By::name ? o.part : o.name).clear();
+    (by == OperationView::By::part ? o.name : o.part).clear();
     for (double* sum : {&o.seconds, &o.flops, &o.bytes, &o.attainable}) *sum /= ranks;
     o.calls = std::llround(static_cast<double>(o.calls) / ranks);
   }
@@ -105,11 +105,19 @@ std::string split_text(const Profile& profile) {
   return monitor::labeled_lines(rows);
 }
 
+namespace {
+
+const char* heading(OperationView::By by) {
+  constexpr const char* names[] = {"operation", "part of a step", "layer"};
+  return names[static_cast<int>(by)];
+}
+
+}  // namespace
+
 std::string operations_text(const Profile& profile, const OperationView& view) {
   const bool by_part = view.by == OperationView::By::part;
-  std::vector<std::vector<std::string>> rows{{by_part ? "part of a step" : "operation", "calls", "ms",
-                                              "share", "mean us", "TFLOP/s", "GB/s", "bound", "of limit",
-                                              "lost ms"}};
+  std::vector<std::vector<std::string>> rows{{heading(view.by), "calls", "ms", "share", "mean us", "TFLOP/s",
+                                              "GB/s", "bound", "of limit", "lost ms"}};
   size_t left_out = 0;
   for (const Operation& o : grouped(profile, view.by)) {
     const double mean = o.calls > 0 ? o.seconds / static_cast<double>(o.calls) : o.seconds;

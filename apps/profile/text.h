@@ -11,7 +11,7 @@ namespace nrl::profile {
 
 /// The choice of rows for the tables of operations.
 struct OperationView {
-  enum class By { name, part } by = By::name;
+  enum class By { name, part, layer } by = By::name;
   size_t top = 10;          ///< rows; 0: all
   double threshold_ms = 0;  ///< least mean time of a call
 };

@@ -186,6 +186,30 @@ TEST_CASE("the latency of a group is the time of its small operations", "[profil
   CHECK(profile::analyze(s.recorded).groups.at(0).link == 1e9);
 }
 
+TEST_CASE("operations by layer", "[profile]") {
+  Synthetic s;
+  for (const int16_t layer : {0, 1, 0}) {
+    const size_t visit = s.open(layer == 0 ? "embedding" : "layer 0", trace::Kind::layer);
+    s.recorded.window.events[visit].tag.layer = layer;
+    for (const int64_t length : {10, 20}) {
+      const size_t op = s.range("linear_forward", trace::Kind::op, length * us, s.cost(1e4, 1, 1));
+      s.recorded.window.events[op].tag.layer = layer;
+    }
+    s.close(visit);
+  }
+  s.range("adamw", trace::Kind::op, 5 * us);
+  s.end_step();
+  const profile::Profile p = profile::merge({profile::analyze(s.recorded)}, {});
+  REQUIRE(p.layers.size() == 3);
+  CHECK(p.layers[0].name == "embedding");
+  CHECK(p.layers[0].calls == 4);
+  CHECK(p.layers[0].seconds == Approx(60e-6));
+  CHECK(p.layers[0].attainable == Approx(40e-6));
+  CHECK(p.layers[1].name == "layer 0");
+  CHECK(p.layers[2].name == "no layer");
+  CHECK(p.layers[2].seconds == Approx(5e-6));
+}
+
 TEST_CASE("reading counts on all threads", "[profile]") {
   Synthetic s(2);
   for (int step = 0; step < 2; ++step) {

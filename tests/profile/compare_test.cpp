@@ -184,3 +184,25 @@ TEST_CASE("a later window that is slower names the part that grew", "[profile]")
   CHECK(profile::slower_text(first, sample(0.082, 0.04), 0.1) ==
         "steps take 123 ms, 101 ms in the first window (+21.8 %); most of it: wire +20 ms");
 }
+
+TEST_CASE("a change that a verdict named is compared with its prediction", "[profile]") {
+  Profile before = sample(0.1, 0.02), after = sample(0.09, 0.02);
+  after.facts.config = config_with(8, ", num_workers: 3, prefetch_batches: 4");
+  before.facts.config += "logger: {log_dir: a}\n";
+  profile::Comparison c = profile::compare(before, after);
+  CHECK(profile::changes_runs(c));
+  std::vector<profile::Finding> findings(3);
+  findings[0].predicted_s = 0.01;  // no key
+  findings[1].overrides = {"data.num_workers=2"};
+  findings[1].predicted_s = 0.02;
+  findings[2].overrides = {"data.num_workers=3"};
+  findings[2].predicted_s = 0.111;
+  c.prediction = profile::prediction_of(findings, c);
+  CHECK(c.prediction.overrides == findings[2].overrides);
+  CHECK(profile::text(c).find("data.num_workers=3: predicted -8.3 %, measured -8.3 %") != std::string::npos);
+  CHECK(profile::to_json(c).at("predicted_step_s").as_double() == 0.111);
+  findings[2].overrides.push_back("policy.precision=bfloat16");  // was not made
+  CHECK(profile::prediction_of(findings, c).overrides.empty());
+  after.facts.config = config_with(8) + "logger: {log_dir: b}\n";
+  CHECK_FALSE(profile::changes_runs(profile::compare(before, after)));
+}

@@ -55,6 +55,7 @@ Profile sample_profile(int ranks) {
     r.split.unattributed = r.split.wall - r.split.parts();
     r.step_s = {0.112, 0.1124, 0.1128};
     r.operations = operations;
+    r.layers = {operation("layer 3", "", Bound::memory, 9e-3, 8e-3, 1e9, 2e8)};
     r.groups = {{"dp", "all_reduce", "shared memory", ranks, p.facts.nodes, 8, 67'000'000, 67e6, 21.4e-3,
                  17.9e-3, 2.5e-3, 18.9e-3, 50e-6, 10e9}};
     r.memory.arena = 309 << 20;

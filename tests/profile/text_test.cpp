@@ -126,6 +126,13 @@ TEST_CASE("operations are means over the ranks, by the time lost", "[profile]") 
   CHECK(profile::operations_text(p, {.top = 1}).find("and 1 more") != std::string::npos);
   CHECK(profile::operations_text(p, {.by = profile::OperationView::By::part}).find("head GEMM, forward") !=
         std::string::npos);
+  Profile layers = p;
+  layers.layers.resize(1);
+  layers.layers[0].name = "layer 3";
+  layers.layers[0].calls = 6;
+  layers.layers[0].seconds = 0.02;
+  CHECK(profile::operations_text(layers, {.by = profile::OperationView::By::layer})
+            .find("\nlayer 3      3  10.0 ") != std::string::npos);
 }
 
 TEST_CASE("memory, communication and ranks", "[profile]") {

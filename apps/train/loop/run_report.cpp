@@ -232,7 +232,8 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.tokens = step.tokens_so_far;
   facts.tokens_per_s = static_cast<double>(tokens) / seconds;
   // Only rank 0 prints MFU. While it measures the peak, the other ranks wait in their next step.
-  if (first()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
+  // Nor may the measurement be a part of a recorded step.
+  if (first() && !profile_.active()) peak_.add_step(rank_flops(facts.tokens_per_s, step.keys), now - start_);
   facts.mfu = mfu(facts.tokens_per_s, step.keys);
   facts.fp8 = plan::fp8_text(run_.config, run_.plan());
   if (first()) facts.mem_bytes = run_.engine->exec().device ? memory.total_bytes() : peak_resident(now);
