@@ -4,8 +4,10 @@
 #include "apps/check/check.h"
 #include "apps/check/rule.h"
 #include "apps/data/manifest.h"
+#include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
+#include "core/config/nsys.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/file_memory.h"
 #include "core/io/atomic_file.h"
@@ -129,16 +131,30 @@ Verdict judge_threads(const Facts& f) {
            .severity = Severity::warning}};
 }
 
-/// A variable of NeMo RL's for Nsight Systems, which a training run would ignore.
-Rule is_unset(const char* name, std::string why, std::string (*replacement)(const char* value)) {
-  return {{}, [=](const Facts&) -> Verdict {
-            const char* value = std::getenv(name);
-            if (!value || !*value) return {};
-            return {{.reason = fmt::format("{} is set, but {}", name, why),
-                     .remedy = {fmt::format("Fix: unset {}, and {}", name, replacement(value)),
-                                "nsys profile --trace=cuda,nvtx nrl-train CONFIG records a whole run"},
-                     .place = fmt::format("environment: {}={}", name, value)}};
-          }};
+/// Nsight Systems sees nothing of a CPU, and must have been started before the run.
+Verdict judge_nsys(const Facts& f) {
+  std::optional<NsysWindow> window;
+  try {
+    window = nsys_window(f.config().profiling);
+  } catch (const Error& e) {
+    return {{.reason = e.what(), .exit = e.code()}};
+  }
+  if (!window) return {};
+  const std::string ours = fmt::format(
+      "profiling.enabled=true profiling.steps={} records these steps without a tool, on a CPU, too",
+      window->text());
+  if (!window->has_worker())
+    return {{.reason = fmt::format("{}: no pattern matches the ranks, which are named policy_worker",
+                                   window->source),
+             .remedy = {"Fix: add *policy* to the patterns, or " + ours}}};
+  if (!f.gpu)
+    return {{.reason = fmt::format("{}: Nsight Systems captures GPUs, and this run is on a CPU{}",
+                                   window->source, f.why_no_gpu.empty() ? "" : " (" + f.why_no_gpu + ")"),
+             .remedy = {"Fix: " + ours}}};
+  if (under_profiler()) return {};
+  return {
+      {.reason = fmt::format("{}: the run was not started under nsys", window->source),
+       .remedy = {"Fix: write profiling.nsys into CONFIG itself or on the command line of nrl-train train"}}};
 }
 
 const Rule file_table[] = {
@@ -159,19 +175,7 @@ Verdict judge_adapters(const Facts& f) {
 const Rule adapter_table[] = {{{"policy.lora.enabled", model_key}, judge_adapters}};
 const Rule document_table[] = {{{train_key, validation_key, tokenizer_key}, judge_documents}};
 const Rule thread_table[] = {{{"kernels.num_threads"}, judge_threads}};
-const Rule profiler_table[] = {
-    is_unset("NRL_NSYS_PROFILE_STEP_RANGE", "nrl-train does not start and stop Nsight Systems at steps",
-             [](const char* value) {
-               return fmt::format(
-                   "set profiling.enabled=true and profiling.steps={}: every rank records "
-                   "these steps into LOG_DIR/profile/step-FIRST",
-                   parse_step_range(value) ? value : "FIRST:END (END exclusive)");
-             }),
-    is_unset("NRL_NSYS_WORKER_PATTERNS", "the ranks of nrl-train have no worker names", [](const char*) {
-      return std::string(
-          "set profiling.enabled=true: every rank N records into a file of its own, "
-          "LOG_DIR/profile/step-FIRST/rank-N.pftrace");
-    })};
+const Rule profiler_table[] = {{{"profiling.nsys.steps", "profiling.nsys.workers"}, judge_nsys}};
 
 }  // namespace
 

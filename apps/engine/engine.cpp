@@ -261,7 +261,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
   const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);
-  scalars_.begin(step.learning_rate, step.stop, step.gather);
+  scalars_.begin(step.learning_rate, step.stop, step.gather, step.profile);
   plan_->decoder->take_expert_rounds();  // of an evaluation
   const bool graph = options_.cuda_graph && !step.eager;
   if (exec_.device) watch_.begin(step.number, graph);

@@ -15,6 +15,8 @@ constexpr size_t bytes = S::count * sizeof(double);
 // Rank 0's request for a gathering is a fraction of S::stop, whose whole part counts the ranks that were
 // asked to stop: the sums have no element more for it.
 constexpr double gather_request = 0x1p-20;
+// Requests for a window are a smaller fraction: exact for up to 2^19 ranks that ask and 2^12 that stop.
+constexpr double profile_request = 0x1p-40;
 constexpr size_t host_values = S::updates;  // the leading scalars, which the host sets
 static_assert(S::learning_rate + 1 == S::updates);
 
@@ -42,11 +44,11 @@ void StepScalars::restore(const StepCounters& c) {
   ops::upload(*exec_, scalars_, values);
 }
 
-void StepScalars::begin(double learning_rate, bool stop, bool gather) {
+void StepScalars::begin(double learning_rate, bool stop, bool gather, bool profile) {
   NRL_CHECK(in_flight_ < buffers, "more than {} steps in flight", buffers);
   double* values = host_scalars(begun_);
   std::fill(values, values + S::sums, 0.0);
-  values[S::stop] = (stop ? 1 : 0) + (gather ? gather_request : 0);
+  values[S::stop] = (stop ? 1 : 0) + (gather ? gather_request : 0) + (profile ? profile_request : 0);
   values[S::learning_rate] = learning_rate;
   ++in_flight_;
   ++begun_;
@@ -81,7 +83,9 @@ StepResult StepScalars::collect() {
   r.skipped_in_a_row = static_cast<int64_t>(v[S::skipped_in_a_row]);
   r.skipped = v[S::skip] != 0;
   r.stop = v[S::stop] >= 1;
-  r.gather = v[S::stop] != std::floor(v[S::stop]);
+  const double requests = v[S::stop] - std::floor(v[S::stop]);
+  r.gather = requests >= gather_request;
+  r.profile = requests - (r.gather ? gather_request : 0) >= profile_request;
   r.overflow = v[S::overflow] != 0;
   r.used_loss_scale = v[S::used_loss_scale];
   r.loss_scale = loss_scale_.active() ? v[S::loss_scale] : 0;

@@ -33,6 +33,7 @@ struct StepResult {
   int64_t updates = 0, skipped_in_a_row = 0;
   bool skipped = false, stop = false;
   bool gather = false;    ///< StepInput::gather of rank 0
+  bool profile = false;   ///< StepInput::profile of any rank
   bool overflow = false;  ///< the step was skipped because its loss scale was too large
   double used_loss_scale = 1;
   double loss_scale = 0;  ///< of the next step; 0: none
@@ -56,8 +57,9 @@ class StepScalars {
 
   /// Restores the counters from a checkpoint.
   void restore(const StepCounters& counters);
-  /// Zeroes the sums. `stop`: this rank requests a stop; `gather`: it is rank 0 and requests a gathering.
-  void begin(double learning_rate, bool stop, bool gather = false);
+  /// Zeroes the sums. `stop`: this rank requests a stop; `gather`: it is rank 0 and requests a gathering;
+  /// `profile`: it requests a window of recorded steps.
+  void begin(double learning_rate, bool stop, bool gather = false, bool profile = false);
   /// Enqueues the copy back to the host.
   void finish();
   /// The end of the oldest step in flight; null on a CPU.

@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
+#include "apps/nrl-train/nsys.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/start/run_config.h"
@@ -15,6 +16,7 @@ namespace nrl::app {
 namespace {
 
 int run_train(const ConfigArgs& args) {
+  start_under_nsys(args);
   train::stop::handle_at_start();
   output::background();
   return train::run_in_world([&](comm::World& world) {

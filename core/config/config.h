@@ -429,6 +429,12 @@ struct MonitoringConfig {
   bool operator==(const MonitoringConfig&) const = default;
 };
 
+struct NsysConfig {
+  std::optional<std::string> steps;
+  std::vector<std::string> workers;
+  bool operator==(const NsysConfig&) const = default;
+};
+
 struct ProfilingConfig {
   bool enabled = false;
   std::string steps = "3:5";
@@ -436,6 +442,7 @@ struct ProfilingConfig {
   std::vector<std::string> ranks = {"auto"};  ///< "auto", "all" or numbers
   TraceFormat trace = TraceFormat::perfetto;
   bool memory_snapshot = false;
+  NsysConfig nsys;
   bool operator==(const ProfilingConfig&) const = default;
 };
 

@@ -19,7 +19,6 @@ constexpr Section sections[] = {
     {"logger.swanlab", "The run in SwanLab."},
     {"kernels.cuda_graph", "CUDA graphs; policy.cuda_graph captures whole steps."},
     {"monitoring.stability", "Instability of the loss."},
-    {"profiling.nsys", "Nsight Systems, started and stopped by the run."},
 };
 
 /// Only the default is accepted.
@@ -67,8 +66,6 @@ constexpr Planned planned[] = {
     {"monitoring.stability.on_instability", "off | warn | skip_step | rollback", "off", "What to do on instability."},
     {"monitoring.stability.lr_factor", "number above 0 to 1", "0.5", "Factor of lr after a rollback."},
     {"monitoring.stability.max_recoveries", "integer from 0", "3", "Rollbacks before giving up."},
-    {"profiling.nsys.steps", "text, or null", "null", "Steps between profiler start and stop."},
-    {"profiling.nsys.workers", "list of texts, or one alone", "[]", "Names of the workers to profile."},
     {"dpo.reference", "precompute | online | worker_group", "precompute",
      "Where reference log-probabilities come from."},
     {"grpo.num_prompts_per_step", "integer from 1, or null", "null", "Prompts of a step; rollouts come from files."},

@@ -401,6 +401,16 @@ void add_profiling(Table& t) {
   NRL_KEY(t, profiling.memory_snapshot)
       .help("Also draw the memory of the first rank over a step, every buffer with its lifetime, as a page.")
       .only_with({is("profiling.enabled", {"true"})});
+  t.section("profiling.nsys", "Nsight Systems, which the run starts, and stops after some steps.");
+  NRL_KEY(t, profiling.nsys.steps)
+      .help(
+          "Steps to capture on a GPU: \"FIRST:END\", counted from 1, END exclusive; null: none. The variable "
+          "NRL_NSYS_PROFILE_STEP_RANGE has priority. Must be in CONFIG itself or on the command line.");
+  NRL_KEY(t, profiling.nsys.workers)
+      .help(
+          "Patterns of the workers to capture, as of a shell; the ranks are named policy_worker. The variable "
+          "NRL_NSYS_WORKER_PATTERNS has priority.")
+      .only_with({is_not("profiling.nsys.steps", "null", "set")});
 }
 
 }  // namespace

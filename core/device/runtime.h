@@ -109,6 +109,9 @@ class Runtime {
   virtual void launch(GraphHandle graph, StreamHandle stream) = 0;
   virtual void destroy_graph(GraphHandle graph) noexcept = 0;
 
+  /// Starts or ends the capture of a profiler around this process, such as Nsight Systems.
+  virtual void profiler(bool /*on*/) {}
+
  protected:
   Properties properties_;
 };

@@ -46,6 +46,10 @@ void die(const std::string& text) {
   std::abort();
 }
 
+void Device::profiler(bool on) {
+  std::fprintf(stderr, "simulated device: profiler %s\n", on ? "starts" : "stops");
+}
+
 Device::Device(const device::SimOptions& options) : options_(options), random_(options.seed) {
   static std::atomic<uint64_t> devices = 0;
   id_ = ++devices;

@@ -60,6 +60,7 @@ class Device final : public device::Runtime {
   void discard_capture(device::StreamHandle stream) noexcept override;
   void launch(device::GraphHandle graph, device::StreamHandle stream) override;
   void destroy_graph(device::GraphHandle graph) noexcept override;
+  void profiler(bool on) override;
 
   void enqueue(device::StreamHandle stream, Closure work);
   void stall(device::StreamHandle stream);

@@ -541,6 +541,8 @@ inline const Effect effects[] = {
     {"profiling.ranks", Observed::elsewhere, "profiling.ranks=1", "train/window_test.cpp"},
     {"profiling.trace", Observed::files, "perfetto", "chrome",
      "llama profiling.enabled=true profiling.steps=1:2"},
+    {"profiling.nsys.steps", Observed::elsewhere, "profiling.nsys.steps=2:4", "cli/nsys.sh"},
+    {"profiling.nsys.workers", Observed::elsewhere, "config.nsys.workers =", "config/nsys_test.cpp"},
     {"profiling.memory_snapshot", Observed::files, "false", "true",
      "llama profiling.enabled=true profiling.steps=1:2"},
 };

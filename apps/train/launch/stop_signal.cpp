@@ -18,7 +18,8 @@ namespace {
 
 // Accessed by handlers that may run on several threads at once.
 std::atomic<int> first_signal{0};
-std::atomic<int> urgent_signals{0};  // received signals of the kinds whose second one ends the process
+std::atomic<bool> profile_signal{false};  // SIGUSR2 since it was taken
+std::atomic<int> urgent_signals{0};       // received signals of the kinds whose second one ends the process
 std::atomic<bool> term_is_urgent{true};
 std::atomic<int> final_code{-1};  // exit code when the work is done; -1: it is not
 std::atomic<int> exit_code_now{0};
@@ -53,6 +54,10 @@ extern "C" void on_stop_signal(int number) {
   errno = saved_errno;
 }
 
+extern "C" void on_profile_signal(int) {
+  profile_signal = true;
+}
+
 // Signals must not interrupt threads that compute or write: the handler of a second signal waits for output
 // that the interrupted thread may be writing. Therefore a dedicated thread receives the signals; all others
 // inherit the mask of the calling thread and block them. If the system cannot create the thread, signals are
@@ -62,7 +67,7 @@ void deliver_to_dedicated_thread() {
   if (process.exchange(::getpid()) == ::getpid()) return;
   sigset_t signals;
   sigemptyset(&signals);
-  for (int number : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGALRM}) sigaddset(&signals, number);
+  for (int number : {SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM}) sigaddset(&signals, number);
   try {
     std::thread([signals] {
       ::pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
@@ -93,10 +98,12 @@ bool hangup_is_ignored() {
 void handle_at_start() {
   first_signal = 0;
   urgent_signals = 0;
+  profile_signal = false;
   final_code = -1;
   deliver_to_dedicated_thread();
   for (int number : {SIGPIPE, SIGXFSZ, SIGCONT}) set_handler(number, SIG_IGN);
   set_handler(SIGUSR1, on_stop_signal);
+  set_handler(SIGUSR2, on_profile_signal);
   set_handler(SIGHUP, hangup_is_ignored() ? SIG_IGN : on_stop_signal);
 }
 
@@ -114,6 +121,10 @@ void end_by(int number) {
   set_handler(number, SIG_DFL);
   ::kill(::getpid(), number);
   for (;;) ::pause();
+}
+
+bool take_profile_request() {
+  return profile_signal.load(std::memory_order_relaxed) && profile_signal.exchange(false);
 }
 
 int requested() {

@@ -29,6 +29,9 @@ void set_final_exit_code(int exit_code);
 /// The number of the first signal that set the flag; 0: none. Thread-safe.
 int requested();
 
+/// True once after each SIGUSR2, which asks for a window of recorded steps. handle_at_start() handles it.
+bool take_profile_request();
+
 /// "SIGUSR1", "SIGTERM", ...; "signal N" for others.
 std::string signal_name(int number);
 

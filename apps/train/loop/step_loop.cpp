@@ -112,6 +112,7 @@ void StepLoop::begin_step(StepSource& source) {
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
                      .stop = stop::requested() != 0 || run_.saver->lost_lock(),
                      .gather = report_.wants_gathering(),
+                     .profile = report_.profile().requested(),
                      .eager = report_.profile().active()},
                     run_.engine->objective());
   ++at.step;
@@ -154,6 +155,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       const trace::Range range("report", trace::Kind::report);
       report_.step(step, result);
     }
+    if (result.profile) report_.profile().record_next(at.step + 1);
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
                (result.skipped && !result.overflow && c.on_nonfinite == OnNonfinite::stop);
     stops = stops || result.stop;

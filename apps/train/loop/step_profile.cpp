@@ -1,10 +1,17 @@
 #include "apps/train/loop/step_profile.h"
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
+#include "apps/monitor/timers.h"
 #include "apps/profile/compare.h"
+#include "apps/profile/request.h"
+#include "apps/train/launch/stop_signal.h"
 #include "apps/train/loop/profile_files.h"
+#include "core/base/error.h"
+#include "core/base/log.h"
+#include "core/config/nsys.h"
 #include "core/ops/coverage.h"
 #include "core/ops/kernel_table.h"
 #include "core/trace/device_timeline.h"
@@ -34,25 +41,72 @@ StepProfile::StepProfile(Run& run) : run_(run) {
     steps_ = {.range = parse_step_range(c.steps).value(), .every = c.every};
     calls_ = run.engine->dry_step(run.engine->objective(), true).calls.size();
   }
+  if (run.engine->exec().device)
+    if (const auto window = nsys_window(c)) nsys_ = window->steps;
+  if (run.world.rank() == 0) profile::remove_request(run.config.logger.log_dir);  // of an earlier run
   trace::start(run.engine->exec().device ? trace::Mode::off : trace::Mode::totals);
 }
 
 StepProfile::~StepProfile() {
   capture_.reset();
   trace::detach_device();
+  if (!capturing_) return;
+  try {
+    run_.engine->exec().device->profiler(false);
+  } catch (const Error&) {  // the device is broken, which has been reported
+  }
+}
+
+// The capture begins and ends on an idle device, so that it holds whole steps.
+void StepProfile::capture_outside(int64_t step) {
+  const bool within = step >= nsys_->first && step < nsys_->end;
+  if (within == capturing_) return;
+  device::Runtime& device = *run_.engine->exec().device;
+  device.synchronize();
+  device.profiler(within);
+  capturing_ = within;
+  if (within && run_.world.rank() == 0) log::info("nsys captures steps {} to {}", step, nsys_->end - 1);
 }
 
 void StepProfile::begin_step(int64_t step) {
-  if (!capture_ && steps_.contains(step)) {
-    const int64_t left = run_.max_steps() - step + 1;
-    capture_ = std::make_unique<Capture>(run_, step, std::min(steps_.from(step), left), calls_);
+  if (nsys_) capture_outside(step);
+  if (!capture_) {
+    const ProfiledSteps* const due = steps_.contains(step)   ? &steps_
+                                     : asked_.contains(step) ? &asked_
+                                                             : nullptr;
+    if (!due) return;
+    end_ = std::min(step + due->from(step), run_.max_steps() + 1);
+    capture_ = std::make_unique<Capture>(run_, step, end_ - step, calls_);
     kernel_times_.restart();
   }
-  if (capture_) capture_->begin_step();
+  capture_->begin_step();
+}
+
+bool StepProfile::requested() {
+  if (stop::take_profile_request()) wanted_ = profile::requested_steps;
+  constexpr double look_every = 1;  // seconds
+  const double now = monitor::Timers::steady_seconds();
+  if (run_.world.rank() == 0 && now >= next_look_) {
+    next_look_ = now + look_every;
+    try {
+      if (const auto steps = profile::take_request(run_.config.logger.log_dir)) wanted_ = *steps;
+    } catch (const Error& e) {
+      log::warn("{}", e.what());
+    }
+  }
+  return wanted_ > 0;
+}
+
+void StepProfile::record_next(int64_t step) {
+  run_.engine->finish_gathers();  // the order of collectives must be the same on all ranks
+  auto steps = std::exchange(wanted_, 0);
+  run_.world.comm().host().all_reduce(std::span(&steps, 1), comm::Reduce::max);
+  // On a GPU results come a step late, so that a request may be repeated by the step after it.
+  if (steps > 0 && !capture_ && !asked_.contains(step)) asked_ = {.range = {step, step + steps}};
 }
 
 bool StepProfile::ends_with(int64_t step, bool interrupted) const {
-  return capture_ && (interrupted || !steps_.contains(step + 1) || steps_.from(step) == 1);
+  return capture_ && (interrupted || step + 1 == end_);
 }
 
 StepProfile::Written StepProfile::write() {

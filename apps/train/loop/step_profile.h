@@ -37,8 +37,13 @@ class StepProfile {
   StepProfile(const StepProfile&) = delete;
   StepProfile& operator=(const StepProfile&) = delete;
 
-  /// Must be called before step `step` (from 1).
+  /// Must be called before step `step` (from 1). Starts and ends the capture of Nsight Systems, too.
   void begin_step(int64_t step);
+  /// True if this rank was asked to record steps, by a signal or, of rank 0, by a file
+  /// (profile::take_request). The caller must then see to it that all ranks call record_next().
+  bool requested();
+  /// Records the steps from `step` on that were asked for. Collective.
+  void record_next(int64_t step);
   /// True while a window is open: its steps must not be graphs, in which ranges time nothing.
   bool active() const { return capture_ != nullptr; }
   /// True if the window ends with step `step`; the caller must then collect its results and call write().
@@ -72,9 +77,17 @@ class StepProfile {
   monitor::KernelTimes::Totals totals() const;
   std::string regression_of(profile::Profile&& window);
 
+  void capture_outside(int64_t step);
+
   Run& run_;
-  ProfiledSteps steps_;
-  size_t calls_ = 0;  // ops of a step, roughly
+  ProfiledSteps steps_, asked_;    // of the configuration; of the last request
+  int64_t end_ = 0;                // the step after the window
+  std::optional<StepRange> nsys_;  // steps that Nsight Systems captures
+  bool capturing_ = false;         // it does
+  int64_t wanted_ = 0;             // steps of a request that is under way
+  double next_look_ = 0;           // for a request file, monotonic seconds
+  // Ops of a step, roughly. A run that records on request has not counted them: there is space for many.
+  size_t calls_ = 32'000;
   std::unique_ptr<Capture> capture_;
   monitor::KernelTimes kernel_times_;
   std::optional<profile::Profile> first_window_;      // on rank 0, with performance_regression

@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
 #include "core/base/error.h"
@@ -130,6 +131,7 @@ class Cuda final : public Runtime {
   void destroy_stream(StreamHandle stream) noexcept override { ignore(cudaStreamDestroy(stream_of(stream))); }
   void synchronize(StreamHandle stream) override { NRL_CUDA(cudaStreamSynchronize(stream_of(stream))); }
   void synchronize() override { NRL_CUDA(cudaDeviceSynchronize()); }
+  void profiler(bool on) override { NRL_CUDA(on ? cudaProfilerStart() : cudaProfilerStop()); }
 
   EventHandle create_event(EventKind kind) override {
     cudaEvent_t event = nullptr;

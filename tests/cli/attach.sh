@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# Windows of a run that is under way: attach.sh CASE NRL_TRAIN SOURCE_DIR
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+# A failed case leaves no run behind.
+trap 'kill -KILL "${pid:-}" 2>/dev/null || true; rm -rf "$work"' EXIT
+
+# A window with so many steps, other than those in the list.
+window() {
+  local directory
+  for _ in $(seq 200); do
+    for directory in job/logs/profile/step-*; do
+      [[ -e $directory/profile.json && " $1 " != *" $directory "* ]] || continue
+      echo "$directory"
+      return
+    done
+    sleep 0.1
+  done
+  fail "no window: $(cat out.txt err.txt)"
+}
+
+case $case_name in
+  attach)
+    corpus
+    config job
+    mpirun --oversubscribe --bind-to none -n 2 "$nrl_train" job.yaml pretrain.max_num_steps=1000000 \
+      policy.scheduler.lr_decay_iters=1000000 checkpointing.enabled=false >out.txt 2>err.txt &
+    pid=$!
+    for _ in $(seq 600); do
+      [[ $(grep -c loss job/logs/metrics.jsonl 2>/dev/null || true) -gt 3 ]] && break
+      sleep 0.05
+    done
+    [[ ! -e job/logs/profile ]] || fail "a window that was not asked for"
+    "$nrl_train" profile attach job/logs --steps 4 --timeout 60 >shown.txt 2>&1 || fail "attach: $(cat shown.txt out.txt err.txt)"
+    grep -q ' of 4 steps)' shown.txt || fail "not 4 steps: $(cat shown.txt)"
+    grep -q '^rank  own work ms' shown.txt || fail "not all ranks: $(cat shown.txt)"
+    [[ ! -e job/logs/profile-request.json ]] || fail "the request is left"
+    first=$(window "")
+    [[ -s $first/profile.html && -s $first/rank-1.pftrace ]] || fail "no page or trace: $(ls "$first")"
+    # A signal to one rank makes all of them record.
+    kill -USR2 "$(pgrep -P "$pid" -f 'nrl-train job.yaml' | tail -1)"
+    second=$(window "$first")
+    "$nrl_train" profile show "$second" >shown.txt || fail "no second window"
+    grep -q ' of 3 steps)' shown.txt || fail "not 3 steps: $(cat shown.txt)"
+    echo '{"steps": -1}' >job/logs/profile-request.json
+    for _ in $(seq 50); do
+      [[ -e job/logs/profile-request.json ]] || break
+      sleep 0.1
+    done
+    grep -q 'steps is -1; expected 1 to' err.txt || fail "no word about a bad request: $(cat err.txt)"
+    kill -TERM "$pid"
+    wait "$pid" || true
+    # The run is over.
+    expect 69 run 1 profile attach job/logs --timeout 0.5
+    grep -q 'no answer from job/logs in 0.5 s; the last row of' err.txt || fail "no reason: $(cat err.txt)"
+    [[ ! -e job/logs/profile-request.json ]] || fail "the request is left"
+    expect 66 run 1 profile attach nowhere
+    ;;
+  *) fail "no such case: $case_name" ;;
+esac
