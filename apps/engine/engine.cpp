@@ -206,11 +206,18 @@ void Engine::bind() {
   plan_->tensors->bind(plan_->memory, arenas_, exec_);
   plan_->decoder->bind(
       plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),
-      [this](int parameter) { reducer_->ready(parameter); },
+      [this](int parameter) { gradient_ready(parameter); },
       [this](int parameter) {
         if (reducer_) reducer_->wait_gather(parameter);
       },
       ranks_);
+}
+
+void Engine::gradient_ready(int parameter) {
+  if (!inspection_) return reducer_->ready(parameter);
+  if (!inspection_->gradient) return;
+  const std::vector<model::ParameterView> views = parameter_views(plan_->parameters, groups_);
+  inspection_->gradient(parameter, views[static_cast<size_t>(parameter)].grad);
 }
 
 std::vector<Tensor> Engine::weights() const {
@@ -261,6 +268,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
   const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);
+  batches_ = batches;
   scalars_.begin(step.learning_rate, step.stop, step.gather, step.profile);
   plan_->decoder->take_expert_rounds();  // of an evaluation
   const bool graph = options_.cuda_graph && !step.eager;
@@ -308,11 +316,16 @@ void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective&
   model::StepHooks hooks;
   hooks.log_probs_ready = [&](int microbatch) {
     if (!plan_->layout.reports_tokens()) return;
+    if (inspection_) {
+      if (inspection_->log_probs) inspection_->log_probs(microbatch, decoder.log_prob(batches[microbatch]));
+      return;
+    }
     objective.add_metrics(exec_, batches[microbatch], decoder.head_output(batches[microbatch]),
                           step_scalars_.rows(S::metrics, count));
   };
   hooks.finish_reduce = [&] { reducer_->finish(); };
   hooks.update = [&] {
+    if (inspection_) return;
     if (gradients_reduced) gradients_reduced();
     reducer_->wait_gathers();  // of weights that no pass has read
     decoder.add_expert_load();
@@ -326,6 +339,53 @@ void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective&
       reducer_->gather();
   };
   decoder.train(batches, hooks);
+}
+
+namespace {
+
+/// Copies of tensors in host memory, which get their contents back at the end.
+class Kept {
+ public:
+  explicit Kept(std::initializer_list<Tensor> tensors) {
+    for (const Tensor& t : tensors)
+      if (t) kept_.emplace_back(t, std::vector<std::byte>(bytes(t), bytes(t) + t.bytes()));
+  }
+  ~Kept() {
+    for (const auto& [t, values] : kept_) std::copy(values.begin(), values.end(), bytes(t));
+  }
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+
+ private:
+  static std::byte* bytes(const Tensor& t) { return static_cast<std::byte*>(t.data); }
+  std::vector<std::pair<Tensor, std::vector<std::byte>>> kept_;
+};
+
+}  // namespace
+
+void Engine::inspect(Objective& objective, const Inspection& inspection) {
+  NRL_CHECK(!exec_.device && optimizer_ && !batches_.empty() && expert_rounds_.empty(),
+            "there is no step to inspect");
+  model::Decoder& decoder = *plan_->decoder;
+  const model::DelayedScales& delayed = decoder.fp8().delayed();
+  {
+    const Kept kept{step_scalars_, delayed.scale, delayed.amax};
+    inspection_ = &inspection;
+    reducer_->set_local(true);
+    const model::ResultsWatch before = decoder.watch_results({});
+    decoder.watch_results([&](const model::StepResults& results) {
+      if (before) before(results);
+      if (inspection.results) inspection.results(results);
+    });
+    run_schedule(batches_, objective);
+    decoder.watch_results(before);
+    reducer_->set_local(false);
+    inspection_ = nullptr;
+  }
+  optimizer_->zero_gradients();
+  decoder.copies().end_step();
+  decoder.copies().collect();
+  decoder.take_expert_rounds();
 }
 
 void Engine::run_graph(std::span<const model::MicroBatch> batches, Objective& objective) {

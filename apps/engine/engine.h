@@ -53,6 +53,16 @@ struct StepInput {
   std::function<void()> gradients_reduced = {};
 };
 
+/// Gets the numbers of a step that Engine::inspect() repeats. Unset functions are skipped.
+struct Inspection {
+  model::ResultsWatch results = {};
+  /// The gradient of a parameter (an index into ParameterList::all) is complete on this rank: not yet summed
+  /// over others; of sharded gradients one microbatch's.
+  std::function<void(int parameter, const Tensor& gradient)> gradient = {};
+  /// (N) f32: the log-probabilities of the targets of a microbatch; on ranks that report tokens.
+  std::function<void(int microbatch, const Tensor& log_probs)> log_probs = {};
+};
+
 /// The result of a dry run of a step.
 struct DryStep {
   ops::KernelSet kernels;
@@ -107,6 +117,11 @@ class Engine {
   /// finish it within the limit, and with the error of the group if that has lost a rank.
   StepResult collect();
 
+  /// Repeats the passes of the last step, which must be collected, with the weights as they are now: those
+  /// that it had if it was skipped. No gradients are summed and nothing is updated; weights, optimizer state,
+  /// scales and counters keep their bits. On a CPU, where fill() must not have been called since. Collective.
+  void inspect(Objective& objective, const Inspection& inspection);
+
   /// Log-probabilities (N) f32 of the targets, without dropout; 0 for tokens without a target. In device
   /// memory, valid until the next call. Must not be called between fill() and step(). Collective over
   /// pipeline stages; only the last stage has the result.
@@ -155,6 +170,7 @@ class Engine {
   Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups* ranks, const ops::Exec& exec);
   void allocate();
   void bind();
+  void gradient_ready(int parameter);
   /// To the other ranks: messages of the stages, and the reducer.
   void connect();
   /// Before a pass: writes and gathers the weights that are kept in FP8 if others were loaded.
@@ -182,6 +198,8 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Fp8Weights> fp8_weights_;
   bool fp8_stale_ = true;
+  std::span<const model::MicroBatch> batches_;  // of the last step
+  const Inspection* inspection_ = nullptr;      // in inspect()
   device::Graph graph_;
   int64_t steps_ = 0;  // enqueued by this engine
 };

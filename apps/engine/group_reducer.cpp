@@ -56,6 +56,7 @@ GroupReducer::GroupReducer(std::span<const GroupTensors> groups, const parallel:
 }
 
 void GroupReducer::start() {
+  if (local_) return;
   for (Group& g : groups_)
     if (g.reducer) g.reducer->start();
 }
@@ -69,6 +70,7 @@ void GroupReducer::ready(int parameter) {
 }
 
 void GroupReducer::finish() {
+  if (local_) return;
   const PurposeScope purpose(Purpose::gradients);
   for (Group& g : groups_)
     if (g.reducer) g.reducer->finish();
@@ -116,11 +118,17 @@ void GroupReducer::execute(const Step& step, std::span<const int> buckets) {
   const bool weights = step.subject() == StepKind::gather || step.kind == StepKind::release;
   const PurposeScope purpose(weights ? Purpose::weights : Purpose::gradients);
   if (step.kind == StepKind::gather) return g.gather->start(buckets);
+  if (local_ && !weights) {
+    if (step.kind == StepKind::open)
+      for (const int b : buckets) clear(g, b);
+    return;
+  }
   if (step.kind == StepKind::reduce) return g.reducer->issue();
   for (const int b : buckets)
-    if (step.kind == StepKind::open)
-      open(g, b, step);
-    else if (!weights)
+    if (step.kind == StepKind::open) {
+      g.reducer->open(b, step.last, step.microbatches);
+      clear(g, b);
+    } else if (!weights)
       g.reducer->settle(b);
     else if (waits)
       g.gather->wait(b);
@@ -128,9 +136,7 @@ void GroupReducer::execute(const Step& step, std::span<const int> buckets) {
       g.gather->release(b);
 }
 
-// Clears the gradients that the microbatches add to from their first contribution on.
-void GroupReducer::open(Group& g, int bucket, const Step& step) {
-  g.reducer->open(bucket, step.last, step.microbatches);
+void GroupReducer::clear(Group& g, int bucket) {
   const trace::Range range("zero_gradients");
   const parallel::ElementRange elements = g.tensors.group->layout.range(bucket);
   for (const parallel::ElementRange& r : g.tensors.group->zeroed)

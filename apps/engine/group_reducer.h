@@ -47,6 +47,10 @@ class GroupReducer : public model::ShardedSteps {
 
   void execute(const program::Step& step, std::span<const int> buckets) override;
 
+  /// While set, gradients stay as this rank computes them: nothing is summed, and ready() must not be called.
+  /// Weights are gathered as ever.
+  void set_local(bool local) { local_ = local; }
+
  private:
   struct Group {
     std::unique_ptr<parallel::GradReducer> reducer;  // null: frozen
@@ -57,11 +61,13 @@ class GroupReducer : public model::ShardedSteps {
     int group = -1, index = 0;  // in the group
   };
   void start_gather(Group& g);
-  void open(Group& g, int bucket, const program::Step& step);
+  /// Clears the gradients of a bucket that the microbatches add to from their first contribution on.
+  void clear(Group& g, int bucket);
 
   std::vector<Group> groups_;
   std::vector<Location> locations_;  // by parameter; only of groups with a reducer or a gather
   ops::Exec& exec_;
+  bool local_ = false;
 };
 
 }  // namespace nrl::engine

@@ -43,6 +43,10 @@ void Optimizer::step(comm::Communicator& all) {
     for (const plan::UpdateCall& call : t.group->updates)
       if (!call.offloaded) ops::adamw(exec_, arguments(t, call));
   offloaded_.finish();
+  zero_gradients();
+}
+
+void Optimizer::zero_gradients() {
   for (const GroupTensors& t : groups_) {
     if (t.group->gradients_sharded) continue;  // zeroed by every microbatch
     for (const parallel::ElementRange& r : t.group->zeroed)

@@ -21,8 +21,10 @@ class Optimizer {
 
   /// Must be called after the gradients are reduced. Sums the step scalars (ops::StepScalar) over `all`, the
   /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the
-  /// gradients that the next step accumulates into (ParamGroup::zeroed).
+  /// gradients for the next step.
   void step(comm::Communicator& all);
+  /// Zeroes the gradients that the next step accumulates into (ParamGroup::zeroed).
+  void zero_gradients();
 
  private:
   ops::AdamW arguments(const GroupTensors& group, const plan::UpdateCall& call) const;

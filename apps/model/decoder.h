@@ -145,6 +145,10 @@ class Decoder {
 
   /// For tests: `at_tick` is called before each tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { stage_->watch_ticks(std::move(at_tick)); }
+  /// Stage::watch_results() of all programs.
+  ResultsWatch watch_results(ResultsWatch at_results) { return stage_->watch_results(std::move(at_results)); }
+  /// The layers and slots that steps of programs name.
+  const program::Layers& all_layers() const { return stage_->all_layers(); }
 
   const DecoderOptions& options() const { return options_; }
   /// Tokens whose logits exist at once.

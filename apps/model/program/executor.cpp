@@ -1,6 +1,7 @@
 #include "apps/model/program/executor.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/ops/transfer.h"
@@ -26,12 +27,48 @@ void Executor::run() {
     }
     step();
   }
+  if (all_.at_results) report_results();
   exec().step = -1;
   NRL_CHECK(started_.empty(), "the program does not wait for all that it starts");
 }
 
+SlotValue Executor::value(program::SlotId slot, int microbatch) const {
+  return {slot, with_rows(tensor_of(slot, microbatch), all_.list.spec(slot), on_.batches[microbatch])};
+}
+
+// Slots keep their contents until the next step is entered: here they are as the last step has left them.
+void Executor::report_results() {
+  const Unreported last = std::exchange(last_, {});
+  if (!last.step) return;
+  const bool computed = last.step->kind == StepKind::compute || last.step->kind == StepKind::copy ||
+                        (last.step->kind == StepKind::wait && last.step->of == StepKind::receive);
+  StepResults now{.step = *last.step, .microbatch = last.microbatch, .mode = list_.mode};
+  if (computed)
+    for (const Use& u : list_.writes(*last.step)) {
+      if (last.step->kind == StepKind::compute && in_flight(u.slot()))
+        deferred_.push_back({last.step, last.microbatch, u.slot()});
+      else
+        now.written.push_back(value(u.slot(), last.microbatch));
+    }
+  std::erase_if(deferred_, [&](const Unreported& d) {
+    if (in_flight(d.slot)) return false;
+    StepResults arrived{.step = *d.step, .microbatch = d.microbatch, .mode = list_.mode};
+    arrived.written.push_back(value(d.slot, d.microbatch));
+    const void* const data = arrived.written.front().value.data;
+    const bool reused = std::any_of(now.written.begin(), now.written.end(),
+                                    [&](const SlotValue& v) { return v.value.data == data; });
+    if (!reused) all_.at_results(arrived);
+    return true;
+  });
+  if (now.written.empty()) return;
+  for (const Use& u : list_.reads(*last.step)) now.read.push_back(value(u.slot(), last.microbatch));
+  all_.at_results(now);
+}
+
 const Step& Executor::pass() {
+  if (all_.at_results) report_results();
   const Step& s = next();
+  if (all_.at_results) last_ = {&s, microbatch(s)};
   places_.enter(list_, s, shift_);
   exec().step = static_cast<int>(next_);
   const int tick = memory_.first_tick + static_cast<int>(next_);

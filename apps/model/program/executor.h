@@ -47,6 +47,22 @@ struct Execution {
   std::optional<int> times = {};
 };
 
+/// A slot with its contents: the rows of a microbatch.
+struct SlotValue {
+  program::SlotId slot = 0;
+  Tensor value;
+};
+/// Slots that a step of a program has written, after it or, for those that an operation of the layer had in
+/// flight, after the step that waited for it.
+struct StepResults {
+  const program::Step& step;
+  int microbatch = 0;  ///< of the program, repetitions of its period included
+  memory::Mode mode = memory::training;
+  std::vector<SlotValue> written = {};
+  std::vector<SlotValue> read = {};  ///< as the step has left them; empty for slots that were in flight
+};
+using ResultsWatch = std::function<void(const StepResults&)>;
+
 /// The layers of a rank as programs name them, and what observes their steps.
 struct ProgramLayers {
   program::Layers list;
@@ -56,6 +72,7 @@ struct ProgramLayers {
   memory::HostCopies copies;
   ShardedSteps* sharded = nullptr;  ///< null: their steps are skipped
   std::function<void(int)> at_tick;
+  ResultsWatch at_results;
 };
 
 /// The memory of a program.
@@ -99,6 +116,17 @@ class Executor {
     memory::HostCopies::Ticket copies = -1;
   };
 
+  /// A step whose results were not reported, or its slot that is in flight.
+  struct Unreported {
+    const program::Step* step = nullptr;
+    int microbatch = 0;
+    program::SlotId slot = -1;
+  };
+  /// Reports the results of the last step, and slots of earlier ones that were in flight until then.
+  void report_results();
+  SlotValue value(program::SlotId slot, int microbatch) const;
+  bool in_flight(program::SlotId slot) const { return in_flight_.holds(all_.list.slots[slot].slot); }
+
   const program::Step& next() const { return list_.steps[next_]; }
   int microbatch(const program::Step& s) const { return s.microbatch + shift_; }
   /// Goes past the next step, whose slots are then up to date.
@@ -126,6 +154,8 @@ class Executor {
   size_t next_ = 0;     // index of the next step
   int shift_ = 0;       // of microbatches, in repetitions of the period
   std::vector<Started> started_;
+  Unreported last_;                   // the step that was entered last
+  std::vector<Unreported> deferred_;  // in flight
   std::optional<trace::Range> pass_;
 };
 

@@ -165,6 +165,7 @@ class InFlight {
   /// For the caller to wait for; empty if there are none.
   std::vector<comm::Handle> take(Slot slot);
   bool empty() const { return operations_.empty(); }
+  bool holds(Slot slot) const { return operations_.contains(slot.id); }
 
  private:
   std::map<int, std::vector<comm::Handle>> operations_;
