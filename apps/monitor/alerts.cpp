@@ -69,8 +69,11 @@ Alerts::Alerts(const MonitoringConfig& config, bool on_gpu) : config_(config), o
   constexpr auto warning = AlertLevel::warning, critical = AlertLevel::critical;
   const AlertThresholds& limits = config.alerting.thresholds;
   add("non_finite", critical, true, 0.5, 1);
-  add("loss_spike", warning, true, spike_deviations, 1);
-  add("gradient_explosion", warning, true, explosion_factor, 1);
+  // The stability guard raises these itself (monitoring.stability.on_instability).
+  if (config.stability.on_instability == OnInstability::off) {
+    add("loss_spike", warning, true, spike_deviations, 1);
+    add("gradient_explosion", warning, true, explosion_factor, 1);
+  }
   add("loss_increase", warning, true, limits.loss_increase, 3);
   add("val_loss_increase", warning, true, limits.loss_increase, 1);
   add("training_speed", critical, false, limits.training_speed, 3);

@@ -37,9 +37,11 @@ RecentValues::Expected RecentValues::expected() const {
   std::vector<double> off(values.size());
   for (size_t i = 0; i < off.size(); ++i)
     off[i] = std::abs(values[i] - at_zero - slope * (static_cast<double>(i) + 0.5));
+  const double largest = *std::max_element(off.begin(), off.end());
   // Equal values have no deviation: the least one that can be told from rounding stands in.
   return {.value = at_zero + slope * (count + 0.5),
-          .deviation = std::max(1.4826 * median_of(std::move(off)), 1e-9 * std::abs(late) + 1e-300)};
+          .deviation = std::max(1.4826 * median_of(std::move(off)), 1e-9 * std::abs(late) + 1e-300),
+          .largest = largest};
 }
 
 std::vector<double> RecentValues::in_order() const {

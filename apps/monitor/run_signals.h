@@ -20,10 +20,11 @@ class RecentValues {
   void add(double value);
   bool full() const { return values_.size() == size_; }
   double median() const { return median_of(values_); }
-  /// The next value if the line through the medians of both halves goes on, and the robust standard deviation
-  /// (1.4826 MAD) of the values from that line. Precondition: at least two values.
+  /// The next value if the line through the medians of both halves goes on, the robust standard deviation
+  /// (1.4826 MAD) of the values from that line, and their largest distance from it. Precondition: at least
+  /// two values.
   struct Expected {
-    double value = 0, deviation = 0;
+    double value = 0, deviation = 0, largest = 0;
     double distance(double v) const { return (v - value) / deviation; }
   };
   Expected expected() const;

@@ -387,6 +387,14 @@ struct MemoryLeakConfig {
   bool operator==(const MemoryLeakConfig&) const = default;
 };
 
+/// Detection of instability in loss and gradient norm (apps/monitor/stability.h).
+struct StabilityConfig {
+  int64_t window = 100;  ///< steps that a new one is compared with
+  double cv_threshold = 0.1, spike_factor = 10;
+  OnInstability on_instability = OnInstability::off;
+  bool operator==(const StabilityConfig&) const = default;
+};
+
 /// Live views of a run: an HTTP server, a file for node_exporter.
 struct VisualizationConfig {
   bool prometheus = false, dashboard = false;
@@ -421,7 +429,9 @@ struct AnalysisConfig {
 
 struct MonitoringConfig {
   bool enabled = true;
-  double interval = 30;  ///< seconds between evaluations of the rules of alerts
+  double interval = 30;        ///< seconds between evaluations of the rules of alerts
+  AutoOr<NanCheck> nan_check;  ///< auto: all on a CPU, loss on a GPU
+  StabilityConfig stability;
   MemoryLeakConfig memory_leak;
   VisualizationConfig visualization;
   AlertingConfig alerting;

@@ -75,6 +75,9 @@ NRL_ENUM(LrDecayStyle, (constant, linear, cosine, wsd, inverse_square_root, step
          (, {"wsd", "WSD"}, {"inverse_square_root", "inverse-square-root"}, {"cosine_annealing", "cosine"}))
 NRL_ENUM(ScheduleUnit, (optimizer_steps, samples), ("optimizer_steps", "samples"), ())
 NRL_ENUM(OnNonfinite, (skip, stop), ("skip", "stop"), ())
+/// How far the cause of a non-finite step is searched for.
+NRL_ENUM(NanCheck, (off, loss, grads, all), ("off", "loss", "grads", "all"), ())
+NRL_ENUM(OnInstability, (off, warn, skip_step, rollback), ("off", "warn", "skip_step", "rollback"), ())
 NRL_ENUM(ResumeChange, (data, seed, sequence_length, model), ("data", "seed", "sequence_length", "model"), ())
 /// policy.loss_scaling: a number, or one that adapts.
 struct LossScaling {

@@ -18,7 +18,6 @@ constexpr Section sections[] = {
     {"policy.dynamic_batching", "Microbatches of about equal numbers of tokens."},
     {"logger.swanlab", "The run in SwanLab."},
     {"kernels.cuda_graph", "CUDA graphs; policy.cuda_graph captures whole steps."},
-    {"monitoring.stability", "Instability of the loss."},
 };
 
 /// Only the default is accepted.
@@ -57,13 +56,6 @@ constexpr Planned planned[] = {
     {"logger.swanlab.project", "text, or null", "null", "SwanLab project.", "", "logger.swanlab_enabled"},
     {"logger.swanlab.name", "text, or null", "null", "SwanLab run name.", "", "logger.swanlab_enabled"},
     {"kernels.cuda_graph.scope", "text, or null", "null", "Part of the step to capture."},
-    {"monitoring.nan_check", "off | loss | grads | all", "loss",
-     "Name the first tensor with a NaN; the loss and the gradient norm are always checked (pretrain.on_nonfinite)."},
-    {"monitoring.stability.window", "integer from 2", "100", "Length of the window, in steps."},
-    {"monitoring.stability.cv_threshold", "number above 0", "0.1",
-     "Coefficient of variation of the loss that counts as unstable."},
-    {"monitoring.stability.spike_factor", "number above 1", "10", "Largest over smallest loss."},
-    {"monitoring.stability.on_instability", "off | warn | skip_step | rollback", "off", "What to do on instability."},
     {"monitoring.stability.lr_factor", "number above 0 to 1", "0.5", "Factor of lr after a rollback."},
     {"monitoring.stability.max_recoveries", "integer from 0", "3", "Rollbacks before giving up."},
     {"dpo.reference", "precompute | online | worker_group", "precompute",

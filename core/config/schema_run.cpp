@@ -7,6 +7,7 @@ namespace {
 
 const Need saves{is("checkpointing.enabled", {"true"})};
 const Need monitors{is("monitoring.enabled", {"true"})};
+const Need guards{is_not("monitoring.stability.on_instability", "off")};
 const Need tensorboard{is("logger.tensorboard_enabled", {"true"})};
 const Need wandb{is("logger.wandb_enabled", {"true"})};
 const Need mlflow{is("logger.mlflow_enabled", {"true"})};
@@ -242,6 +243,37 @@ void add_monitoring(Table& t) {
   t.section("monitoring", "Monitoring of the run: NaN, instability, leaks, alerts.");
   t.resume("monitoring", OnResume::unrelated);
   NRL_KEY(t, monitoring.enabled).help("Apply the rules of this section. false: none.");
+  NRL_KEY(t, monitoring.nan_check)
+      .help(
+          "Search for the cause of a step that is not finite. loss: say whether it is the loss or the "
+          "gradient "
+          "norm. all: repeat the step and name the first tensor that is not finite, with its rank, "
+          "microbatch "
+          "and pass; grads: the same among the gradients of parameters. auto: all on a CPU, loss on a GPU.")
+      .only_with(monitors);
+  t.section("monitoring.stability", "Instability of loss and gradient norm.");
+  NRL_KEY(t, monitoring.stability.on_instability)
+      .built({"off", "warn"})
+      .help(
+          "When the loss leaves its trend or becomes noisy, or the gradient norm explodes: warn, once for "
+          "every "
+          "such episode, and raise an alert.")
+      .only_with(monitors);
+  NRL_KEY(t, monitoring.stability.window)
+      .at_least(10)
+      .at_most(10000)
+      .help("Steps that a new one is compared with; there are no findings before as many steps.")
+      .only_with(guards);
+  NRL_KEY(t, monitoring.stability.cv_threshold)
+      .above(0)
+      .help(
+          "Noise of the loss between steps, relative to its mean in the window, that is instability if it is "
+          "also three times the least noise of the run so far.")
+      .only_with(guards);
+  NRL_KEY(t, monitoring.stability.spike_factor)
+      .above(1)
+      .help("Gradient norm relative to its median in the window that is an explosion.")
+      .only_with(guards);
   t.section("monitoring.memory_leak", "Growth of memory from step to step that is reported as a leak.");
   NRL_KEY(t, monitoring.memory_leak.slope_mb_per_step)
       .above(0)
@@ -332,8 +364,9 @@ void add_alerting(Table& t) {
   t.section("monitoring.alerting.thresholds", "Thresholds of the built-in rules.");
   NRL_KEY(t, monitoring.alerting.thresholds.loss_increase)
       .above(0)
-      .help("Median loss above the best one, relative to it.")
-      .only_with(alerts);
+      .help("Median loss above the best one, relative to it, also of monitoring.stability.")
+      .only_with({is("monitoring.alerting.enabled", {"true"}),
+                  is_not("monitoring.stability.on_instability", "off")});
   NRL_KEY(t, monitoring.alerting.thresholds.gpu_memory)
       .above(0)
       .at_most(1)

@@ -253,3 +253,37 @@ TEST_CASE("an evaluation that is not finite is no best one, and does not stop th
   CHECK(bench.position("run", 3).get_double("best_val_loss") == 0);
   CHECK(bench.position("run", 3).get_int("best_val_step") == 0);
 }
+
+TEST_CASE("the first tensor that is not finite is named, and naming it changes nothing") {
+  Poisoned bench;
+  bench.poison_steps("bad", {2, 4, 5});
+  const std::vector<std::string> keys{"pretrain.max_num_steps=6", "policy.train_micro_batch_size=1"};
+  const auto with = [&](const std::string& more) {
+    std::vector<std::string> out = keys;
+    out.push_back(more);
+    return out;
+  };
+  const Finished all = bench.train("all", "bad", keys);
+  INFO(all.out);
+  CHECK(all.code == Exit::ok);
+  // Step 2 names its windows in order of microbatches: the last one of a step divisible by the batch is 2
+  // mod 4.
+  CHECK(contains(all.out,
+                 "first in the log-probabilities of the targets (rank 0; microbatch 3 of 4, forward)"));
+  CHECK(contains(all.out, "The weights are finite. Samples: nrl-train data show CONFIG --steps 2:3"));
+  CHECK(contains(all.out, "--steps 4:5"));
+  CHECK(!contains(all.out, "--steps 5:6"));  // of the same row
+
+  const Finished off = bench.train("off", "bad", with("monitoring.nan_check=off"));
+  CHECK(!contains(off.out, "first in"));
+  CHECK(bench.weights("all", 6) == bench.weights("off", 6));
+  CHECK(bench.values("all", "loss").back() == bench.values("off", "loss").back());
+  const Finished loss = bench.train("loss", "bad", with("monitoring.nan_check=loss"));
+  CHECK(contains(loss.out, "the loss is not finite, the gradient norm "));
+  CHECK(!contains(loss.out, "first in"));
+
+  bench.launcher = NRL_TWO_RANKS;
+  const Finished two = bench.train("two", "bad", keys);
+  INFO(two.out);
+  CHECK(contains(two.out, "first in the log-probabilities of the targets (rank "));
+}

@@ -186,9 +186,14 @@ void RunReport::step_live(const monitor::StepFacts& facts, double seconds, bool 
   live_->gathered(facts.step, facts.time, texts);
 }
 
-void RunReport::warn(std::string_view rule, const std::string& text) {
+void RunReport::warn(std::string_view rule, const std::string& text, monitor::AlertLevel level) {
   terminal_.warn(text);
-  if (live_) live_->event(rule, monitor::AlertLevel::critical, run_.position.step, text);
+  if (live_) live_->event(rule, level, run_.position.step, text);
+}
+
+void RunReport::found_nan(int64_t step, const std::string& text) {
+  terminal_.event("nan", step, text);
+  if (live_) live_->event("nan", monitor::AlertLevel::critical, step, text);
 }
 
 // If a row cannot be written, the run continues without metrics.

@@ -56,7 +56,10 @@ class RunReport {
   void profiled(const StepProfile::Written& written);
   void note(const std::string& text) { terminal_.note(text); }
   /// A warning of rank 0, and an alert of this rule.
-  void warn(std::string_view rule, const std::string& text);
+  void warn(std::string_view rule, const std::string& text,
+            monitor::AlertLevel level = monitor::AlertLevel::critical);
+  /// The cause of a non-finite step, and a critical alert.
+  void found_nan(int64_t step, const std::string& text);
   /// Rank 0: the next step shall end with a gathering of telemetry (StepInput::gather).
   bool wants_gathering() const { return live_ && live_->due(monitor::Timers::steady_seconds()); }
   /// Must be called before work that takes the place of steps: evaluations, checkpoints.

@@ -7,6 +7,7 @@
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/loop/evaluator.h"
+#include "apps/train/loop/nan_search.h"
 #include "core/base/log.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
@@ -26,6 +27,9 @@ StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
       first_updates_(run.position.updates) {
   if (run.max_steps() > 0)
     schedule_ = make_lr_schedule(run.config.policy, run.max_steps(), run.plan().batch.global);
+  const MonitoringConfig& m = run.config.monitoring;
+  if (m.enabled && m.stability.on_instability != OnInstability::off)
+    stability_.emplace(m.stability, m.alerting.thresholds.loss_increase);
 }
 
 Exit StepLoop::run() {
@@ -154,6 +158,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     {
       const trace::Range range("report", trace::Kind::report);
       report_.step(step, result);
+      guard(step, result);
     }
     if (result.profile) report_.profile().record_next(at.step + 1);
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
@@ -164,6 +169,21 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
   if (diverges) return diverged();
   // A stop request after the last step changes nothing.
   return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
+}
+
+void StepLoop::guard(const StepInFlight& step, const engine::StepResult& result) {
+  const double loss = run_.engine->objective().loss(result.metrics, step.totals.counts());
+  // The steps that follow in the same row have the same weights, and mostly the same cause.
+  if (result.skipped && !result.overflow && result.skipped_in_a_row == 1) {
+    const NanCheck level = nan_check(run_.config, run_.engine->exec().device != nullptr);
+    if (level != NanCheck::off)
+      report_.found_nan(step.step, search_nan(run_, level, step.step, loss, result.grad_norm));
+  }
+  if (!stability_) return;
+  for (const monitor::Finding& found : stability_->add({step.step, loss, result.grad_norm, result.skipped}))
+    if (run_.world.rank() == 0)
+      report_.warn(name_of(found.kind), fmt::format("step {}: {}", found.step, found.message),
+                   monitor::AlertLevel::warning);
 }
 
 // What may be too large for the numbers of float16, or for a loss scale that stays.

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 
+#include "apps/monitor/stability.h"
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/loop/run_report.h"
 #include "apps/train/loop/step_source.h"
@@ -26,6 +27,8 @@ class StepLoop {
   void enter_epoch();
   void begin_step(StepSource& source);
   std::optional<Exit> finish_steps(int leave);
+  /// Looks for instability in a finished step, and for the cause of one that is not finite. Collective.
+  void guard(const StepInFlight& step, const engine::StepResult& result);
   Exit diverged();
   std::string precision_advice() const;
   std::optional<Exit> stopped();
@@ -45,6 +48,7 @@ class StepLoop {
   bool epoch_seen_ = false;
   std::optional<trace::Range> epoch_range_;
   int failed_saves_ = 0;
+  std::optional<monitor::Stability> stability_;  // unset: monitoring.stability is off
 };
 
 }  // namespace nrl::train

@@ -57,6 +57,10 @@ const DeviceRule device_table[] = {
     pinned_on_gpu("policy.pin_memory"),
     pinned_on_gpu("data.pin_memory"),
     {{}, judge_pinned_on_cpu},
+    unsupported(true, {is("monitoring.nan_check", {"grads", "all"})},
+                "<:monitoring.nan_check> repeats the step, which is not supported on a GPU: the next step is "
+                "enqueued, with its data, before the result of the last one is known",
+                {"Fix: monitoring.nan_check: loss, or repeat the run on a CPU from its last checkpoint"}),
     useless(true, {is_not("memory.offload_dir", "null")},
             "memory.offload_dir has no effect on a GPU, whose offloaded memory is page-locked"),
     unsupported(true, {is("distributed.backend", {"mpi"})},
