@@ -18,7 +18,7 @@ constexpr double gather_request = 0x1p-20;
 // Requests for a window are a smaller fraction: exact for up to 2^19 ranks that ask and 2^12 that stop.
 constexpr double profile_request = 0x1p-40;
 constexpr size_t host_values = S::updates;  // the leading scalars, which the host sets
-static_assert(S::learning_rate + 1 == S::updates);
+static_assert(S::learning_rate == S::sums && S::norm_limit + 1 == S::updates);
 
 }  // namespace
 
@@ -44,12 +44,16 @@ void StepScalars::restore(const StepCounters& c) {
   ops::upload(*exec_, scalars_, values);
 }
 
-void StepScalars::begin(double learning_rate, bool stop, bool gather, bool profile) {
+void StepScalars::begin(double learning_rate, bool stop, bool gather, bool profile,
+                        const StepBounds& bounds) {
   NRL_CHECK(in_flight_ < buffers, "more than {} steps in flight", buffers);
   double* values = host_scalars(begun_);
   std::fill(values, values + S::sums, 0.0);
   values[S::stop] = (stop ? 1 : 0) + (gather ? gather_request : 0) + (profile ? profile_request : 0);
   values[S::learning_rate] = learning_rate;
+  values[S::loss_factor] = bounds.loss_factor;
+  values[S::loss_limit] = bounds.loss;
+  values[S::norm_limit] = bounds.grad_norm;
   ++in_flight_;
   ++begun_;
   if (exec_->device)
@@ -87,6 +91,7 @@ StepResult StepScalars::collect() {
   r.gather = requests >= gather_request;
   r.profile = requests - (r.gather ? gather_request : 0) >= profile_request;
   r.overflow = v[S::overflow] != 0;
+  r.limited = v[S::limited] != 0;
   r.used_loss_scale = v[S::used_loss_scale];
   r.loss_scale = loss_scale_.active() ? v[S::loss_scale] : 0;
   r.clean_steps = static_cast<int64_t>(v[S::clean_steps]);

@@ -20,6 +20,13 @@ struct LossScale {
   bool active() const { return initial != 1 || growth_interval > 0; }
 };
 
+/// Above these a finite step is skipped.
+struct StepBounds {
+  double loss_factor = 0;  ///< of the first metric, which gives the loss; 0: the loss has no limit
+  double loss = 0;
+  double grad_norm = 0;  ///< 0: no limit
+};
+
 /// The scalars of a step that a checkpoint saves.
 struct StepCounters {
   int64_t updates = 0, skipped_in_a_row = 0;
@@ -35,6 +42,7 @@ struct StepResult {
   bool gather = false;    ///< StepInput::gather of rank 0
   bool profile = false;   ///< StepInput::profile of any rank
   bool overflow = false;  ///< the step was skipped because its loss scale was too large
+  bool limited = false;   ///< the step was skipped because of StepInput::bounds
   double used_loss_scale = 1;
   double loss_scale = 0;  ///< of the next step; 0: none
   int64_t clean_steps = 0;
@@ -59,7 +67,8 @@ class StepScalars {
   void restore(const StepCounters& counters);
   /// Zeroes the sums. `stop`: this rank requests a stop; `gather`: it is rank 0 and requests a gathering;
   /// `profile`: it requests a window of recorded steps.
-  void begin(double learning_rate, bool stop, bool gather = false, bool profile = false);
+  void begin(double learning_rate, bool stop, bool gather = false, bool profile = false,
+             const StepBounds& bounds = {});
   /// Enqueues the copy back to the host.
   void finish();
   /// The end of the oldest step in flight; null on a CPU.

@@ -18,9 +18,15 @@ struct StepScalar {
     sums = router + 3,
     // Set by the host before the step.
     learning_rate = sums,
+    // A finite step is skipped if loss_factor != 0 and loss_factor x the first metric exceeds loss_limit, or
+    // if
+    // norm_limit > 0 and its gradient norm exceeds that.
+    loss_factor,
+    loss_limit,
+    norm_limit,
     // Carried from step to step (and through checkpoints).
     updates,           ///< updates applied so far
-    skipped_in_a_row,  ///< steps that were not finite, up to now; without overflows
+    skipped_in_a_row,  ///< steps that were not finite, up to now; without overflows and limits
     loss_scale,        ///< what loss weights of the next step are multiplied by; 0: 1
     clean_steps,       ///< steps without overflow since the loss scale changed
     // Set by decide_step.
@@ -30,6 +36,7 @@ struct StepScalar {
     correction1,      ///< 1 - beta1^updates, of this update
     correction2,      ///< 1 - beta2^updates
     overflow,         ///< 1: the step is skipped and its loss scale was too large
+    limited,          ///< 1: the step is skipped because of a limit
     used_loss_scale,  ///< of this step
     count
   };
@@ -44,6 +51,8 @@ inline constexpr double initial_loss_scale = 65536, smallest_loss_scale = 1, lar
 ///
 /// With `growth_interval` gradients that are not finite are an overflow if the first metric is finite and the
 /// loss scale is above smallest_loss_scale: the step is skipped, but not counted in skipped_in_a_row.
+///
+/// A finite step beyond a limit is skipped and ends a row of skipped steps.
 struct DecideStep {
   Tensor scalars;       ///< (StepScalar::count) f64
   double max_norm = 0;  ///< 0: gradients are not clipped

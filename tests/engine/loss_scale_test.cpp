@@ -1,4 +1,4 @@
-// Loss scales that adapt: overflows of one rank, growth, and resuming.
+// Steps that are skipped: loss scales that adapt, with overflows of one rank, growth and resuming; limits.
 #include <cmath>
 #include <limits>
 
@@ -39,10 +39,11 @@ class Rank {
   }
 
   /// `poisoned`: a gradient of the first rank becomes infinite.
-  engine::StepResult step(int64_t number, bool poisoned = false) {
+  engine::StepResult step(int64_t number, bool poisoned = false, const engine::StepBounds& bounds = {}) {
     const int rank = test_world().rank(), ranks = test_world().size();
     engine_->fill(0, random_batch(T, static_cast<uint64_t>(100 * number + rank)), rank);
-    engine::StepInput input{.number = number, .learning_rate = 1e-2, .loss_tokens = T * ranks};
+    engine::StepInput input{
+        .number = number, .learning_rate = 1e-2, .loss_tokens = T * ranks, .bounds = bounds};
     if (poisoned && rank == 0)
       input.gradients_reduced = [&] {
         const float infinity = std::numeric_limits<float>::infinity();
@@ -157,5 +158,32 @@ TEST_CASE("a fixed scale, and the smallest one, do not excuse gradients that are
     REQUIRE(result.skipped);
     REQUIRE(!result.overflow);
     REQUIRE(result.skipped_in_a_row == 1);
+  }
+}
+
+TEST_CASE("a finite step beyond a limit changes nothing and ends a row of skipped ones", "[loss_scale]") {
+  for (const std::string device : {"cpu", "cuda"}) {
+    CAPTURE(device);
+    Rank rank(device);
+    const engine::StepResult first = rank.step(1);
+    REQUIRE(!first.skipped);
+    const double factor = -1.0 / static_cast<double>(T * test_world().size());
+    const double loss = factor * first.metrics[0];
+    const engine::StepBounds wide{.loss_factor = factor, .loss = 2 * loss, .grad_norm = 2 * first.grad_norm};
+    const engine::StepBounds low_loss{.loss_factor = factor, .loss = 0.5 * loss};
+    const engine::StepBounds low_norm{.grad_norm = 1e-3 * first.grad_norm};
+    CHECK(!rank.step(2, false, wide).skipped);
+    const engine::StepResult bad = rank.step(3, true, wide);
+    CHECK((bad.skipped && !bad.limited && bad.skipped_in_a_row == 1));
+    const std::vector<char> before = rank.weights();
+    for (const engine::StepBounds& bounds : {low_loss, low_norm}) {
+      const engine::StepResult result = rank.step(4, false, bounds);
+      CHECK((result.skipped && result.limited && !result.overflow));
+      CHECK(result.skipped_in_a_row == 0);
+      CHECK(result.updates == 2);
+      CHECK(rank.weights() == before);
+    }
+    CHECK(rank.step(5, false, wide).updates == 3);
+    CHECK(rank.weights() != before);
   }
 }

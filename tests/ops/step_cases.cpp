@@ -1,3 +1,4 @@
+#include <array>
 #include <cmath>
 
 #include "core/ops/step.h"
@@ -83,6 +84,42 @@ void halted(Exec& e) {
   expect_near(s, StepScalar::skipped_in_a_row, 5, "counted on");
 }
 
+void limited(Exec& e) {
+  // The loss is 1.5, the norm 2.
+  const auto decided = [&](double factor, double loss, double norm, const Given& given) {
+    Buffer s = scalars_of(given);
+    s.set(StepScalar::loss_factor, factor);
+    s.set(StepScalar::loss_limit, loss);
+    s.set(StepScalar::norm_limit, norm);
+    decide(e, decision(s, 1, 3));
+    return s;
+  };
+  const Given given{.updates = 3, .skipped = 2};
+  for (const auto& [factor, loss, norm] : {std::array{-0.05, 1.4, 0.0}, {-0.05, 2.0, 1.9}, {0.0, 0.0, 1.9}}) {
+    const Buffer s = decided(factor, loss, norm, given);
+    expect_near(s, StepScalar::limited, 1, "limited");
+    expect_near(s, StepScalar::skip, 1, "skip");
+    expect_near(s, StepScalar::updates, 3, "updates");
+    expect_near(s, StepScalar::skipped_in_a_row, 0, "a finite step ends the row");
+    expect_near(s, StepScalar::grad_scale, 0.125, "grad_scale");
+  }
+  for (const auto& [factor, loss, norm] :
+       {std::array{-0.05, 1.6, 2.1}, {0.0, -5.0, 0.0}, {-0.05, 1.6, 0.0}, {-0.05, 1.6, 2.0}}) {
+    const Buffer s = decided(factor, loss, norm, given);
+    expect_near(s, StepScalar::limited, 0, "within limits");
+    expect_near(s, StepScalar::skip, 0, "skip");
+    expect_near(s, StepScalar::updates, 4, "updates");
+  }
+  // A step that is not finite is not limited, and one after the run has ended is not either.
+  for (const Given& bad : {Given{.metric = -INFINITY, .skipped = 1},
+                           Given{.squared_norm = INFINITY, .skipped = 1}, Given{.skipped = 3}}) {
+    const Buffer s = decided(-0.05, 1.4, 1, bad);
+    expect_near(s, StepScalar::limited, 0, "not limited");
+    expect_near(s, StepScalar::skip, 1, "skip");
+    expect_near(s, StepScalar::skipped_in_a_row, bad.skipped + 1, "counted");
+  }
+}
+
 void scaled(Exec& e) {
   // Gradients of a loss that is multiplied by 1024.
   Buffer s = scalars_of({.squared_norm = 4.0 * 1024 * 1024, .updates = 7});
@@ -140,6 +177,7 @@ void overflowed(Exec& e) {
 
 NRL_OP_CASES(step) {
   registry.properties.push_back({"step.scaled", scaled});
+  registry.properties.push_back({"step.limited", limited});
   registry.properties.push_back({"step.overflowed", overflowed});
   registry.properties.push_back({"step.taken", taken});
   registry.properties.push_back({"step.skipped", skipped});

@@ -21,6 +21,11 @@ NRL_HOST_DEVICE inline void decide(double* s, double max_norm, double beta1, dou
   s[StepScalar::grad_norm] = norm;
   s[StepScalar::skip] = finite ? 0.0 : 1.0;
   s[StepScalar::overflow] = overflow ? 1.0 : 0.0;
+  const double factor = s[StepScalar::loss_factor], norm_limit = s[StepScalar::norm_limit];
+  const bool limited =
+      finite && ((factor != 0.0 && factor * s[StepScalar::metrics] > s[StepScalar::loss_limit]) ||
+                 (norm_limit > 0.0 && norm > norm_limit));
+  s[StepScalar::limited] = limited ? 1.0 : 0.0;
   s[StepScalar::used_loss_scale] = scale;
   if (overflow) {
     s[StepScalar::loss_scale] = scale * 0.5 > smallest_loss_scale ? scale * 0.5 : smallest_loss_scale;
@@ -32,6 +37,10 @@ NRL_HOST_DEVICE inline void decide(double* s, double max_norm, double beta1, dou
     return;
   }
   s[StepScalar::skipped_in_a_row] = 0.0;
+  if (limited) {
+    s[StepScalar::skip] = 1.0;
+    return;
+  }
   const double updates = s[StepScalar::updates] += 1.0;
   const double clip = max_norm / (norm + 1e-6);
   s[StepScalar::grad_scale] = (max_norm > 0.0 && clip < 1.0 ? clip : 1.0) / scale;
