@@ -13,12 +13,30 @@ namespace {
 constexpr size_t max_window = 48;  // 1128 pairs: the slope takes about 10 us
 constexpr double mb = 1e6, gb = 1e9;
 
-std::string bytes_text(double bytes) {
-  return human_bytes(static_cast<uint64_t>(std::max(bytes, 0.0)));
+constexpr double count_slope = 0.1, count_ratio = 1.5, count_rise = 16;
+
+}  // namespace
+
+LeakDetector::LeakDetector(std::string what, const MemoryLeakConfig& limits)
+    : what_(std::move(what)), limits_(limits) {}
+
+LeakDetector LeakDetector::of_counts(std::string what) {
+  MemoryLeakConfig limits;
+  limits.slope_mb_per_step = count_slope / mb;
+  limits.ratio = count_ratio;
+  limits.step_increase_gb.reset();
+  LeakDetector out(std::move(what), limits);
+  out.counts_ = true;
+  return out;
+}
+
+std::string LeakDetector::amount(double total) const {
+  if (counts_) return fmt::format("{:.0f}", total);
+  return human_bytes(static_cast<uint64_t>(std::max(total, 0.0)));
 }
 
 // "heap in use grew by 12 MiB": of the parts, the one that grew most between two samples.
-std::string grown_part(const MemorySample& before, const MemorySample& now) {
+std::string LeakDetector::grown_part(const MemorySample& before, const MemorySample& now) const {
   const MemorySample::Part* most = nullptr;
   int64_t growth = 0;
   for (const MemorySample::Part& part : now.parts)
@@ -27,14 +45,9 @@ std::string grown_part(const MemorySample& before, const MemorySample& now) {
         growth = part.bytes - old.bytes;
         most = &part;
       }
-  return most ? fmt::format("{} grew by {}", most->name, bytes_text(static_cast<double>(growth)))
+  return most ? fmt::format("{} grew by {}", most->name, amount(static_cast<double>(growth)))
               : "none of its known parts grew";
 }
-
-}  // namespace
-
-LeakDetector::LeakDetector(std::string what, const MemoryLeakConfig& limits)
-    : what_(std::move(what)), limits_(limits) {}
 
 std::optional<std::string> LeakDetector::add(const MemorySample& sample) {
   std::optional<std::string> warning;
@@ -67,11 +80,14 @@ std::optional<std::string> LeakDetector::slope(const MemorySample& now) {
   std::nth_element(slopes.begin(), third, slopes.end());
   if (!(*third > *limits_.slope_mb_per_step * mb)) return std::nullopt;
   slope_.warned = now.total;
+  if (counts_)
+    return fmt::format("{} grows by {:.3g} per step: {} in steps {} to {}, now {}", what_, *third,
+                       grown_part(window_.front(), now), window_.front().step, now.step, now.total);
   return fmt::format(
       "{} grows by {:.3g} MB per step (monitoring.memory_leak.slope_mb_per_step: {}): {} in steps {} to {}, "
       "now {}",
       what_, *third / mb, *limits_.slope_mb_per_step, grown_part(window_.front(), now), window_.front().step,
-      now.step, bytes_text(static_cast<double>(now.total)));
+      now.step, amount(static_cast<double>(now.total)));
 }
 
 std::optional<std::string> LeakDetector::ratio(const MemorySample& now) {
@@ -80,11 +96,15 @@ std::optional<std::string> LeakDetector::ratio(const MemorySample& now) {
   double sum = 0;
   for (auto it = window_.end() - n; it != window_.end(); ++it) sum += static_cast<double>(it->total);
   if (!(sum > *limits_.ratio * first_sum_)) return std::nullopt;
+  if (counts_ && sum - first_sum_ < count_rise * static_cast<double>(n)) return std::nullopt;
   ratio_.warned = now.total;
+  if (counts_)
+    return fmt::format("{} is {:.2f} times what it was after step {}: {}, now {}", what_, sum / first_sum_,
+                       first_.step, grown_part(first_, now), now.total);
   return fmt::format(
       "{} is {:.2f} times what it was after step {} (monitoring.memory_leak.ratio: {}): {}, now {}", what_,
       sum / first_sum_, first_.step, *limits_.ratio, grown_part(first_, now),
-      bytes_text(static_cast<double>(now.total)));
+      amount(static_cast<double>(now.total)));
 }
 
 std::optional<std::string> LeakDetector::step_increase(const MemorySample& now) {
@@ -97,7 +117,7 @@ std::optional<std::string> LeakDetector::step_increase(const MemorySample& now) 
   return fmt::format(
       "{} rose by {:.3g} GB in step {} (monitoring.memory_leak.step_increase_gb: {}): {}, now {}", what_,
       rise / gb, now.step, *limits_.step_increase_gb, grown_part(before, now),
-      bytes_text(static_cast<double>(now.total)));
+      amount(static_cast<double>(now.total)));
 }
 
 }  // namespace nrl::monitor

@@ -1,5 +1,5 @@
 #pragma once
-// Detects memory that grows from step to step.
+// Detects memory, or numbers of open files and threads, that grow from step to step.
 
 #include <cstdint>
 #include <deque>
@@ -11,7 +11,8 @@
 
 namespace nrl::monitor {
 
-/// The memory of a rank after a step, in bytes. Together `parts` explain most of `total`.
+/// The memory of a rank after a step, in bytes; or a number of things. Together `parts` explain most of
+/// `total`.
 struct MemorySample {
   struct Part {
     std::string name;  ///< "heap in use"
@@ -31,6 +32,9 @@ struct MemorySample {
 class LeakDetector {
  public:
   LeakDetector(std::string what, const MemoryLeakConfig& limits);
+  /// Samples are numbers of things, which have limits of their own: a slope of 1 in 10 steps; a ratio of 1.5
+  /// with at least 16 more.
+  static LeakDetector of_counts(std::string what);
 
   /// Adds the sample of a later step. Returns a warning that names the part that has grown most, or nothing.
   std::optional<std::string> add(const MemorySample& sample);
@@ -44,8 +48,12 @@ class LeakDetector {
   std::optional<std::string> ratio(const MemorySample& now);
   std::optional<std::string> step_increase(const MemorySample& now);
 
+  std::string amount(double total) const;
+  std::string grown_part(const MemorySample& before, const MemorySample& now) const;
+
   std::string what_;
   MemoryLeakConfig limits_;
+  bool counts_ = false;
   std::deque<MemorySample> window_;  // the last samples
   MemorySample first_;
   double first_sum_ = 0;

@@ -106,3 +106,27 @@ TEST_CASE("the rise within one step decides at its limit", "[leak]") {
 TEST_CASE("a test without a limit is off", "[leak]") {
   CHECK(watch(only({}, {}, {}), 200, [](int64_t s) { return s * 5000 * mb; }).steps.empty());
 }
+
+TEST_CASE("numbers of things have limits of their own", "[leak]") {
+  const auto warnings = [](const auto& total) {
+    LeakDetector detector = LeakDetector::of_counts("the number of open files");
+    std::vector<std::string> out;
+    for (int64_t step = 1; step <= 100; ++step) {
+      const auto count = static_cast<int64_t>(total(step));
+      if (auto warning = detector.add({.step = step, .total = count, .parts = {{"sockets", count - 10}}}))
+        out.push_back(*warning);
+    }
+    return out;
+  };
+  CHECK(warnings([](int64_t) { return 20; }).empty());
+  CHECK(warnings([](int64_t s) { return 20 + s / 20; }).empty());  // one in 20 steps
+  const auto one_a_step = warnings([](int64_t s) { return 20 + s; });
+  REQUIRE(!one_a_step.empty());
+  CHECK(one_a_step.front() ==
+        "the number of open files grows by 1 per step: sockets grew by 9 in steps 1 to 10, now 30");
+  CHECK(warnings([](int64_t s) { return s < 50 ? 20 : 34; }).empty());  // more than 1.5 times, but few
+  const auto risen = warnings([](int64_t s) { return s < 50 ? 20 : 40; });
+  REQUIRE(risen.size() == 1);
+  CHECK(risen.front() ==
+        "the number of open files is 2.00 times what it was after step 1: sockets grew by 20, now 40");
+}

@@ -4,7 +4,12 @@
 
 #include <chrono>
 #include <cstring>
+#include <string>
 #include <thread>
+#include <utility>
+#include <vector>
+
+#include <unistd.h>
 
 #include "core/base/text.h"
 #include "tests/catch.h"
@@ -33,4 +38,21 @@ TEST_CASE("a rise in memory is reported unless monitoring is off") {
         std::string::npos);
   config.enabled = false;
   CHECK(warnings_of_growth(config).empty());
+}
+
+TEST_CASE("open files and threads that pile up are reported by kind") {
+  train::MemoryWatch watch({}, 0, nullptr);
+  std::vector<std::string> warnings;
+  std::vector<int> open;
+  for (int64_t step = 3; step < 14; ++step) {
+    int ends[2];
+    REQUIRE(::pipe(ends) == 0);
+    open.insert(open.end(), {ends[0], ends[1]});
+    for (std::string& warning : watch.after_step(step)) warnings.push_back(std::move(warning));
+    std::this_thread::sleep_for(std::chrono::milliseconds(210));
+  }
+  for (const int file : open) ::close(file);
+  REQUIRE(warnings.size() == 1);
+  CHECK(warnings.front().starts_with(
+      "the number of open files grows by 2 per step: pipes grew by 18 in steps"));
 }

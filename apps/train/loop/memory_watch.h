@@ -1,5 +1,5 @@
 #pragma once
-// Samples the memory of a rank after its steps, for the leak detectors.
+// Samples the memory, open files and threads of a rank after its steps, for the leak detectors.
 
 #include <optional>
 #include <string>
@@ -17,7 +17,7 @@ class MemoryWatch {
   MemoryWatch(const MonitoringConfig& config, int64_t arena, device::Runtime* device);
 
   /// Call after every step, counted from 1 in this process: the first two, in which the arena becomes
-  /// resident, are not sampled. Takes 50 us at most five times a second. Returns warnings.
+  /// resident, are not sampled. Takes 100 us at most five times a second. Returns warnings.
   std::vector<std::string> after_step(int64_t step);
 
  private:
@@ -25,6 +25,8 @@ class MemoryWatch {
   int64_t arena_;
   device::Runtime* device_;
   monitor::LeakDetector host_, gpu_;
+  monitor::LeakDetector files_ = monitor::LeakDetector::of_counts("the number of open files");
+  monitor::LeakDetector threads_ = monitor::LeakDetector::of_counts("the number of threads");
   double next_ = 0;
 };
 
