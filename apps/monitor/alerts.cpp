@@ -144,8 +144,8 @@ std::vector<Alert> Alerts::step(const StepFacts& f) {
   const RunSignals::AtStep now = signals_.add(f);
   // With a loss scale some steps overflow by design.
   if (!f.loss_scale)
-    evaluate("non_finite", f.skipped ? 1 : 0, "non_finite: gradients were not finite; the step was skipped",
-             out);
+    evaluate("non_finite", f.skipped && !f.limited ? 1 : 0,
+             "non_finite: gradients were not finite; the step was skipped", out);
   if (now.spike)
     evaluate("loss_spike", *now.spike,
              fmt::format("loss_spike: loss {:.4f}, {:.1f} deviations above the trend of the last 100 steps",

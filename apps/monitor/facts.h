@@ -45,7 +45,8 @@ struct StepFacts {
   double step_ms = 0, data_ms = 0, comm_ms = 0;  ///< comm: exposed communication
   double gemm_ms = 0, attention_ms = 0;          ///< kernel time within the step
   double eta_s = -1;                             ///< negative: unknown
-  bool skipped = false;                          ///< the update was not applied (non-finite gradients)
+  bool skipped = false;                          ///< the update was not applied
+  bool limited = false;                          ///< because of a limit of the stability guard
   std::optional<double> loss_scale = {};         ///< that the step was computed with, if there is one
   /// Activations that rank 0 moved to the host and back; absent without.
   struct Offload {

@@ -33,7 +33,8 @@ Stability::Stability(const StabilityConfig& config, double loss_increase)
     : config_(config),
       loss_increase_(loss_increase),
       losses_(static_cast<size_t>(config.window)),
-      norms_(static_cast<size_t>(config.window)) {
+      norms_(static_cast<size_t>(config.window)),
+      noise_(static_cast<size_t>(config.window)) {
   last_.fill(never);
 }
 
@@ -42,25 +43,32 @@ bool Stability::begins(Instability kind, int64_t step) {
   return step - std::exchange(last, step) > config_.window;
 }
 
+void Stability::set_limits() {
+  limits_.reset();
+  if (!losses_.full()) return;
+  expected_ = losses_.expected();
+  const double rise =
+      std::max({outlier_deviations * expected_.deviation, outlier_rise * std::abs(expected_.value),
+                beyond_largest * expected_.largest});
+  limits_ = Limits{.loss = expected_.value + rise, .grad_norm = config_.spike_factor * norms_.median()};
+}
+
 void Stability::find_outliers(const StepLoss& at, std::vector<Finding>& out) {
-  outlier_ = false;
-  const RecentValues::Expected expected = losses_.expected();
-  const double limit = std::max({outlier_deviations * expected.deviation,
-                                 outlier_rise * std::abs(expected.value), beyond_largest * expected.largest});
-  if (at.loss - expected.value > limit) {
+  outlier_ = at.limited;
+  if (at.loss > limits_->loss) {
     outlier_ = true;
     if (begins(Instability::spike, at.step))
       out.push_back({Instability::spike, at.step,
                      fmt::format("loss {:.4g}, expected {:.4g} +- {:.2g} by the trend of the last {} steps",
-                                 at.loss, expected.value, expected.deviation, config_.window)});
+                                 at.loss, expected_.value, expected_.deviation, config_.window)});
   }
-  const double usual = norms_.median();
-  if (usual > 0 && at.grad_norm > config_.spike_factor * usual) {
+  if (limits_->grad_norm > 0 && at.grad_norm > limits_->grad_norm) {
     outlier_ = true;
     if (begins(Instability::explosion, at.step))
-      out.push_back({Instability::explosion, at.step,
-                     fmt::format("gradient norm {:.4g}, {:.1f} times the median of the last {} steps",
-                                 at.grad_norm, at.grad_norm / usual, config_.window)});
+      out.push_back(
+          {Instability::explosion, at.step,
+           fmt::format("gradient norm {:.4g}, {:.1f} times the median of the last {} steps", at.grad_norm,
+                       at.grad_norm / limits_->grad_norm * config_.spike_factor, config_.window)});
   }
 }
 
@@ -68,17 +76,17 @@ void Stability::find_trends(int64_t step, std::vector<Finding>& out) {
   const std::vector<double> losses = losses_.in_order();
   const double mean = std::accumulate(losses.begin(), losses.end(), 0.0) / static_cast<double>(losses.size());
   const double noise = noise_of(losses) / std::max(std::abs(mean), 1e-300);
-  if (least_noise_ && noise > std::max(config_.cv_threshold, noise_growth * *least_noise_) &&
-      begins(Instability::noise, step))
+  const double before = noise_.full() ? noise_.in_order().front() : noise;
+  if (noise > std::max(config_.cv_threshold, noise_growth * before) && begins(Instability::noise, step))
     out.push_back(
         {Instability::noise, step,
-         fmt::format("the noise of the loss is {:.1f} % of its mean in the last {} steps; the least "
-                     "so far was {:.1f} %",
-                     100 * noise, config_.window, 100 * *least_noise_)});
-  least_noise_ = std::min(noise, least_noise_.value_or(noise));
+         fmt::format("the noise of the loss is {:.1f} % of its mean in the last {} steps, and was {:.1f} % "
+                     "in the steps before",
+                     100 * noise, config_.window, 100 * before)});
+  noise_.add(noise);
   const double median = median_of(losses);
   if (best_ && *best_ > 0 &&
-      median - *best_ > std::max(loss_increase_ * *best_, drift_deviations * losses_.expected().deviation) &&
+      median - *best_ > std::max(loss_increase_ * *best_, drift_deviations * expected_.deviation) &&
       begins(Instability::drift, step))
     out.push_back(
         {Instability::drift, step,
@@ -91,7 +99,7 @@ void Stability::find_trends(int64_t step, std::vector<Finding>& out) {
 std::vector<Finding> Stability::add(const StepLoss& at) {
   std::vector<Finding> out;
   if (at.skipped || !std::isfinite(at.loss) || !std::isfinite(at.grad_norm)) return out;
-  if (losses_.full()) {
+  if (limits_) {
     find_outliers(at, out);
     outliers_ = outlier_ ? outliers_ + 1 : 0;
     if (outlier_ && outliers_ <= config_.window / 2) return out;
@@ -103,7 +111,8 @@ std::vector<Finding> Stability::add(const StepLoss& at) {
   }
   losses_.add(at.loss);
   norms_.add(at.grad_norm);
-  if (losses_.full()) find_trends(at.step, out);
+  set_limits();
+  if (limits_) find_trends(at.step, out);
   return out;
 }
 

@@ -392,6 +392,9 @@ struct StabilityConfig {
   int64_t window = 100;  ///< steps that a new one is compared with
   double cv_threshold = 0.1, spike_factor = 10;
   OnInstability on_instability = OnInstability::off;
+  double lr_factor = 0.5;      ///< of the learning rate after each rollback
+  int64_t max_recoveries = 3;  ///< rollbacks before the run gives up
+  bool skip_data = true;       ///< after a rollback, the samples up to the bad step are left out
   bool operator==(const StabilityConfig&) const = default;
 };
 

@@ -56,8 +56,6 @@ constexpr Planned planned[] = {
     {"logger.swanlab.project", "text, or null", "null", "SwanLab project.", "", "logger.swanlab_enabled"},
     {"logger.swanlab.name", "text, or null", "null", "SwanLab run name.", "", "logger.swanlab_enabled"},
     {"kernels.cuda_graph.scope", "text, or null", "null", "Part of the step to capture."},
-    {"monitoring.stability.lr_factor", "number above 0 to 1", "0.5", "Factor of lr after a rollback."},
-    {"monitoring.stability.max_recoveries", "integer from 0", "3", "Rollbacks before giving up."},
     {"dpo.reference", "precompute | online | worker_group", "precompute",
      "Where reference log-probabilities come from."},
     {"grpo.num_prompts_per_step", "integer from 1, or null", "null", "Prompts of a step; rollouts come from files."},

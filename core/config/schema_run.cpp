@@ -253,11 +253,12 @@ void add_monitoring(Table& t) {
       .only_with(monitors);
   t.section("monitoring.stability", "Instability of loss and gradient norm.");
   NRL_KEY(t, monitoring.stability.on_instability)
-      .built({"off", "warn"})
       .help(
           "When the loss leaves its trend or becomes noisy, or the gradient norm explodes: warn, once for "
           "every "
-          "such episode, and raise an alert.")
+          "such episode, and raise an alert; skip_step: also skip steps of spikes and explosions; rollback: "
+          "go "
+          "back to a checkpoint from before, with a lower learning rate.")
       .only_with(monitors);
   NRL_KEY(t, monitoring.stability.window)
       .at_least(10)
@@ -268,8 +269,24 @@ void add_monitoring(Table& t) {
       .above(0)
       .help(
           "Noise of the loss between steps, relative to its mean in the window, that is instability if it is "
-          "also three times the least noise of the run so far.")
+          "also three times the noise of the window before.")
       .only_with(guards);
+  const Need rolls_back{is("monitoring.stability.on_instability", {"rollback"})};
+  NRL_KEY(t, monitoring.stability.lr_factor)
+      .above(0)
+      .at_most(1)
+      .help("The learning rate is multiplied by this after every rollback, until the end of the run.")
+      .only_with(rolls_back);
+  NRL_KEY(t, monitoring.stability.max_recoveries)
+      .at_least(0)
+      .at_most(1000)
+      .help("Rollbacks of the run; at the next instability it ends with exit code 79.")
+      .only_with(rolls_back);
+  NRL_KEY(t, monitoring.stability.skip_data)
+      .help(
+          "Leave out the samples from the checkpoint to the bad step after a rollback; false: train on them "
+          "again.")
+      .only_with(rolls_back);
   NRL_KEY(t, monitoring.stability.spike_factor)
       .above(1)
       .help("Gradient norm relative to its median in the window that is an explosion.")

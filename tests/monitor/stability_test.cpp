@@ -7,6 +7,7 @@
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/monitor/alerts.h"
@@ -105,6 +106,28 @@ TEST_CASE("a step that is not finite or was skipped is no finding and leaves the
     });
   };
   CHECK(with_spike(true) == with_spike(false));
+}
+
+TEST_CASE("limits are where findings begin, and a limited step is an outlier", "[stability]") {
+  Stability stability({}, 0.1);
+  HealthyRun run(7);
+  for (int i = 0; i < 300; ++i) {
+    CHECK(stability.limits().has_value() == (i >= 100));
+    CHECK(stability.add(run.next()).empty());
+  }
+  const Stability::Limits limits = *stability.limits();
+  const auto findings = [&](double loss, double norm, bool limited) {
+    Stability copy = stability;
+    const size_t found = copy.add({.step = 301, .loss = loss, .grad_norm = norm, .limited = limited}).size();
+    return std::pair(found, copy.limits()->loss == limits.loss);  // outliers do not enter the window
+  };
+  CHECK(findings(std::nextafter(limits.loss, 0), limits.grad_norm, false) ==
+        std::pair<size_t, bool>{0, false});
+  CHECK(findings(std::nextafter(limits.loss, 1e9), limits.grad_norm, false) ==
+        std::pair<size_t, bool>{1, true});
+  CHECK(findings(1, std::nextafter(limits.grad_norm, 1e9), false) == std::pair<size_t, bool>{1, true});
+  // The device had the limits of the step before.
+  CHECK(findings(std::nextafter(limits.loss, 0), limits.grad_norm, true) == std::pair<size_t, bool>{0, true});
 }
 
 TEST_CASE("a level that lasts becomes the normal one", "[stability]") {

@@ -202,6 +202,24 @@ TEST_CASE("counters out of range or in contradiction are refused") {
       CHECK(contains(caught.text, fmt::format("{} is {}", key, value)));
     }
   CHECK(attempt("tokens", 1e30).code == 65);
+  // Rollbacks: absent in checkpoints of runs without any, and of earlier versions.
+  JsonValue recovered = position(5);
+  CHECK(read_position(CheckpointReader(save_state(dir.path(), 5, recovered))).lr_factor == 1);
+  recovered.set("recoveries", 2);
+  recovered.set("lr_factor", 0.25);
+  const Position read = read_position(CheckpointReader(save_state(dir.path(), 5, recovered)));
+  CHECK(read.recoveries == 2);
+  CHECK(read.lr_factor == 0.25);
+  CHECK(attempt("recoveries", -1).code == 65);
+  CHECK(attempt("recoveries", 1).code == 65);  // without lr_factor
+  for (const double factor : {0.0, -0.5, 1.5, 1e300}) {
+    JsonValue state = recovered;
+    state.set("lr_factor", factor);
+    const Caught caught =
+        error_of([&] { read_position(CheckpointReader(save_state(dir.path(), 5, state))); });
+    CHECK(caught.code == 65);
+    CHECK(contains(caught.text, "lr_factor is"));
+  }
   for (const double value : {-1.0, -1e300, 1e300})
     CHECK(contains(attempt("best_val_loss", value).text, "best_val_loss is"));
 }

@@ -1,6 +1,7 @@
 #include "apps/train/loop/run_report.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 #include "apps/monitor/communication.h"
@@ -17,17 +18,14 @@
 namespace nrl::train {
 namespace {
 
-constexpr const char *config_file = "config.yaml", *memory_file = "memory.json";
+constexpr const char *config_file = "config.yaml", *memory_file = "memory.json",
+                     *skipped_file = "skipped.jsonl";
 /// Written as AtomicFiles, which a killed run leaves under their temporary names.
-constexpr const char* own_files[] = {config_file,
-                                     memory_file,
-                                     monitor::communication_file,
-                                     monitor::metrics_file,
-                                     monitor::telemetry_file,
-                                     monitor::alerts_file,
-                                     monitor::target_file,
-                                     monitor::run_file,
-                                     monitor::summary_file};
+constexpr const char* own_files[] = {config_file,           memory_file,
+                                     skipped_file,          monitor::communication_file,
+                                     monitor::metrics_file, monitor::telemetry_file,
+                                     monitor::alerts_file,  monitor::target_file,
+                                     monitor::run_file,     monitor::summary_file};
 
 double directory_bytes(const std::string& path) {
   double sum = 0;
@@ -75,6 +73,10 @@ RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases
     write_file_atomic(join_path(log_dir, config_file), dump_resolved(run.repeatable));
   }
   terminal_.set_max_steps(run.max_steps());
+  const MonitoringConfig& m = run.config.monitoring;
+  if (m.enabled && (m.stability.on_instability == OnInstability::skip_step ||
+                    m.stability.on_instability == OnInstability::rollback))
+    skipped_.emplace(run.config.logger.log_dir, run.position.step, first(), skipped_file);
 }
 
 void RunReport::banner() {
@@ -191,6 +193,34 @@ void RunReport::warn(std::string_view rule, const std::string& text, monitor::Al
   if (live_) live_->event(rule, level, run_.position.step, text);
 }
 
+void RunReport::skipped(const StepInFlight& step, double loss, double grad_norm) {
+  log_row([&] {
+    skipped_->append(JsonValue::object({{"step", step.step},
+                                        {"reason", "limit"},
+                                        {"loss", loss},
+                                        {"grad_norm", grad_norm},
+                                        {"first_sample", step.first_sample},
+                                        {"end_sample", step.first_sample + run_.plan().batch.global}}));
+  });
+}
+
+void RunReport::rolled_back(int64_t from, int64_t first_sample, int64_t end_sample, const std::string& text) {
+  const std::string& log_dir = run_.config.logger.log_dir;
+  const int64_t step = run_.position.step;
+  terminal_.event("rollback", from, text);
+  if (live_) live_->event("rollback", monitor::AlertLevel::critical, from, text);
+  log_row([&] {
+    metrics_ = monitor::MetricsLog(log_dir, step, first());
+    skipped_.emplace(log_dir, step, first(), skipped_file);
+    skipped_->append(JsonValue::object({{"step", step},
+                                        {"reason", "rollback"},
+                                        {"from", from},
+                                        {"lr_factor", run_.position.lr_factor},
+                                        {"first_sample", first_sample},
+                                        {"end_sample", end_sample}}));
+  });
+}
+
 void RunReport::found_nan(int64_t step, const std::string& text) {
   terminal_.event("nan", step, text);
   if (live_) live_->event("nan", monitor::AlertLevel::critical, step, text);
@@ -253,6 +283,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     facts.offload = {
         .bytes = copies.bytes(), .ms = copies.seconds() * 1e3, .exposed_ms = copies.exposed_seconds * 1e3};
   facts.skipped = result.skipped;
+  facts.limited = result.limited;
   if (result.loss_scale > 0) facts.loss_scale = result.used_loss_scale;
   facts.world_size = run_.world.size();
   // The first step of a process includes page faults and kernel generation.
@@ -386,7 +417,7 @@ void RunReport::summary(std::string outcome, Exit code) {
   const Position& at = run_.position;
   monitor::RunSummary s;
   s.outcome = std::move(outcome);
-  s.steps = at.step - first_step_;
+  s.steps = std::max<int64_t>(at.step - first_step_, 0);  // a rollback may go beyond the start
   s.max_steps = run_.max_steps();
   s.tokens = at.tokens - first_tokens_;
   s.wall_s = monitor::Timers::steady_seconds() - start_;

@@ -31,6 +31,7 @@ struct StepInFlight {
   StepSource::Totals totals;
   int64_t tokens_so_far = 0;  ///< of the run, with this step
   double keys = 0;            ///< mean number of keys that a token of this rank attends to
+  int64_t first_sample = 0;   ///< of the run
 };
 
 class RunReport {
@@ -58,6 +59,11 @@ class RunReport {
   /// A warning of rank 0, and an alert of this rule.
   void warn(std::string_view rule, const std::string& text,
             monitor::AlertLevel level = monitor::AlertLevel::critical);
+  /// A step that was skipped because of a limit: a row of skipped.jsonl.
+  void skipped(const StepInFlight& step, double loss, double grad_norm);
+  /// The run went back from step `from` to the checkpoint of its position. Rows of later steps are removed
+  /// from metrics.jsonl, as by a resume.
+  void rolled_back(int64_t from, int64_t first_sample, int64_t end_sample, const std::string& text);
   /// The cause of a non-finite step, and a critical alert.
   void found_nan(int64_t step, const std::string& text);
   /// Rank 0: the next step shall end with a gathering of telemetry (StepInput::gather).
@@ -103,8 +109,9 @@ class RunReport {
   monitor::Terminal& terminal_;
   monitor::StartPhases& phases_;
   monitor::MetricsLog metrics_;
-  monitor::RunFile file_;  // rank 0
-  monitor::Sinks sinks_;   // rank 0
+  std::optional<monitor::MetricsLog> skipped_;  // with limits or rollbacks
+  monitor::RunFile file_;                       // rank 0
+  monitor::Sinks sinks_;                        // rank 0
   StepProfile profile_;
   monitor::Timers timers_;
   monitor::PeakEstimate peak_;

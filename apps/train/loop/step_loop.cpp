@@ -8,7 +8,10 @@
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/loop/evaluator.h"
 #include "apps/train/loop/nan_search.h"
+#include "apps/train/start/initial_state.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/io/checkpoint_store.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
 
@@ -47,8 +50,7 @@ Exit StepLoop::run() {
                   Exit::ok);
   if (loop.val_at_start && at.step == 0) evaluate();
 
-  const auto source = training_source(c, run_.train, run_.plan(), run_.placement.groups(),
-                                      at.consumed_samples, max_steps - at.step);
+  auto source = open_source();
   report_.first_step();
   while (at.step < max_steps) {
     report_.profile().begin_step(at.step + 1);
@@ -58,6 +60,7 @@ Exit StepLoop::run() {
     const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
     const bool saves = last || due(c.checkpointing.save_period);
     const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
+    bool recovered = false;
     const bool traced = report_.profile().ends_with(at.step + 1, evaluates || saves || samples || last);
     {
       const trace::TagScope tag({.step = static_cast<int32_t>(at.step + 1)});
@@ -67,8 +70,15 @@ Exit StepLoop::run() {
       // On a GPU results are collected one step late, unless the host needs the weights now.
       const bool needs_weights = evaluates || saves || traced || samples;
       if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
+      recovered = unstable_.has_value();
     }
     if (traced) report_.profiled(report_.profile().write());
+    if (recovered) {
+      source.reset();  // reads ahead in data that may be replaced
+      if (const auto code = recover()) return *code;
+      source = open_source();
+      continue;
+    }
     if (evaluates) evaluate();
     if (samples && samples_) {
       report_.pause();
@@ -93,6 +103,21 @@ void StepLoop::enter_epoch() {
   epoch_range_.emplace(trace::intern(fmt::format("epoch_{}", epoch)), trace::Kind::phase);
 }
 
+std::unique_ptr<StepSource> StepLoop::open_source() const {
+  const Position& at = run_.position;
+  return training_source(run_.config, run_.train, run_.plan(), run_.placement.groups(), at.consumed_samples,
+                         run_.max_steps() - at.step);
+}
+
+engine::StepBounds StepLoop::bounds(const StepSource::Totals& totals) const {
+  const bool skips = run_.config.monitoring.stability.on_instability == OnInstability::skip_step;
+  if (!stability_ || !skips || !stability_->limits()) return {};
+  const monitor::Stability::Limits& limits = *stability_->limits();
+  return {.loss_factor = totals.counts().mean(run_.engine->objective().metrics().front(), 1),
+          .loss = limits.loss,
+          .grad_norm = limits.grad_norm};
+}
+
 // Reads the data of a step and enqueues all its work.
 void StepLoop::begin_step(StepSource& source) {
   Position& at = run_.position;
@@ -110,13 +135,15 @@ void StepLoop::begin_step(StepSource& source) {
     step.keys = filled.keys;
   }
   step.step = at.step + 1;
-  step.lr = learning_rate(schedule_, step.step);
+  step.lr = learning_rate(schedule_, step.step) * at.lr_factor;
+  step.first_sample = at.consumed_samples;
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
                      .stop = stop::requested() != 0 || run_.saver->lost_lock(),
                      .gather = report_.wants_gathering(),
                      .profile = report_.profile().requested(),
+                     .bounds = bounds(step.totals),
                      .eager = report_.profile().active()},
                     run_.engine->objective());
   ++at.step;
@@ -162,11 +189,12 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     }
     if (result.profile) report_.profile().record_next(at.step + 1);
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
-               (result.skipped && !result.overflow && c.on_nonfinite == OnNonfinite::stop);
+               (result.skipped && !result.overflow && !result.limited && c.on_nonfinite == OnNonfinite::stop);
     stops = stops || result.stop;
-    if (diverges || stops) leave = 0;
+    if (diverges || stops || unstable_) leave = 0;
   }
   if (diverges) return diverged();
+  if (stops) unstable_.reset();  // the run ends here
   // A stop request after the last step changes nothing.
   return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
 }
@@ -174,16 +202,76 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
 void StepLoop::guard(const StepInFlight& step, const engine::StepResult& result) {
   const double loss = run_.engine->objective().loss(result.metrics, step.totals.counts());
   // The steps that follow in the same row have the same weights, and mostly the same cause.
-  if (result.skipped && !result.overflow && result.skipped_in_a_row == 1) {
+  if (result.skipped && !result.overflow && !result.limited && result.skipped_in_a_row == 1) {
     const NanCheck level = nan_check(run_.config, run_.engine->exec().device != nullptr);
     if (level != NanCheck::off)
       report_.found_nan(step.step, search_nan(run_, level, step.step, loss, result.grad_norm));
   }
   if (!stability_) return;
-  for (const monitor::Finding& found : stability_->add({step.step, loss, result.grad_norm, result.skipped}))
+  if (result.limited) report_.skipped(step, loss, result.grad_norm);
+  const bool rolls_back = run_.config.monitoring.stability.on_instability == OnInstability::rollback;
+  for (const monitor::Finding& found : stability_->add({.step = step.step,
+                                       .loss = loss,
+                                       .grad_norm = result.grad_norm,
+                                       .skipped = result.skipped && !result.limited,
+                                       .limited = result.limited})) {
+    if (rolls_back && !unstable_) unstable_ = found;
     if (run_.world.rank() == 0)
       report_.warn(name_of(found.kind), fmt::format("step {}: {}", found.step, found.message),
                    monitor::AlertLevel::warning);
+  }
+}
+
+Exit StepLoop::give_up(const std::string& why) {
+  if (run_.world.rank() == 0)
+    log::error_text(
+        fmt::format("instability at step {}: {}; {}.{}{} Fix: lower policy.optimizer.lr, or inspect the data "
+                    "of these steps with nrl-train data show",
+                    unstable_->step, unstable_->message, why,
+                    rollbacks_.empty() ? "" : " Rollbacks: ", fmt::join(rollbacks_, "; ")));
+  return finish("diverged", Exit::diverged);
+}
+
+std::optional<Exit> StepLoop::recover() {
+  const StabilityConfig& guard = run_.config.monitoring.stability;
+  const Position bad = run_.position;
+  if (bad.recoveries >= guard.max_recoveries)
+    return give_up(fmt::format("the run has gone back {} times (monitoring.stability.max_recoveries: {})",
+                               bad.recoveries, guard.max_recoveries));
+  require_locks();
+  report_.pause();
+  const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
+  std::string path;
+  run_collectively(run_.world, [&] {
+    if (run_.world.rank() != 0) return;
+    for (const CheckpointEntry& entry :
+         list_checkpoints(run_.config.checkpointing.checkpoint_dir, Validation::quick))
+      if (path.empty() && entry.valid() && entry.step < unstable_->step - guard.window) path = entry.path;
+  });
+  run_.world.comm().broadcast_text(path, 0);
+  if (path.empty())
+    return give_up(
+        fmt::format("there is no checkpoint that is more than {} steps (monitoring.stability.window) older",
+                    guard.window));
+  int64_t first_sample = 0;
+  roll_back(run_, path, [&](Position& at) {
+    first_sample = at.consumed_samples;
+    at.recoveries = bad.recoveries + 1;
+    at.lr_factor = bad.lr_factor * guard.lr_factor;
+    at.tokens = bad.tokens;
+    if (guard.skip_data) at.consumed_samples = bad.consumed_samples;
+  });
+  const monitor::Finding found = *std::exchange(unstable_, std::nullopt);
+  const Position& at = run_.position;
+  const std::string text = fmt::format(
+      "{} since step {}; back to step {}, lr x {:g} ({} of {}), samples {} to {} {}", found.message,
+      found.step, at.step, at.lr_factor, at.recoveries, guard.max_recoveries, grouped(first_sample),
+      grouped(bad.consumed_samples), guard.skip_data ? "left out" : "again");
+  rollbacks_.push_back(fmt::format("from step {} to {}", bad.step, at.step));
+  report_.rolled_back(bad.step, first_sample, bad.consumed_samples, text);
+  stability_.emplace(guard, run_.config.monitoring.alerting.thresholds.loss_increase);
+  epoch_ = 0;
+  return std::nullopt;
 }
 
 // What may be too large for the numbers of float16, or for a loss scale that stays.

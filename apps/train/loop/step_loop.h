@@ -2,8 +2,10 @@
 // The loop over optimizer steps, with evaluations, text samples, checkpoints and stop requests between them.
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "apps/monitor/stability.h"
 #include "apps/train/loop/lr_schedule.h"
@@ -27,8 +29,14 @@ class StepLoop {
   void enter_epoch();
   void begin_step(StepSource& source);
   std::optional<Exit> finish_steps(int leave);
+  std::unique_ptr<StepSource> open_source() const;
+  /// The limits of the next step, by monitoring.stability.
+  engine::StepBounds bounds(const StepSource::Totals& totals) const;
   /// Looks for instability in a finished step, and for the cause of one that is not finite. Collective.
   void guard(const StepInFlight& step, const engine::StepResult& result);
+  /// Collective: goes back to a checkpoint from before unstable_. Returns an exit code if the run ends.
+  std::optional<Exit> recover();
+  Exit give_up(const std::string& why);
   Exit diverged();
   std::string precision_advice() const;
   std::optional<Exit> stopped();
@@ -49,6 +57,8 @@ class StepLoop {
   std::optional<trace::Range> epoch_range_;
   int failed_saves_ = 0;
   std::optional<monitor::Stability> stability_;  // unset: monitoring.stability is off
+  std::optional<monitor::Finding> unstable_;     // to recover from
+  std::vector<std::string> rollbacks_;           // of this process
 };
 
 }  // namespace nrl::train

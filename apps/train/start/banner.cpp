@@ -109,6 +109,8 @@ monitor::RunFacts describe_run(const Run& run, double peak_flops) {
   if (const std::string text = plan::offload_text(plan); !text.empty()) add("offload", text);
   if (!run.resumed_from.empty())
     add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
+  if (run.position.recoveries > 0)
+    add("rollbacks", fmt::format("{} so far: lr x {:g}", run.position.recoveries, run.position.lr_factor));
   const char* label = "changed";
   for (const std::string& change : run.changes) add(std::exchange(label, ""), change);
   return facts;

@@ -165,7 +165,8 @@ Resumed load_run(Run& run, CheckpointReader& reader, monitor::StartPhases& phase
 // no rank loads. If a file is damaged, returns the problems, alike on all ranks: the run is as before, but
 // for the state of the engine, which must be loaded again.
 std::vector<std::string> resume_from(Run& run, const std::string& path, monitor::StartPhases& phases,
-                                     const WorkBeside& beside) {
+                                     const WorkBeside& beside,
+                                     const std::function<void(Position&)>& adjust = {}) {
   comm::World& world = run.world;
   const std::vector<std::string> manifests =
       world.comm().gather_texts(to_text({identify_input(join_path(path, manifest_name))}));
@@ -196,6 +197,7 @@ std::vector<std::string> resume_from(Run& run, const std::string& path, monitor:
     run.warnings.insert(run.warnings.end(), resumed.warnings.begin(), resumed.warnings.end());
     run.changes = std::move(resumed.changes);
     run.resumed_from = path;
+    if (adjust) adjust(resumed.position);
     restore_position(run, resumed.position);
     run.engine->restore({.updates = resumed.position.updates,
                          .skipped_in_a_row = resumed.position.skipped_in_a_row,
@@ -232,6 +234,19 @@ void load_initial_weights(const Config& config, engine::Engine& engine, VerifySh
       load_adapter(*config.policy.lora.adapter, plan.spec, state.weights, state.staging);
   });
   engine.weights_written();
+}
+
+void roll_back(Run& run, const std::string& path, const std::function<void(Position&)>& adjust) {
+  monitor::StartPhases phases;
+  const std::vector<std::string> problems = resume_from(
+      run, path, phases, [] {}, adjust);
+  if (!problems.empty())
+    fail(Exit::data, "the checkpoint {} to go back to is damaged:\n{}", path, fmt::join(problems, "\n"));
+  run_collectively(run.world, [&] {
+    if (run.world.rank() != 0) return;
+    const CheckpointingConfig& c = run.config.checkpointing;
+    set_other_checkpoints_aside(c, path, run.saver->locks()->of(c.checkpoint_dir));
+  });
 }
 
 void initialize(Run& run, monitor::StartPhases& phases, const WorkBeside& beside) {

@@ -25,6 +25,10 @@ void load_initial_weights(
 void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int threads,
                            const TrainState& state);
 
+/// Collective, in a run without steps in flight: loads a checkpoint of this run, after `adjust` has changed
+/// its position, and moves newer ones aside. Fails (65) on all ranks if it is damaged.
+void roll_back(Run& run, const std::string& path, const std::function<void(Position&)>& adjust);
+
 /// Collective. Chooses the checkpoint to resume from, loads it or the initial weights, and moves other
 /// checkpoints aside. Sets position, resumed_from and changes, and appends to warnings. `beside` must not
 /// communicate.

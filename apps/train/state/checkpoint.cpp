@@ -121,18 +121,23 @@ std::vector<StatePiece> scale_pieces(const std::vector<ScaleTensor>& tensors) {
 }
 
 JsonValue to_json(const Position& p) {
-  return JsonValue::object({{"step", p.step},
-                            {"updates", p.updates},
-                            {"consumed_samples", p.consumed_samples},
-                            {"tokens", p.tokens},
-                            {"skipped", p.skipped},
-                            {"skipped_in_a_row", p.skipped_in_a_row},
-                            {"loss_scale", p.loss_scale},
-                            {"clean_steps", p.clean_steps},
-                            {"dataset_samples", p.dataset_samples},
-                            {"global_batch", p.global_batch},
-                            {"best_val_loss", p.best_val_loss},
-                            {"best_val_step", p.best_val_step}});
+  JsonValue out = JsonValue::object({{"step", p.step},
+                                     {"updates", p.updates},
+                                     {"consumed_samples", p.consumed_samples},
+                                     {"tokens", p.tokens},
+                                     {"skipped", p.skipped},
+                                     {"skipped_in_a_row", p.skipped_in_a_row},
+                                     {"loss_scale", p.loss_scale},
+                                     {"clean_steps", p.clean_steps},
+                                     {"dataset_samples", p.dataset_samples},
+                                     {"global_batch", p.global_batch},
+                                     {"best_val_loss", p.best_val_loss},
+                                     {"best_val_step", p.best_val_step}});
+  if (p.recoveries > 0) {
+    out.set("lr_factor", p.lr_factor);
+    out.set("recoveries", p.recoveries);
+  }
+  return out;
 }
 
 // Sets all elements: state that a checkpoint may lack must not keep what another checkpoint left in it.
@@ -240,6 +245,12 @@ Position read_position(const CheckpointReader& reader) {
   if (!(p.best_val_loss >= 0 && p.best_val_loss <= max_loss))
     fail(Exit::data, "{}: best_val_loss is {}; expected 0 to {:g}", reader.manifest_path(), p.best_val_loss,
          max_loss);
+  if (json.find("recoveries")) {
+    p.recoveries = counter("recoveries", max_steps);
+    p.lr_factor = json.get_double("lr_factor");
+    if (!(p.lr_factor > 0 && p.lr_factor <= 1))
+      fail(Exit::data, "{}: lr_factor is {}; expected above 0, to 1", reader.manifest_path(), p.lr_factor);
+  }
   const bool consistent = p.step == reader.manifest().step && p.updates + p.skipped == p.step &&
                           p.consumed_samples >= p.step && p.tokens >= p.consumed_samples;
   if (!consistent)

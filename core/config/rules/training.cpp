@@ -202,6 +202,15 @@ Verdict judge_profile(const ConfigResult& r) {
            .severity = Severity::warning}};
 }
 
+/// A run that goes back needs a checkpoint from before the instability, not only the newest one.
+ConfigRule needs_checkpoints(const char* key, const char* value) {
+  return row({is("monitoring.stability.on_instability", {"rollback"}), is(key, {value})},
+             {fmt::format(
+                  "monitoring.stability.on_instability: rollback has no checkpoint to go back to with {}: {}",
+                  key, value),
+              {"set checkpointing.save_period, keep_latest_k: 2 or more, or on_instability: skip_step"}});
+}
+
 Verdict judge_alert_rules(const ConfigResult& r) {
   for (const std::string& text : r.config.monitoring.alerting.rules) {
     const auto [rule, problem] = parse_alert_rule(text);
@@ -312,6 +321,10 @@ const ConfigRule training_table[] = {
     {{warmup, ratio, decay, wsd, style, steps}, judge_run},
     {{"profiling.steps", "profiling.every", "profiling.ranks"}, judge_profile},
     {{"monitoring.alerting.rules", "logger.monitor_gpus"}, judge_alert_rules},
+    needs_checkpoints("checkpointing.enabled", "false"),
+    needs_checkpoints("checkpointing.save_period", "0"),
+    needs_checkpoints("checkpointing.keep_latest_k", "1"),
+    needs_checkpoints("checkpointing.save_optimizer", "false"),
     row({is("monitoring.alerting.slack_notifications", {"true"}),
          is("monitoring.alerting.webhook", {"null"})},
         {"monitoring.alerting.slack_notifications: there is no address to post alerts to",
