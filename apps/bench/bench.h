@@ -29,6 +29,7 @@ struct Args {
   std::optional<int> pairs;            ///< overhead: pairs of blocks
   int64_t tokens = 0;                  ///< ops: rows of activations; 0: the default of the device
   std::string predict;                 ///< step: name of a GPU (device_models.h); empty: no prediction
+  std::string profile;                 ///< step: log directory for a window of recorded steps; empty: none
   bool roofline = false;               ///< step on a CPU: the limit of each kernel
   bool quick = false;                  ///< tiny sizes, executed once: a functional test
 };
@@ -42,7 +43,7 @@ int attention(const Args& args);
 /// Training steps of a configuration on random tokens, seen from rank 0. `process_start`: wall-clock time of
 /// the exec of the process. With Args::predict, in a world of one rank, the estimated time of its parts is
 /// printed too; without that GPU in this machine nothing else. With Args::roofline the kernels of a step
-/// beside the limits of this machine.
+/// beside the limits of this machine. With Args::profile as many steps more are recorded (train::Capture).
 int step(comm::World& world, const Args& args, double process_start);
 /// Communication in each kind of groups: of the configuration's layout, or inside and across nodes, which is
 /// of host memory unless Args::device is cuda. Names groups that are slower than others of their kind.

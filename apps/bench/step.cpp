@@ -14,6 +14,7 @@
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/capture.h"
 #include "apps/train/loop/lr_schedule.h"
+#include "apps/train/loop/profile_files.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_config.h"
@@ -66,6 +67,17 @@ Roofline measure_roofline(nrl::comm::World& world, engine::Engine& engine, const
     calls = std::move(taken);
   }
   return Roofline(rates, calls, best);
+}
+
+/// Records `count` steps. Collective. Returns the directory of the window.
+std::string record_steps(const train::Recording& of, const train::LrSchedule& schedule, int64_t count,
+                         const std::string& log_dir) {
+  engine::Engine& engine = of.engine;
+  const size_t calls = engine.dry_step(engine.objective(), true).calls.size();
+  train::Capture capture(of, 1, count, calls);
+  monitor::StartPhases started;
+  run_steps(of.world, started, engine, schedule, count, true, [&] { capture.begin_step(); });
+  return train::write_profile(of, capture.finish(), log_dir).directory;
 }
 
 Prediction predict(engine::Engine& engine, const plan::DeviceModel& gpu) {
@@ -295,6 +307,10 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
     const Roofline roofline = measure_roofline(world, engine, schedule, timed);
     log::info("{}", roofline.text());
     report.set("roofline", roofline.json());
+  }
+  if (!args.profile.empty()) {
+    const train::Recording of{.world = world, .placement = placement, .engine = engine, .config = config};
+    log::info("profile     {}", record_steps(of, schedule, timed, args.profile));
   }
   if (world.rank() != 0) return 0;
   if (!args.history.empty())

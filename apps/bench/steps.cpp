@@ -10,6 +10,7 @@
 #include "core/base/sample.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
+#include "core/trace/trace.h"
 
 namespace nrl::bench {
 
@@ -38,15 +39,20 @@ const data::HostMicroBatch& RandomBatches::next() {
 }
 
 std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phases, engine::Engine& engine,
-                            const train::LrSchedule& schedule, int64_t count, bool eager) {
+                            const train::LrSchedule& schedule, int64_t count, bool eager,
+                            const std::function<void()>& before) {
   const plan::RunPlan& plan = engine.plan();
   RandomBatches batches(plan);
   const float share = static_cast<float>(plan.batch.micro) / static_cast<float>(plan.batch.global);
   std::vector<Step> steps;
   double last_result = monitor::Timers::steady_seconds();
   for (int64_t made = 1; made <= count; ++made) {
-    for (int64_t m = 0; m < plan.batch.accumulation; ++m)
+    if (before) before();
+    const trace::TagScope tag({.step = static_cast<int32_t>(made)});
+    for (int64_t m = 0; m < plan.batch.accumulation; ++m) {
+      const trace::Range range("data", trace::Kind::data);
       engine.fill(m, batches.next(), m * plan.batch.micro, share);
+    }
     engine.step({.number = made,
                  .learning_rate = learning_rate(schedule, made),
                  .loss_tokens = plan.batch.tokens_per_step,

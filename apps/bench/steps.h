@@ -38,9 +38,10 @@ struct Step {
 };
 
 /// Runs `count` steps like training does: on a GPU results are collected one step late. `eager`: not as
-/// graphs.
+/// graphs. `before` is called before each step.
 std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phases, engine::Engine& engine,
-                            const train::LrSchedule& schedule, int64_t count, bool eager = false);
+                            const train::LrSchedule& schedule, int64_t count, bool eager = false,
+                            const std::function<void()>& before = {});
 
 /// Of all steps but the first `warmup` ones.
 double median_ms(const std::vector<Step>& steps, size_t warmup);

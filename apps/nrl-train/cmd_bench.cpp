@@ -55,6 +55,7 @@ int run_bench(const bench::Args& args) {
       {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
       {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
       {"--roofline", args.roofline, one_of({"step"}), "bench step"},
+      {"--profile", !args.profile.empty(), one_of({"step"}), "bench step"},
       {"--only", !args.only.empty(), kernels || one_of({"compare"}), "bench ops, gemm, attention or compare"},
       {"--precision", args.precision != "auto", kernels,
        steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
@@ -91,8 +92,14 @@ int run_bench(const bench::Args& args) {
     return train::run_in_world([&](comm::World& world) { return bench::overhead(world, args); });
   if (comm::launched_with_peers() && !args.predict.empty())
     fail(Exit::usage, "bench step --predict runs on one rank only. Fix: leave --predict out");
+  if (!args.profile.empty() && !args.predict.empty())
+    fail(Exit::usage, "bench step takes --predict or --profile. Fix: leave one of them out");
   const double start = process_start();
-  return train::run_in_world([&](comm::World& world) { return bench::step(world, args, start); });
+  return train::run_in_world([&](comm::World& world) {
+    const int code = bench::step(world, args, start);
+    if (code == 0 && !args.profile.empty() && world.rank() == 0) print_profile(args.profile);
+    return code;
+  });
 }
 
 }  // namespace
@@ -151,6 +158,9 @@ void add_bench(CommandLine& line) {
       "--roofline", args->roofline,
       "Print every kernel of a step beside what this machine could reach, and the time lost (step on\n"
       "a CPU)");
+  c->add_option(
+      "--profile", args->profile,
+      "Then record as many steps, in this log directory, and print where their time and memory went (step)");
   c->add_flag("--quick", args->quick,
               "Tiny sizes, executed once, whatever --steps says: a functional test without useful timings");
   line.on(c, [args] { return run_bench(*args); });

@@ -135,6 +135,12 @@ void add_compare(CommandLine& line, CLI::App* group) {
 
 }  // namespace
 
+void print_profile(const std::string& path) {
+  profile::Profile profile = profile::load_profile(path);
+  search::advise(profile);
+  std::fputs(("\n" + profile::text(profile)).c_str(), stdout);
+}
+
 void add_profile(CommandLine& line) {
   CLI::App* group = line.add("profile", "Show where the time and the memory of a step go",
                              "  nrl-train profile show results/quickstart/logs\n"

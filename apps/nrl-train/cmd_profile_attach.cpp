@@ -15,8 +15,6 @@
 #include "apps/nrl-train/commands.h"
 #include "apps/profile/json.h"
 #include "apps/profile/request.h"
-#include "apps/profile/text.h"
-#include "apps/search/advice.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -67,9 +65,8 @@ int run_attach(const AttachArgs& args) {
     for (const auto& [directory, written] : windows_of(args.log_dir)) {
       const auto known = before.find(directory);
       if (known != before.end() && known->second == written) continue;
-      profile::Profile profile = profile::load_profile(directory);
-      search::advise(profile);
-      std::fputs((directory + "\n\n" + profile::text(profile)).c_str(), stdout);
+      std::fputs((directory + "\n").c_str(), stdout);
+      print_profile(directory);
       return 0;
     }
   }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstdio>
 #include <memory>
 #include <string>
 #include <utility>
@@ -11,9 +10,6 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
-#include "apps/profile/json.h"
-#include "apps/profile/text.h"
-#include "apps/search/advice.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/start/run_config.h"
@@ -73,11 +69,7 @@ int run_profile(const Args& args) {
     ConfigResult config = train::load_config_collectively(world, args.path, overrides, {.training = true});
     forget_translations(config, own);
     const Exit code = train::train(world, config);
-    if (code == Exit::ok && world.rank() == 0) {
-      profile::Profile profile = profile::load_profile(config.config.logger.log_dir);
-      search::advise(profile);
-      std::fputs(("\n" + profile::text(profile)).c_str(), stdout);
-    }
+    if (code == Exit::ok && world.rank() == 0) print_profile(config.config.logger.log_dir);
     return static_cast<int>(code);
   });
 }

@@ -53,6 +53,9 @@ inline void add_config(CLI::App* command, ConfigArgs& config) {
   add_config(command, config.path, config.overrides);
 }
 
+/// Prints the tables of a profile, after an empty line, with predicted gains. `path`: as of profile show.
+void print_profile(const std::string& path);
+
 /// A number in [low, high]. CLI11's own range accepts NaN.
 CLI::Validator finite_range(double low, double high);
 

@@ -132,7 +132,7 @@ void exchange_arrivals(comm::Communicator& group, uint32_t log_group, profile::R
 }
 
 /// The clocks of different nodes are not related, so arrivals of groups over several nodes stay unknown.
-void exchange_all_arrivals(Run& run, profile::Recorded& record) {
+void exchange_all_arrivals(const Recording& run, profile::Recorded& record) {
   record.last_arrival.assign(record.messages.size(), 0);
   record.waited.assign(record.messages.size(), 0);
   const auto exchange = [&](comm::Communicator& group, comm::Communicator& host) {
@@ -198,12 +198,12 @@ profile::Peaks measure_peaks(const ops::Exec& exec) {
           .network = cpu.network.bandwidth};
 }
 
-Capture::Capture(Run& run, int64_t first, int64_t steps, size_t calls) : run_(run), first_(first) {
-  ops::Exec& exec = run.engine->exec();
+Capture::Capture(const Recording& of, int64_t first, int64_t steps, size_t calls) : of_(of), first_(first) {
+  ops::Exec& exec = of.engine.exec();
   const size_t space = space_of(steps, calls);
   costs_.reserve(std::min(space, static_cast<size_t>(steps) * (calls + calls / 4)));
   ops::collect_costs(&costs_);
-  run.world.collective_log().record();
+  of.world.collective_log().record();
   at_begin_ = read_counters();
   trace::start(trace::Mode::timeline, space);
   if (exec.device) trace::attach_device(*exec.device, exec.stream);
@@ -218,9 +218,9 @@ void Capture::begin_step() {
 }
 
 profile::Recorded Capture::finish() {
-  ops::Exec& exec = run_.engine->exec();
-  const comm::World& world = run_.world;
-  comm::CollectiveLog& log = run_.world.collective_log();
+  ops::Exec& exec = of_.engine.exec();
+  const comm::World& world = of_.world;
+  comm::CollectiveLog& log = of_.world.collective_log();
   profile::Recorded record;
   begins_.push_back(comm::now_ns());
   if (exec.device) {
@@ -250,19 +250,19 @@ profile::Recorded Capture::finish() {
     record.step_begins = begins_on_device(record, begins_.size() - 1);
   }
   record.groups = groups_of(world, log);
-  const plan::RunPlan& plan = run_.plan();
+  const plan::RunPlan& plan = of_.plan();
   record.buffers = plan.memory.buffers();
   record.arena_bytes = plan.memory.total_bytes();
   if (plan.layout.stages > 1)
     record.bubble_fraction =
-        plan::bubble(plan::schedule_options(run_.config, plan.layout, plan.batch.accumulation));
+        plan::bubble(plan::schedule_options(of_.config.config, plan.layout, plan.batch.accumulation));
   record.counters = now;
   record.counters.cpu_seconds -= at_begin_.cpu_seconds;
   record.counters.starved -= at_begin_.starved;
   record.counters.involuntary_switches -= at_begin_.involuntary_switches;
   record.counters.migrations -= at_begin_.migrations;
-  exchange_all_arrivals(run_, record);
-  run_.world.comm().barrier();  // all ranks measure at once, as they work
+  exchange_all_arrivals(of_, record);
+  of_.world.comm().barrier();  // all ranks measure at once, as they work
   record.peaks = measure_peaks(exec);
   return record;
 }

@@ -16,12 +16,25 @@ namespace nrl::train {
 /// where all ranks must measure at once, as they work.
 profile::Peaks measure_peaks(const ops::Exec& exec);
 
+/// The engine that is recorded, with its ranks: of a run or of a benchmark.
+struct Recording {
+  comm::World& world;
+  const Placement& placement;
+  engine::Engine& engine;
+  const ConfigResult& config;
+
+  const plan::RunPlan& plan() const { return engine.plan(); }
+};
+inline Recording recording(Run& run) {
+  return {.world = run.world, .placement = run.placement, .engine = *run.engine, .config = run.repeatable};
+}
+
 /// Records steps from its constructor until finish(). At most one per process at a time.
 class Capture {
  public:
   /// The window begins with step `first`. `calls`: ops of a step, roughly; there is space for `steps` steps
-  /// with as many. `run` must outlive this.
-  Capture(Run& run, int64_t first, int64_t steps, size_t calls);
+  /// with as many. All of `of` must outlive this.
+  Capture(const Recording& of, int64_t first, int64_t steps, size_t calls);
   ~Capture();
   Capture(const Capture&) = delete;
   Capture& operator=(const Capture&) = delete;
@@ -35,7 +48,7 @@ class Capture {
   profile::Recorded finish();
 
  private:
-  Run& run_;
+  const Recording of_;
   int64_t first_;
   std::vector<int64_t> begins_;
   std::vector<ops::Cost> costs_;

@@ -43,13 +43,13 @@ std::string time_now() {
   return text.data();
 }
 
-profile::RunFacts facts_of(const Run& run, const profile::Recorded& record) {
+profile::RunFacts facts_of(const Recording& run, const profile::Recorded& record) {
   const plan::RunPlan& plan = run.plan();
   const auto tokens = plan.batch.tokens_per_step;
   return {.version = NRL_VERSION,
           .command = command_line(),
           .started = time_now(),
-          .config = dump_resolved(run.repeatable),
+          .config = dump_resolved(run.config),
           .world = run.world.size(),
           .nodes = run.world.nodes().back() + 1,
           .threads = run.placement.host_threads(),
@@ -68,14 +68,14 @@ void append_line(const std::string& path, const std::string& line) {
 
 /// Chrome traces have a directory of their own, since their readers take every JSON file beside one for a
 /// trace.
-std::string timeline_path(const std::string& directory, const Run& run, int rank) {
-  const bool chrome = run.config.profiling.trace == TraceFormat::chrome;
+std::string timeline_path(const std::string& directory, const Recording& run, int rank) {
+  const bool chrome = run.config.config.profiling.trace == TraceFormat::chrome;
   return join_path(directory, chrome ? fmt::format("chrome/rank-{}.pt.trace.json", rank)
                                      : fmt::format("rank-{}.pftrace", rank));
 }
 
-void write_timeline(const Run& run, const profile::Recorded& record, const std::string& directory) {
-  const TraceFormat format = run.config.profiling.trace;
+void write_timeline(const Recording& run, const profile::Recorded& record, const std::string& directory) {
+  const TraceFormat format = run.config.config.profiling.trace;
   if (format == TraceFormat::none || !writes_timeline(run, record.rank)) return;
   const std::string path = timeline_path(directory, run, record.rank);
   if (format == TraceFormat::perfetto) {
@@ -87,7 +87,7 @@ void write_timeline(const Run& run, const profile::Recorded& record, const std::
 }
 
 /// The traces that are visible here: other nodes may have directories of their own.
-void join_all(const Run& run, const std::string& directory) {
+void join_all(const Recording& run, const std::string& directory) {
   std::vector<std::string> paths;
   for (int rank = 0; rank < run.world.size(); ++rank) {
     std::error_code error;
@@ -99,9 +99,9 @@ void join_all(const Run& run, const std::string& directory) {
 
 }  // namespace
 
-bool writes_timeline(const Run& run, int rank) {
+bool writes_timeline(const Recording& run, int rank) {
   constexpr int most = 16;
-  const std::vector<std::string>& ranks = run.config.profiling.ranks;
+  const std::vector<std::string>& ranks = run.config.config.profiling.ranks;
   const auto lists = [&](std::string_view word) {
     return std::find(ranks.begin(), ranks.end(), word) != ranks.end();
   };
@@ -121,8 +121,9 @@ bool writes_timeline(const Run& run, int rank) {
   return false;
 }
 
-WrittenProfile write_profile(Run& run, const profile::Recorded& record) {
-  const std::string root = join_path(run.config.logger.log_dir, "profile");
+WrittenProfile write_profile(const Recording& run, const profile::Recorded& record,
+                             const std::string& log_dir) {
+  const std::string root = join_path(log_dir, "profile");
   const std::string directory = join_path(root, fmt::format("step-{}", record.first_step));
   const bool first = run.world.rank() == 0;
   std::string own, drawn;
@@ -130,7 +131,7 @@ WrittenProfile write_profile(Run& run, const profile::Recorded& record) {
     make_directories(directory);
     own = to_json(profile::analyze(record)).dump();
     write_timeline(run, record, directory);
-    if (first && run.config.profiling.memory_snapshot)
+    if (first && run.config.config.profiling.memory_snapshot)
       write_file_atomic(join_path(directory, "memory.html"), profile::memory_page(record));
   });
   const std::vector<std::string> texts = run.world.comm().gather_texts_to(own, 0);
@@ -154,16 +155,16 @@ WrittenProfile write_profile(Run& run, const profile::Recorded& record) {
     if (!first) return;
     const JsonValue json = to_json(merged);
     write_file_atomic(join_path(directory, profile::profile_file), json.dump(2) + "\n");
-    if (run.config.profiling.every) append_line(join_path(root, "history.jsonl"), json.dump());
+    if (run.config.config.profiling.every) append_line(join_path(root, "history.jsonl"), json.dump());
     const std::string& timeline = timelines[static_cast<size_t>(std::stoi(shown))];
     write_file_atomic(join_path(directory, "profile.html"),
                       profile::html_page(merged, profile::timeline_from(parse_json(timeline, "timeline"))));
-    if (run.config.profiling.trace == TraceFormat::perfetto) join_all(run, directory);
+    if (run.config.config.profiling.trace == TraceFormat::perfetto) join_all(run, directory);
   });
   return {directory, std::move(merged)};
 }
 
-void remove_timelines(const Run& run, const std::string& directory) {
+void remove_timelines(const Recording& run, const std::string& directory) {
   std::error_code ignored;
   std::filesystem::remove(timeline_path(directory, run, run.world.rank()), ignored);
   if (run.world.rank() == 0) std::filesystem::remove(join_path(directory, "all.pftrace"), ignored);

@@ -5,13 +5,13 @@
 
 #include "apps/profile/profile.h"
 #include "apps/profile/recorded.h"
-#include "apps/train/start/run.h"
+#include "apps/train/loop/capture.h"
 
 namespace nrl::train {
 
 /// True if the timeline of `rank` is written: of profiling.ranks. `auto` is all of up to 16 ranks, else the
 /// first ones of pipeline stages and nodes, at most 16.
-bool writes_timeline(const Run& run, int rank);
+bool writes_timeline(const Recording& run, int rank);
 
 /// Analyzes the records of all ranks, gathers the results on rank 0, and writes profile.json, profile.html,
 /// the timelines of profiling.ranks in the format of profiling.trace, and memory.html if asked for. With
@@ -21,9 +21,10 @@ struct WrittenProfile {
   std::string directory;
   profile::Profile merged = {};  ///< of all ranks, on rank 0
 };
-WrittenProfile write_profile(Run& run, const profile::Recorded& record);
+WrittenProfile write_profile(const Recording& run, const profile::Recorded& record,
+                             const std::string& log_dir);
 
 /// Removes the timelines that this rank has in the directory of a window.
-void remove_timelines(const Run& run, const std::string& directory);
+void remove_timelines(const Recording& run, const std::string& directory);
 
 }  // namespace nrl::train

@@ -76,7 +76,7 @@ void StepProfile::begin_step(int64_t step) {
                                                              : nullptr;
     if (!due) return;
     end_ = std::min(step + due->from(step), run_.max_steps() + 1);
-    capture_ = std::make_unique<Capture>(run_, step, end_ - step, calls_);
+    capture_ = std::make_unique<Capture>(recording(run_), step, end_ - step, calls_);
     kernel_times_.restart();
   }
   capture_->begin_step();
@@ -113,12 +113,12 @@ StepProfile::Written StepProfile::write() {
   const profile::Recorded record = capture_->finish();
   capture_.reset();
   if (run_.engine->exec().device) kernel_times_.restart();  // the totals were cleared
-  WrittenProfile written = write_profile(run_, record);
+  WrittenProfile written = write_profile(recording(run_), record, run_.config.logger.log_dir);
   Written out{.directory = written.directory};
   if (run_.config.monitoring.analysis.performance_regression && run_.world.rank() == 0)
     out.regression = regression_of(std::move(written.merged));
   // Timelines are large: only the last one of many windows keeps them.
-  if (run_.config.profiling.every && !last_.empty()) remove_timelines(run_, last_);
+  if (run_.config.profiling.every && !last_.empty()) remove_timelines(recording(run_), last_);
   last_ = out.directory;
   if (record.window.dropped > 0)
     out.warning = fmt::format("profile: {} ranges were not recorded; expected 0. Fix: fewer profiling.steps",

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Windows of a run that is under way: attach.sh CASE NRL_TRAIN SOURCE_DIR
+# Windows of steps: profile.sh CASE NRL_TRAIN SOURCE_DIR
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
 # A failed case leaves no run behind.
@@ -55,6 +55,19 @@ case $case_name in
     grep -q 'no answer from job/logs in 0.5 s; the last row of' err.txt || fail "no reason: $(cat err.txt)"
     [[ ! -e job/logs/profile-request.json ]] || fail "the request is left"
     expect 66 run 1 profile attach nowhere
+    ;;
+  profile_bench)
+    corpus
+    config c
+    expect 0 run 1 profile run c.yaml --steps 2 --output run/logs
+    grep -q '^step .* of 2 steps)' out.txt || fail "no window: $(cat out.txt)"
+    ! grep -q 'is read as' out.txt || fail "the banner shows keys that the user did not write: $(cat out.txt)"
+    expect 0 run 2 bench step c.yaml --steps 3 --profile bench/logs
+    grep -q '^step .* of 3 steps)' out.txt || fail "no window: $(cat out.txt)"
+    grep -q '^rank  own work ms' out.txt || fail "not all ranks: $(cat out.txt)"
+    [[ -s bench/logs/profile/step-1/profile.html && -s bench/logs/profile/step-1/all.pftrace ]] || fail "no page or trace"
+    expect 0 run 1 profile compare bench/logs bench/logs
+    expect 64 run 1 bench gemm --profile bench/logs
     ;;
   *) fail "no such case: $case_name" ;;
 esac
