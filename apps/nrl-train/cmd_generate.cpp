@@ -23,6 +23,8 @@
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/accelerator.h"
 #include "apps/train/launch/device_choice.h"
+#include "apps/train/loop/capture.h"
+#include "apps/train/loop/profile_files.h"
 #include "apps/train/loop/text_generator.h"
 #include "apps/train/state/checkpoint.h"
 #include "apps/train/state/model_source.h"
@@ -33,6 +35,7 @@
 #include "core/device/cpu/threads.h"
 #include "core/io/json.h"
 #include "core/ops/transfer.h"
+#include "core/trace/trace.h"
 
 namespace nrl::app {
 namespace {
@@ -51,6 +54,48 @@ struct GenerateArgs {
   uint64_t seed = 0;
   int threads = 0;
   std::string device = "auto";
+  std::string profile;  ///< log directory for a window of generated tokens; empty: none
+};
+
+/// Records pieces of text as steps, without the first ones, which include the prompt.
+class RecordedPieces {
+ public:
+  RecordedPieces(ops::Exec& exec, const model::ModelSpec& spec, int threads)
+      : exec_(exec), calls_(static_cast<size_t>(100 + 40 * spec.layers)), threads_(threads) {}
+
+  /// Must be called after each piece.
+  void next() {
+    ++pieces_;
+    if (pieces_ == skipped) capture_.emplace(exec_, 1, most, calls_);
+    if (!capture_ || done()) return;
+    capture_->begin_step();
+    trace::tag().step = static_cast<int32_t>(capture_->steps());
+    if (done()) record_ = capture_->finish(true);
+  }
+  void write(const std::string& log_dir) {
+    if (!capture_ || (!done() && capture_->steps() < 2))
+      fail(Exit::usage,
+           "--profile: {} pieces of text were generated; expected {} or more. Fix: raise --max-tokens",
+           pieces_, skipped + 1);
+    if (!done()) record_ = capture_->finish(true);
+    record_.peaks = train::measure_peaks(exec_);
+    profile::RunFacts facts;
+    facts.threads = threads_;
+    facts.tokens_per_step = 1;
+    train::write_local_profile(record_, std::move(facts), log_dir);
+    print_profile(log_dir);
+  }
+
+ private:
+  static constexpr int64_t skipped = 3, most = 100;
+  bool done() const { return capture_->steps() == most + 1; }
+
+  ops::Exec& exec_;
+  size_t calls_;
+  int threads_;
+  int64_t pieces_ = 0;
+  std::optional<train::LocalCapture> capture_;
+  profile::Recorded record_;
 };
 
 data::ChatPrompts chat_prompts(const GenerateArgs& args, const std::string& directory,
@@ -154,6 +199,8 @@ int run_generate(const GenerateArgs& args) {
     std::fwrite(shown.data(), 1, shown.size(), stdout);
     std::fflush(stdout);
   };
+  std::optional<RecordedPieces> recorded;
+  if (!args.profile.empty()) recorded.emplace(exec, spec, threads);
   std::optional<train::TextGenerator> generator;
   train::SamplingOptions sampling{
       .temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed};
@@ -168,8 +215,12 @@ int run_generate(const GenerateArgs& args) {
     std::string text;
     print(before);
     const bool ended = generator->run(sampling, [&](std::string_view piece) {
-      text += piece;
-      print(piece);
+      {
+        const trace::Range range("print", trace::Kind::report);
+        text += piece;
+        print(piece);
+      }
+      if (recorded) recorded->next();
     });
     print("\n");
     if (args.chat && !ended)
@@ -182,6 +233,7 @@ int run_generate(const GenerateArgs& args) {
   } else {
     run(data::text_prompt(*args.prompt, *tokenizer), *args.prompt);
   }
+  if (recorded) recorded->write(args.profile);
   return 0;
 }
 
@@ -224,6 +276,9 @@ void add_generate(CommandLine& line) {
   c->add_option("--seed", args->seed, "Seed of the sampling");
   c->add_option("--device", args->device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+  c->add_option(
+      "--profile", args->profile,
+      "Record up to 100 tokens after the first three in this log directory, and print where their time went");
   c->add_option("--threads", args->threads, "CPU threads (default: all cores)")->check(CLI::Range(0, 1024));
   line.on(c, [args] { return run_generate(*args); });
 }

@@ -69,5 +69,19 @@ case $case_name in
     expect 0 run 1 profile compare bench/logs bench/logs
     expect 64 run 1 bench gemm --profile bench/logs
     ;;
+  profile_generate)
+    corpus
+    config c
+    expect 0 run 1 c.yaml pretrain.max_num_steps=2 policy.scheduler.lr_decay_iters=2
+    expect 0 run 1 generate c/checkpoints --prompt the --temperature 0 --max-tokens 20
+    cp out.txt plain.txt
+    expect 0 run 1 generate c/checkpoints --prompt the --temperature 0 --max-tokens 20 --profile g
+    head -c "$(stat -c %s plain.txt)" out.txt | cmp -s - plain.txt || fail "the text differs: $(cat out.txt)"
+    grep -q '^linear_forward\|^gemv' out.txt || fail "no operations: $(cat out.txt)"
+    [[ -s g/profile/step-1/profile.html && -s g/profile/step-1/rank-0.pftrace ]] || fail "no page or trace"
+    expect 0 run 1 profile compare g g
+    expect 64 run 1 generate c/checkpoints --prompt the --temperature 0 --max-tokens 3 --profile g
+    grep -q 'pieces of text were generated; expected 4 or more' err.txt || fail "no reason: $(cat err.txt)"
+    ;;
   *) fail "no such case: $case_name" ;;
 esac

@@ -198,50 +198,43 @@ profile::Peaks measure_peaks(const ops::Exec& exec) {
           .network = cpu.network.bandwidth};
 }
 
-Capture::Capture(const Recording& of, int64_t first, int64_t steps, size_t calls) : of_(of), first_(first) {
-  ops::Exec& exec = of.engine.exec();
+LocalCapture::LocalCapture(ops::Exec& exec, int64_t first, int64_t steps, size_t calls)
+    : exec_(exec), first_(first) {
   const size_t space = space_of(steps, calls);
   costs_.reserve(std::min(space, static_cast<size_t>(steps) * (calls + calls / 4)));
   ops::collect_costs(&costs_);
-  of.world.collective_log().record();
   at_begin_ = read_counters();
   trace::start(trace::Mode::timeline, space);
   if (exec.device) trace::attach_device(*exec.device, exec.stream);
 }
 
-Capture::~Capture() {
+LocalCapture::~LocalCapture() {
   ops::collect_costs(nullptr);
 }
 
-void Capture::begin_step() {
+void LocalCapture::begin_step() {
   begins_.push_back(comm::now_ns());
 }
 
-profile::Recorded Capture::finish() {
-  ops::Exec& exec = of_.engine.exec();
-  const comm::World& world = of_.world;
-  comm::CollectiveLog& log = of_.world.collective_log();
+profile::Recorded LocalCapture::finish(bool ended) {
   profile::Recorded record;
-  begins_.push_back(comm::now_ns());
-  if (exec.device) {
-    exec.device->synchronize();
+  if (!ended) begins_.push_back(comm::now_ns());
+  if (exec_.device) {
+    exec_.device->synchronize();
     trace::collect_device();
   }
   record.window = trace::take();
-  record.messages = log.take();
   const profile::HostCounters now = read_counters();
   ops::collect_costs(nullptr);
-  if (exec.device) {
+  if (exec_.device) {
     trace::detach_device();
     trace::start(trace::Mode::off);
   }
-  record.rank = world.rank();
-  record.host = world.hosts()[static_cast<size_t>(world.rank())];
-  record.device = exec.device ? exec.device->properties().name : "cpu";
+  record.device = exec_.device ? exec_.device->properties().name : "cpu";
   record.first_step = first_;
   record.last_step = first_ + std::ssize(begins_) - 2;
   record.costs = std::exchange(costs_, {});
-  record.on_device = exec.device != nullptr;
+  record.on_device = exec_.device != nullptr;
   record.step_begins = begins_;
   if (record.on_device) {
     const std::vector<std::string>& rows = record.window.rows;
@@ -249,6 +242,26 @@ profile::Recorded Capture::finish() {
     record.compute_row = static_cast<uint16_t>(row - rows.begin());
     record.step_begins = begins_on_device(record, begins_.size() - 1);
   }
+  record.counters = now;
+  record.counters.cpu_seconds -= at_begin_.cpu_seconds;
+  record.counters.starved -= at_begin_.starved;
+  record.counters.involuntary_switches -= at_begin_.involuntary_switches;
+  record.counters.migrations -= at_begin_.migrations;
+  return record;
+}
+
+Capture::Capture(const Recording& of, int64_t first, int64_t steps, size_t calls)
+    : of_(of), local_(of.engine.exec(), first, steps, calls) {
+  of.world.collective_log().record();
+}
+
+profile::Recorded Capture::finish() {
+  const comm::World& world = of_.world;
+  comm::CollectiveLog& log = of_.world.collective_log();
+  profile::Recorded record = local_.finish();
+  record.messages = log.take();
+  record.rank = world.rank();
+  record.host = world.hosts()[static_cast<size_t>(world.rank())];
   record.groups = groups_of(world, log);
   const plan::RunPlan& plan = of_.plan();
   record.buffers = plan.memory.buffers();
@@ -256,14 +269,9 @@ profile::Recorded Capture::finish() {
   if (plan.layout.stages > 1)
     record.bubble_fraction =
         plan::bubble(plan::schedule_options(of_.config.config, plan.layout, plan.batch.accumulation));
-  record.counters = now;
-  record.counters.cpu_seconds -= at_begin_.cpu_seconds;
-  record.counters.starved -= at_begin_.starved;
-  record.counters.involuntary_switches -= at_begin_.involuntary_switches;
-  record.counters.migrations -= at_begin_.migrations;
   exchange_all_arrivals(of_, record);
   of_.world.comm().barrier();  // all ranks measure at once, as they work
-  record.peaks = measure_peaks(exec);
+  record.peaks = measure_peaks(of_.engine.exec());
   return record;
 }
 

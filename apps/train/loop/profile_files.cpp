@@ -164,6 +164,24 @@ WrittenProfile write_profile(const Recording& run, const profile::Recorded& reco
   return {directory, std::move(merged)};
 }
 
+std::string write_local_profile(const profile::Recorded& record, profile::RunFacts facts,
+                                const std::string& log_dir) {
+  const std::string directory =
+      join_path(join_path(log_dir, "profile"), fmt::format("step-{}", record.first_step));
+  make_directories(directory);
+  facts.version = NRL_VERSION;
+  facts.command = command_line();
+  facts.started = time_now();
+  facts.first_step = record.first_step;
+  facts.last_step = record.last_step;
+  const profile::Profile merged = profile::merge({profile::analyze(record)}, std::move(facts));
+  write_file_atomic(join_path(directory, profile::profile_file), to_json(merged).dump(2) + "\n");
+  write_file_atomic(join_path(directory, "profile.html"),
+                    profile::html_page(merged, profile::timeline_of(record)));
+  profile::write_trace(join_path(directory, "rank-0.pftrace"), record);
+  return directory;
+}
+
 void remove_timelines(const Recording& run, const std::string& directory) {
   std::error_code ignored;
   std::filesystem::remove(timeline_path(directory, run, run.world.rank()), ignored);

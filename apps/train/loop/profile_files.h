@@ -24,6 +24,11 @@ struct WrittenProfile {
 WrittenProfile write_profile(const Recording& run, const profile::Recorded& record,
                              const std::string& log_dir);
 
+/// Writes profile.json, profile.html and the trace of a window of one process without ranks. Returns the
+/// directory.
+std::string write_local_profile(const profile::Recorded& record, profile::RunFacts facts,
+                                const std::string& log_dir);
+
 /// Removes the timelines that this rank has in the directory of a window.
 void remove_timelines(const Recording& run, const std::string& directory);
 
