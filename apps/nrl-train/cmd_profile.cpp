@@ -35,7 +35,7 @@ struct CompareArgs {
   std::string metric = "step_ms";
   double allowed = 0;  ///< percent
   bool gate = false, other_machine = false;
-  std::string json;
+  std::string json, html;
 };
 
 profile::OperationView view_of(const ShowArgs& args) {
@@ -68,9 +68,9 @@ int show(const ShowArgs& args, const char* member, Print* print, bool advise) {
 int run_compare(const CompareArgs& args) {
   if (!args.gate && args.metric != "step_ms")
     fail(Exit::usage, "--metric names the figure of the gate. Fix: add --fail-on-regression PERCENT");
-  profile::Profile before = profile::load_profile(args.before);
+  profile::Profile before = profile::load_steps(args.before);
   profile::Comparison comparison =
-      profile::compare(before, profile::load_profile(args.after), args.other_machine);
+      profile::compare(before, profile::load_steps(args.after), args.other_machine);
   if (profile::changes_runs(comparison)) {
     search::advise(before);
     comparison.prediction = profile::prediction_of(before.findings, comparison);
@@ -79,6 +79,10 @@ int run_compare(const CompareArgs& args) {
   if (!args.json.empty()) {
     write_file_atomic(args.json, profile::to_json(comparison).dump(2) + "\n");
     log::info("wrote {}", args.json);
+  }
+  if (!args.html.empty()) {
+    write_file_atomic(args.html, profile::html_page(comparison));
+    log::info("wrote {}", args.html);
   }
   if (!args.gate) return 0;
   const profile::Metric& metric = comparison.metric(args.metric);
@@ -115,7 +119,8 @@ void add_compare(CommandLine& line, CLI::App* group) {
                "  nrl-train profile compare results/before/logs results/after/logs\n"
                "  nrl-train profile compare results/before/logs results/after/logs --fail-on-regression 10",
                group);
-  c->add_option("baseline", args->before, "Log directory, LOG_DIR/profile/step-N, or a profile.json")
+  c->add_option("baseline", args->before,
+                "Log directory, LOG_DIR/profile/step-N, a profile.json, or a file of bench step --json")
       ->required();
   c->add_option("optimized", args->after, "The profile to compare with it")->required();
   c->add_option("--metric", args->metric,
@@ -127,6 +132,7 @@ void add_compare(CommandLine& line, CLI::App* group) {
           ->check(finite_range(0, 1e6));
   c->add_flag("--other-machine", args->other_machine, "Compare runs of different machines all the same");
   c->add_option("--json", args->json, "Write the comparison to this file");
+  c->add_option("--html", args->html, "Write it as a page");
   line.on(c, [args, gate] {
     args->gate = gate->count() > 0;
     return run_compare(*args);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "apps/monitor/format.h"
+#include "apps/monitor/html.h"
 #include "apps/profile/summary.h"
 #include "apps/profile/text.h"
 #include "core/base/error.h"
@@ -76,8 +77,10 @@ std::string number(const Metric& m, double value) {
   return m.name.ends_with("_ms") ? fmt::format("{:.2f}", value) : grouped(std::llround(value));
 }
 
-std::string changes_text(const std::vector<Change>& changes, const char* what, size_t top) {
-  std::vector<std::vector<std::string>> rows{{what, "baseline ms", "optimized ms", "difference"}};
+using TableRows = std::vector<std::vector<std::string>>;
+
+TableRows change_rows(const std::vector<Change>& changes, const char* what, size_t top) {
+  TableRows rows{{what, "baseline ms", "optimized ms", "difference"}};
   Change rest{.name = "others", .before = 0, .after = 0}, sum{.name = "step", .before = 0, .after = 0};
   const auto add = [&](const Change& c) {
     rows.push_back({c.name, fmt::format("{:.2f}", c.before * 1e3), fmt::format("{:.2f}", c.after * 1e3),
@@ -95,7 +98,7 @@ std::string changes_text(const std::vector<Change>& changes, const char* what, s
   }
   if (changes.size() > top) add(rest);
   add(sum);
-  return aligned(rows, 1);
+  return rows;
 }
 
 }  // namespace
@@ -169,7 +172,9 @@ Comparison compare(const Profile& before, const Profile& after, bool other_machi
   fact("threads", std::to_string(before.facts.threads), std::to_string(after.facts.threads));
   const ConfigResult config_a = load_config_text(before.facts.config, "baseline"),
                      config_b = load_config_text(after.facts.config, "optimized");
-  if (config_a.ok() && config_b.ok())
+  if (before.facts.config.empty() || after.facts.config.empty())
+    c.unreadable = "results of bench hold no configuration";
+  else if (config_a.ok() && config_b.ok())
     c.keys = differences(config_a, config_b);
   else
     c.unreadable = fmt::format("the configuration of the {} does not load with this version",
@@ -218,33 +223,78 @@ std::string slower_text(const Profile& before, const Profile& after, double allo
                      step.after, step.before, percent(step.worse()), most->name, most->difference() * 1e3);
 }
 
-std::string text(const Comparison& c) {
-  std::vector<std::vector<std::string>> rows{
-      {"metric", "baseline", "optimized", "improvement", "95 % interval", "better"}};
+namespace {
+
+constexpr size_t most_operations = 10;
+
+TableRows metric_rows(const Comparison& c) {
+  TableRows rows{{"metric", "baseline", "optimized", "improvement", "95 % interval", "better"}};
   for (const Metric& m : c.metrics) {
     const Interval i = m.worse_interval();
     rows.push_back({m.name, number(m, m.before), number(m, m.after), percent(-m.worse()),
                     i.width() > 0 ? fmt::format("[{:+.1f}, {:+.1f}]", -100 * i.high, -100 * i.low) : "exact",
                     m.lower_is_better ? "lower" : "higher"});
   }
-  std::string out = aligned(rows, 1, true);
-  if (const Prediction& p = c.prediction; !p.overrides.empty() && !c.metrics.empty()) {
-    double wall = 0;
-    for (const Change& change : c.split) wall += change.before;
-    out += monitor::labeled_lines(
-        {{"verdict", fmt::format("{}: predicted {}, measured {}", joined(p.overrides, " "),
-                                 percent(p.step_s / wall - 1), percent(c.metrics.front().worse()))}});
-  }
-  out += "\n" + changes_text(c.split, "part of the step", c.split.size());
-  out += "\n" + changes_text(c.operations, "operation", 10);
-  out += "\nwhat changed\n";
-  std::vector<std::vector<std::string>> keys;
+  return rows;
+}
+
+TableRows key_rows(const Comparison& c) {
+  TableRows rows;
   for (const auto* list : {&c.facts, &c.keys})
     for (const KeyDifference& d : *list)
-      keys.push_back({"  " + d.key, clipped(d.a, 30), "->", clipped(d.b, 30)});
+      rows.push_back({"  " + d.key, clipped(d.a, 30), "->", clipped(d.b, 30)});
+  return rows;
+}
+
+/// Empty: no verdict named what was changed.
+std::string prediction_text(const Comparison& c) {
+  if (c.prediction.overrides.empty() || c.metrics.empty()) return "";
+  double wall = 0;
+  for (const Change& change : c.split) wall += change.before;
+  return fmt::format("{}: predicted {}, measured {}", joined(c.prediction.overrides, " "),
+                     percent(c.prediction.step_s / wall - 1), percent(c.metrics.front().worse()));
+}
+
+std::string html_table(const TableRows& rows) {
+  std::string out = "<table>\n";
+  for (size_t i = 0; i < rows.size(); ++i) {
+    out += "<tr>";
+    const char* const tag = i == 0 ? "th" : "td";
+    for (const std::string& cell : rows[i])
+      out += fmt::format("<{0}>{1}</{0}>", tag, monitor::html_escaped(cell));
+    out += "</tr>\n";
+  }
+  return out + "</table>\n";
+}
+
+}  // namespace
+
+std::string text(const Comparison& c) {
+  std::string out = aligned(metric_rows(c), 1, true);
+  if (const std::string prediction = prediction_text(c); !prediction.empty())
+    out += monitor::labeled_lines({{"verdict", prediction}});
+  out += "\n" + aligned(change_rows(c.split, "part of the step", c.split.size()), 1);
+  out += "\n" + aligned(change_rows(c.operations, "operation", most_operations), 1);
+  out += "\nwhat changed\n";
+  const TableRows keys = key_rows(c);
   out += keys.empty() ? "  nothing that the profiles hold\n" : aligned(keys, 4);
   if (!c.unreadable.empty()) out += "  " + c.unreadable + "\n";
   return out;
+}
+
+std::string html_page(const Comparison& c) {
+  std::string page = monitor::page_begin("Comparison of two profiles", "nrl-train profile compare");
+  page += html_table(metric_rows(c));
+  if (const std::string prediction = prediction_text(c); !prediction.empty())
+    page += fmt::format("<p>{}</p>\n", monitor::html_escaped(prediction));
+  page += "<h2>The step</h2>\n" + html_table(change_rows(c.split, "part", c.split.size()));
+  page += "<h2>Operations</h2>\n" + html_table(change_rows(c.operations, "operation", c.operations.size()));
+  page += "<h2>What changed</h2>\n";
+  TableRows keys = key_rows(c);
+  keys.insert(keys.begin(), {"key", "baseline", "", "optimized"});
+  page += keys.size() > 1 ? html_table(keys) : "<p>nothing that the profiles hold</p>\n";
+  if (!c.unreadable.empty()) page += fmt::format("<p>{}</p>\n", monitor::html_escaped(c.unreadable));
+  return page + std::string(monitor::page_end);
 }
 
 std::string gate_text(const Comparison& c, const Metric& m, double allowed) {

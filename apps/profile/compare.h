@@ -78,5 +78,7 @@ std::string text(const Comparison& comparison);
 /// The verdict in one sentence. `allowed` as for judge().
 std::string gate_text(const Comparison& comparison, const Metric& metric, double allowed);
 JsonValue to_json(const Comparison& comparison);
+/// The same as a page without scripts and other files.
+std::string html_page(const Comparison& comparison);
 
 }  // namespace nrl::profile

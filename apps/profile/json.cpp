@@ -8,6 +8,7 @@
 
 #include "apps/profile/summary.h"
 #include "core/base/error.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 
 namespace nrl::profile {
@@ -377,6 +378,43 @@ Profile profile_from(const JsonValue& json) {
 Profile load_profile(const std::string& path) {
   const std::string file = find_profile(path);
   return profile_from(read_json(file));
+}
+
+namespace {
+
+Profile profile_of_bench(const JsonValue& json, const std::string& path) {
+  if (json.get_string("bench") != "step")
+    fail(Exit::data, "{}: results of bench {}; expected of bench step", path,
+         clipped(json.get_string("bench")));
+  RankProfile rank;
+  rank.device = json.at("device").get_string("name");
+  rank.memory.peak = json.get_int("planned_bytes");
+  const JsonValue::Array& rows = json.at("rows").items();
+  const int64_t timed = json.get_int("timed_steps");
+  if (timed < 1 || timed > std::ssize(rows))
+    fail(Exit::data, "{}: timed_steps is {}; expected 1 to {}, the number of rows", path, timed, rows.size());
+  for (size_t i = rows.size() - static_cast<size_t>(timed); i < rows.size(); ++i) {
+    const double seconds = rows[i].get_double("step_ms") * 1e-3;
+    if (!std::isfinite(seconds) || seconds <= 0) fail(Exit::data, "{}: a step takes {} s", path, seconds);
+    rank.step_s.push_back(seconds);
+    rank.split.wall += seconds / static_cast<double>(timed);
+  }
+  rank.split.unattributed = rank.split.wall;
+  Profile profile;
+  profile.facts.version = json.get_string("program");
+  profile.facts.tokens_per_step = json.get_int("tokens_per_step");
+  if (profile.facts.tokens_per_step < 1) fail(Exit::data, "{}: tokens_per_step is below 1", path);
+  profile.split = rank.split;
+  profile.ranks = {std::move(rank)};
+  return profile;
+}
+
+}  // namespace
+
+Profile load_steps(const std::string& path) {
+  if (!path_exists(path) || is_directory(path)) return load_profile(path);
+  const JsonValue json = read_json(path);
+  return json.contains("bench") ? profile_of_bench(json, path) : profile_from(json);
 }
 
 }  // namespace nrl::profile

@@ -25,5 +25,8 @@ Profile profile_from(const JsonValue& json);
 /// Reads profile.json at `path`: the file, its directory, or a log directory, whose last window is read.
 /// Fails with Exit::no_input where there is none.
 Profile load_profile(const std::string& path);
+/// The same, or the steps of a file of `bench step --json`, of which a profile holds only the times, the
+/// tokens and the planned memory.
+Profile load_steps(const std::string& path);
 
 }  // namespace nrl::profile

@@ -66,7 +66,11 @@ case $case_name in
     grep -q '^step .* of 3 steps)' out.txt || fail "no window: $(cat out.txt)"
     grep -q '^rank  own work ms' out.txt || fail "not all ranks: $(cat out.txt)"
     [[ -s bench/logs/profile/step-1/profile.html && -s bench/logs/profile/step-1/all.pftrace ]] || fail "no page or trace"
-    expect 0 run 1 profile compare bench/logs bench/logs
+    expect 0 run 1 profile compare bench/logs bench/logs --html compare.html
+    grep -q '<td>step_ms</td>' compare.html || fail "no page of the comparison"
+    expect 0 run 1 bench step c.yaml --steps 3 --json bench.json
+    expect 0 run 1 profile compare bench.json bench.json --fail-on-regression 5
+    grep -q 'results of bench hold no configuration' out.txt || fail "no word about keys: $(cat out.txt)"
     expect 64 run 1 bench gemm --profile bench/logs
     ;;
   profile_generate)

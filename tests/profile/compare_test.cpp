@@ -206,3 +206,18 @@ TEST_CASE("a change that a verdict named is compared with its prediction", "[pro
   after.facts.config = config_with(8) + "logger: {log_dir: b}\n";
   CHECK_FALSE(profile::changes_runs(profile::compare(before, after)));
 }
+
+TEST_CASE("a comparison as a page", "[profile]") {
+  Profile before = sample(0.1, 0.02), after = sample(0.09, 0.02);
+  before.ranks[0].operations[0].name = after.ranks[0].operations[0].name = "<b>&";
+  after.facts.config = config_with(8, ", num_workers: 3");
+  profile::Comparison c = profile::compare(before, after);
+  c.prediction = {.overrides = {"data.num_workers=3"}, .step_s = 0.111};
+  const std::string page = profile::html_page(c);
+  CHECK(page.find("<td>step_ms</td><td>121.00</td><td>111.00</td><td>+8.3 %</td>") != std::string::npos);
+  CHECK(page.find("data.num_workers=3: predicted -8.3 %, measured -8.3 %") != std::string::npos);
+  CHECK(page.find("<td>&lt;b&gt;&amp;</td>") != std::string::npos);
+  CHECK(page.find("<b>") == std::string::npos);
+  CHECK(page.find("<script") == std::string::npos);
+  CHECK(page.ends_with("</html>\n"));
+}

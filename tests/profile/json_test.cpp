@@ -9,7 +9,9 @@
 #include "apps/profile/analyze.h"
 #include "core/base/error.h"
 #include "core/base/philox.h"
+#include "core/io/atomic_file.h"
 #include "tests/catch.h"
+#include "tests/io/io_test_util.h"
 #include "tests/profile/synthetic.h"
 
 using namespace nrl;
@@ -187,4 +189,32 @@ TEST_CASE("a profile is found by its file, directory or log directory", "[profil
           std::string::npos);
   }
   std::filesystem::remove_all(base);
+}
+
+TEST_CASE("steps of bench are read as a profile", "[profile]") {
+  const nrl::test::TemporaryDirectory directory;
+  const std::string path = directory / "bench.json";
+  const auto load = [&](const std::string& bench, const std::string& timed, const std::string& ms,
+                        const std::string& tokens = "64") {
+    nrl::write_file_atomic(path, "{\"bench\":\"" + bench +
+                                     "\",\"program\":\"nrl-train 0.1.0\",\"device\":{\"name\":\"a CPU\"}," +
+                                     "\"tokens_per_step\":" + tokens +
+                                     ",\"planned_bytes\":1000,\"timed_steps\":" + timed +
+                                     ",\"rows\":[{\"step_ms\":9},{\"step_ms\":" + ms + "},{\"step_ms\":4}]}");
+    return nrl::profile::load_steps(path);
+  };
+  const nrl::profile::Profile p = load("step", "2", "2");
+  CHECK(p.ranks.at(0).step_s == std::vector<double>{0.002, 0.004});
+  CHECK(p.split.wall == Approx(0.003));
+  CHECK(p.facts.tokens_per_step == 64);
+  CHECK(p.ranks[0].memory.peak == 1000);
+  CHECK(p.ranks[0].device == "a CPU");
+  CHECK_THROWS_AS(load("gemm", "2", "2"), nrl::Error);
+  CHECK_THROWS_AS(load("step", "4", "2"), nrl::Error);
+  CHECK_THROWS_AS(load("step", "0", "2"), nrl::Error);
+  CHECK_THROWS_AS(load("step", "2", "-2"), nrl::Error);
+  CHECK_THROWS_AS(load("step", "2", "\"x\""), nrl::Error);
+  CHECK_THROWS_AS(load("step", "2", "2", "0"), nrl::Error);
+  nrl::write_file_atomic(path, "{\"bench\":\"step\"}");
+  CHECK_THROWS_AS(nrl::profile::load_steps(path), nrl::Error);
 }

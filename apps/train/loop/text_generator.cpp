@@ -11,6 +11,7 @@
 #include "core/device/cpu/features.h"
 #include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
+#include "core/trace/trace.h"
 
 namespace nrl::train {
 
@@ -134,8 +135,10 @@ bool TextGenerator::run(const SamplingOptions& options, const std::function<void
   for (int64_t made = 0;; ++made) {
     // Ids beyond the tokenizer's vocabulary (padding of the model's) are never sampled.
     const auto usable = std::min<size_t>(logits.size(), static_cast<size_t>(tokenizer_.vocab_size()));
-    const int32_t next =
-        sample_token(logits.first(usable), options, random.uniform(static_cast<uint64_t>(made)), order);
+    const int32_t next = [&] {
+      const trace::Range range("sample_token");
+      return sample_token(logits.first(usable), options, random.uniform(static_cast<uint64_t>(made)), order);
+    }();
     const bool ends =
         std::find(prompt_.end_ids.begin(), prompt_.end_ids.end(), next) != prompt_.end_ids.end();
     if (!ends) show(end.append(text.append(next)));
