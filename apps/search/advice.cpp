@@ -82,7 +82,8 @@ class Pricing {
     constexpr double most = 0.8;  // of the time, for latency
     latency = std::min(latency, most * seconds / calls);
     if (latency > 0) link.latency = latency;
-    link.bandwidth = bytes / (seconds - calls * latency);
+    // The time of a few bytes is none of their bandwidth.
+    if (bytes > 1 << 20) link.bandwidth = bytes / (seconds - calls * latency);
     return model;
   }
 

@@ -127,6 +127,32 @@ TEST_CASE("no gain is larger than what the cause costs, and the largest comes fi
   CHECK(p.findings[1].type == "data_loading");
 }
 
+TEST_CASE("the time of a few bytes says nothing of the bandwidth of links", "[advice]") {
+  const auto predicted = [](bool scalars) {
+    Profile p =
+        measured("  recompute: {granularity: none}\n",
+                 "distributed: {pipeline_parallel_size: 2, pipeline_layout: [6, 2]}\n", &Split::bubble, 0.01);
+    p.facts.stages = 2;
+    p.ranks.push_back(p.ranks[0]);
+    p.ranks[1].rank = 1;
+    p.ranks[1].split.imbalance = 0.6;
+    profile::GroupTime g;
+    g.group = "world";
+    g.operation = "all_reduce";
+    g.ranks = 2;
+    g.calls = 1;
+    g.wire = g.busy = 0.01;
+    g.wire_bytes = 136;
+    if (scalars) p.ranks[0].groups = {g};
+    search::advise(p);
+    const Finding* f = find(p, "pipeline_imbalance");
+    REQUIRE(f);
+    CHECK(f->overrides.front().starts_with("distributed.pipeline_layout="));
+    return f->predicted_s;
+  };
+  CHECK(predicted(true) == predicted(false));
+}
+
 TEST_CASE("buckets so small that their operations cost more than their bytes", "[advice]") {
   profile::RankProfile r;
   r.device = "cpu";
