@@ -458,7 +458,8 @@ void add_profiling(Table& t) {
           "NRL_NSYS_PROFILE_STEP_RANGE has priority. Must be in CONFIG itself or on the command line.");
   NRL_KEY(t, profiling.nsys.workers)
       .help(
-          "Patterns of the workers to capture, as of a shell; the ranks are named policy_worker. The variable "
+          "Patterns of the workers to capture, as of a shell; the ranks are named policy_worker. The "
+          "variable "
           "NRL_NSYS_WORKER_PATTERNS has priority.")
       .only_with({is_not("profiling.nsys.steps", "null", "set")});
 }

@@ -225,10 +225,10 @@ void StepLoop::guard(const StepInFlight& step, const engine::StepResult& result)
 Exit StepLoop::give_up(const std::string& why) {
   if (run_.world.rank() == 0)
     log::error_text(
-        fmt::format("instability at step {}: {}; {}.{}{} Fix: lower policy.optimizer.lr, or inspect the data "
+        fmt::format("instability at step {}: {}; {}{}{}. Fix: lower policy.optimizer.lr, or inspect the data "
                     "of these steps with nrl-train data show",
                     unstable_->step, unstable_->message, why,
-                    rollbacks_.empty() ? "" : " Rollbacks: ", fmt::join(rollbacks_, "; ")));
+                    rollbacks_.empty() ? "" : ". Rollbacks: ", fmt::join(rollbacks_, "; ")));
   return finish("diverged", Exit::diverged);
 }
 
