@@ -155,6 +155,7 @@ void Placement::choose(comm::World& world, const Config& config) {
       bound_ = fmt::format(", on CPU{} {}", cpus.size() == 1 ? "" : "s", cpu_list_text(cpus));
     });
   host_threads_ = threads_for(config.kernels, world.local_size());
+  clocks_ = config.logger.monitor_gpus;  // which opens the driver's library anyway
   request_.type = facts_.gpu ? DeviceType::cuda : DeviceType::cpu;
   request_.isa = plan::isa_for(config.kernels);
   request_.threads = host_threads_;
@@ -180,8 +181,9 @@ std::string Placement::describe(int kernels) const {
                            : "");
   const device::Properties& d = device_.accelerator.runtime->properties();
   return fmt::format("cuda, {} (device {} of {}, {} of {} free{}), {} kernels{}{}", d.name, device_.ordinal,
-                     device_.visible, human_bytes(capacity_), human_bytes(d.memory), clock_text(d.uuid),
-                     kernels, comm_text_.empty() ? "" : ", " + comm_text_, bound_);
+                     device_.visible, human_bytes(capacity_), human_bytes(d.memory),
+                     clocks_ ? clock_text(d.uuid) : "", kernels, comm_text_.empty() ? "" : ", " + comm_text_,
+                     bound_);
 }
 
 double native_factor(const ops::Exec& exec, DType operands) {

@@ -70,6 +70,7 @@ class Placement {
   DeviceRequest request_;
   int host_threads_ = 1;
   size_t memory_ = 0, capacity_ = 0;
+  bool clocks_ = false;  // are described
   std::string why_no_gpu_, comm_text_, bound_;
   RankDevice device_;
   std::unique_ptr<parallel::Groups> groups_;
