@@ -54,7 +54,18 @@ class OwnDirectory {
 };
 
 std::vector<std::string> without_monitoring(const Args& args, const std::string& directory, int64_t steps) {
-  static constexpr std::string_view off[] = {"checkpointing", "profiling", "logger", "monitoring"};
+  static constexpr std::string_view off[] = {"checkpointing",
+                                             "profiling",
+                                             "logger",
+                                             "logger.tensorboard",
+                                             "logger.wandb",
+                                             "logger.mlflow",
+                                             "logger.gpu_monitoring",
+                                             "monitoring",
+                                             "monitoring.alerting",
+                                             "monitoring.alerting.thresholds",
+                                             "monitoring.analysis",
+                                             "monitoring.visualization"};
   std::vector<std::string> out = args.overrides;
   for (std::string& ours : default_overrides(off)) out.push_back(std::move(ours));
   for (std::string& ours : train::steps_only_overrides(steps)) out.push_back(std::move(ours));

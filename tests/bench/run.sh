@@ -95,7 +95,12 @@ case $case_name in
     expect 0 "$nrl_train" prepare --input text.txt --tokenizer bytes --output corpus
     mkdir tmp
     export TMPDIR=$work/tmp
-    run=(bench overhead "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.model.vocab_size=272 data.train.data_path=corpus --quick)
+    # Whatever the configuration monitors is off in the blocks without.
+    cat "$source_dir/configs/bench-tiny.yaml" - >watched.yaml <<'TEXT'
+logger: {wandb_enabled: true, wandb: {project: p}, monitor_gpus: true, gpu_monitoring: {collection_interval: 3}}
+monitoring: {interval: 5, alerting: {enabled: true, rules: ["train/loss > 100"]}, visualization: {textfile: here.prom}}
+TEXT
+    run=(bench overhead watched.yaml "${tiny[@]}" policy.model.vocab_size=272 data.train.data_path=corpus --quick)
     expect 0 "$nrl_train" "${run[@]}" --json overhead.json
     for line in 'blocks    2 pairs of 1 step' 'step      ' 'report    ' 'start     '; do
       grep -q "^$line" out.txt || fail "no line '$line': $(cat out.txt)"
