@@ -10,6 +10,14 @@ bool trains_on_examples(const Config& config) {
   return config.algorithm != Algorithm::pretrain;
 }
 
+bool generates_rollouts(const Config& config) {
+  return config.algorithm == Algorithm::grpo && config.data.train.format == ExampleFormat::prompts;
+}
+
+int64_t rollouts_at_once(const Config& config) {
+  return config.rollout.num_prompts_per_step * config.rollout.num_generations_per_prompt;
+}
+
 std::optional<int64_t> packed_tokens(const PolicyConfig& policy) {
   if (policy.sequence_packing.enabled) return policy.sequence_packing.train_mb_tokens;
   if (policy.dynamic_batching.enabled) return policy.dynamic_batching.train_mb_tokens;
@@ -71,6 +79,7 @@ std::string format_refusal(Algorithm algorithm, ExampleFormat format) {
     case Algorithm::rm:
       return refusal(format == preference, "preferences");
     case Algorithm::grpo:
+      return refusal(format == rollouts || format == prompts, "rollouts or prompts");
     case Algorithm::distill:
       return refusal(format == rollouts, "rollouts");
   }

@@ -273,6 +273,22 @@ struct PolicyLossConfig {
   bool operator==(const PolicyLossConfig&) const = default;
 };
 
+/// Rollouts that a policy generates while it is trained (algorithm grpo, data.train.format: prompts).
+struct RolloutConfig {
+  int64_t num_prompts_per_step = 32;
+  int64_t num_generations_per_prompt = 16;
+  bool use_leave_one_out_baseline = true;
+  AdvantageStd advantage_std = AdvantageStd::group;
+  bool overlong_filtering = false;   ///< completions that reach max_new_tokens have no loss
+  bool use_dynamic_sampling = false;  ///< groups of equal rewards are replaced
+  int64_t dynamic_sampling_max_gen_batches = 10;
+  std::optional<int64_t> max_val_samples;  ///< prompts of an evaluation; unset: all
+  int64_t val_num_generations_per_prompt = 1;
+  AutoOr<int64_t> max_new_tokens;  ///< auto: as many as max_total_sequence_length leaves
+  double val_temperature = 0;      ///< of evaluations; 0: greedy
+  bool operator==(const RolloutConfig&) const = default;
+};
+
 /// Distillation from a teacher's log-probabilities in files (algorithm distill).
 struct DistillationConfig {
   KlDirection kl_type = KlDirection::forward;
@@ -486,6 +502,7 @@ struct Config {
   PreferenceConfig preference;     ///< keys of section dpo
   RewardModelConfig reward_model;  ///< keys of section rm
   PolicyLossConfig loss_fn;
+  RolloutConfig rollout;            ///< keys of sections grpo and policy.generation
   DistillationConfig distillation;  ///< keys of section distill
   DataConfig data;
   CheckpointingConfig checkpointing;
@@ -496,6 +513,11 @@ struct Config {
   KernelsConfig kernels;
   bool operator==(const Config&) const = default;
 };
+
+/// True if the policy generates the rollouts that it is trained on.
+bool generates_rollouts(const Config& config);
+/// Completions that are generated at once, of one version of the weights.
+int64_t rollouts_at_once(const Config& config);
 
 /// True if steps consist of sequences of different lengths (data::ExampleSet), else of token files.
 bool trains_on_examples(const Config& config);

@@ -6,9 +6,9 @@
 namespace nrl {
 
 /// Content of the data files. `tokens`: token files of `nrl-train prepare`; the others are records with text,
-/// of which apps/data/examples makes examples.
-NRL_ENUM(ExampleFormat, (tokens, automatic, text, messages, instruction, preference, rollouts),
-         ("tokens", "auto", "text", "messages", "instruction", "preference", "rollouts"), ())
+/// of which apps/data/examples makes examples; `prompts`: records that the policy answers while it trains.
+NRL_ENUM(ExampleFormat, (tokens, automatic, text, messages, instruction, preference, rollouts, prompts),
+         ("tokens", "auto", "text", "messages", "instruction", "preference", "rollouts", "prompts"), ())
 /// Tokens that are predicted with loss. `automatic`: all of a text, all assistant messages of a conversation,
 /// the completion of a prompt.
 NRL_ENUM(TrainOn, (automatic, assistant, last_assistant, completion, all),

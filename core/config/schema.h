@@ -497,6 +497,8 @@ void add_top_keys(Table& table);
 void add_run_keys(Table& table);
 /// The loop of an algorithm.
 void add_loop(Table& table, Algorithm algorithm, LoopConfig Config::*loop);
+/// Rollouts that a policy generates.
+void add_rollout_keys(Table& t);
 /// Algorithms dpo, rm and grpo, and their losses.
 void add_objective_keys(Table& table);
 void add_distributed_keys(Table& table);

@@ -495,6 +495,7 @@ void add_run_keys(Table& t) {
   add_loop(t, Algorithm::pretrain, &Config::pretrain);
   add_loop(t, Algorithm::sft, &Config::sft);
   add_objective_keys(t);
+  add_rollout_keys(t);
   add_checkpointing(t);
   add_logger(t);
   t.section("kernels", "Kernels of the CPU and the GPU.");

@@ -1,35 +1,22 @@
 #include "apps/data/examples/example_batches.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
-#include "apps/data/numpy_random.h"
 #include "core/base/error.h"
 
 namespace nrl::data {
 
 ExampleBatches::ExampleBatches(std::shared_ptr<const Examples> examples, const ExampleBatchOptions& options)
-    : examples_(std::move(examples)), options_(options), position_(options.consumed_samples) {
+    : examples_(std::move(examples)),
+      options_(options),
+      position_(options.consumed_samples),
+      order_(examples_->size(), options.shuffle, options.seed) {
   NRL_CHECK(examples_->size() > 0 && options.global_batch > 0 && options.most_rows > 0);
 }
 
 int64_t ExampleBatches::rows_of(SequenceLength length) const {
   return std::max(options_.scores ? length.tokens : length.tokens - 1, 1);
-}
-
-int64_t ExampleBatches::example_at(int64_t position) {
-  const int64_t size = examples_->size(), epoch = position / size, at = position % size;
-  if (!options_.shuffle) return at;
-  if (epoch != epoch_) {
-    order_.resize(static_cast<size_t>(size));
-    std::iota(order_.begin(), order_.end(), 0);
-    // Seeds of neighboring epochs must give unrelated orders, which the seeding of the generator provides.
-    NumpyRandomState(static_cast<uint32_t>(options_.seed + static_cast<uint64_t>(epoch)))
-        .shuffle(std::span(order_));
-    epoch_ = epoch;
-  }
-  return order_[at];
 }
 
 const ExampleStep& ExampleBatches::begin_step() {
@@ -40,7 +27,7 @@ const ExampleStep& ExampleBatches::begin_step() {
   step_ = {.examples = count};
   std::vector<PackUnit> units;
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t example = example_at(position_ + i);
+    const int64_t example = order_.at(position_ + i);
     chosen_.push_back(example);
     PackUnit unit;
     for (int s = 0; s < examples_->sequences_per_example(); ++s) {

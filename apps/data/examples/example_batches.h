@@ -7,6 +7,7 @@
 #include <span>
 #include <vector>
 
+#include "apps/data/examples/epoch_order.h"
 #include "apps/data/examples/examples.h"
 #include "apps/data/loader.h"
 #include "apps/data/packing.h"
@@ -78,15 +79,13 @@ class ExampleBatches {
   int64_t rows() const { return rows_; }
 
  private:
-  int64_t example_at(int64_t position);
   int64_t rows_of(SequenceLength length) const;
   void append(int64_t example, int sequence);
 
   std::shared_ptr<const Examples> examples_;
   ExampleBatchOptions options_;
   int64_t position_;
-  int64_t epoch_ = -1;
-  std::vector<int32_t> order_;   // of epoch_
+  EpochOrder order_;
   std::vector<int64_t> chosen_;  // examples of the step
   Packing packing_;
   ExampleStep step_;

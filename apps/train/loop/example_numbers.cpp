@@ -46,23 +46,36 @@ class PairNumbers final : public data::StepNumbers {
 class RolloutNumbers final : public data::StepNumbers {
  public:
   RolloutNumbers(const Config& config, std::shared_ptr<const data::Examples> examples,
-                 std::shared_ptr<const data::SequenceNumbers> reference)
+                 std::shared_ptr<const data::SequenceNumbers> reference,
+                 std::shared_ptr<const data::SequenceNumbers> old)
       : loss_(config.loss_fn),
         aggregation_(loss_aggregation(config.loss_fn)),
         by_sequence_(plan::has_sequence_ratios(config.loss_fn.type)),
         longest_(static_cast<double>(config.policy.max_total_sequence_length)),
         examples_(std::move(examples)),
-        reference_(std::move(reference)) {
+        reference_(std::move(reference)),
+        old_(std::move(old)) {
     const bool given = examples_->columns().has(data::ExampleValue::advantage);
-    std::vector<double> values;
-    std::vector<int64_t> groups;
+    advantages_.resize(static_cast<size_t>(examples_->size()));
+    std::vector<double> rewards;
+    std::vector<int64_t> groups, rewarded;  // without completions that could not be judged
     for (int64_t e = 0; e < examples_->size(); ++e) {
-      values.push_back(
-          examples_->value(e, given ? data::ExampleValue::advantage : data::ExampleValue::reward));
-      groups.push_back(examples_->group(e));
+      const double value =
+          examples_->value(e, given ? data::ExampleValue::advantage : data::ExampleValue::reward);
+      if (given) {
+        advantages_[static_cast<size_t>(e)] = value;
+      } else if (std::isfinite(value)) {
+        rewards.push_back(value);
+        groups.push_back(examples_->group(e));
+        rewarded.push_back(e);
+      }
     }
     // Whole groups, however steps divide them.
-    advantages_ = given ? std::move(values) : data::advantages(values, groups, {}).values;
+    const data::AdvantageOptions options{.leave_one_out = config.rollout.use_leave_one_out_baseline,
+                                         .std = config.rollout.advantage_std};
+    const data::Advantages of_rewards = data::advantages(rewards, groups, options);
+    for (size_t i = 0; i < rewarded.size(); ++i)
+      advantages_[static_cast<size_t>(rewarded[i])] = of_rewards.values[i];
   }
 
   std::vector<int64_t> widths() const override { return std::vector<int64_t>(Column::count, 1); }
@@ -82,7 +95,10 @@ class RolloutNumbers final : public data::StepNumbers {
       if (batch.targets[batch.targets.size() - static_cast<size_t>(rows - t)] >= 0) {
         values[Column::normalizer] = normalizer;
         values[Column::advantage] = advantage;
-        if (!old.empty()) values[Column::old] = static_cast<double>(old[t + 1]);
+        if (old_)
+          values[Column::old] = old_->of(example, sequence)[t];
+        else if (!old.empty())
+          values[Column::old] = static_cast<double>(old[t + 1]);
         if (reference_) values[Column::reference] = reference_->of(example, sequence)[t];
         values[Column::importance] = 1;
         if (loss_.use_importance_sampling_correction)
@@ -124,7 +140,7 @@ class RolloutNumbers final : public data::StepNumbers {
   const bool by_sequence_;
   const double longest_;
   const std::shared_ptr<const data::Examples> examples_;
-  const std::shared_ptr<const data::SequenceNumbers> reference_;
+  const std::shared_ptr<const data::SequenceNumbers> reference_, old_;
   double tokens_ = 1, sequences_ = 1;  // of the step
   std::vector<double> advantages_;     // of the examples
 };
@@ -133,7 +149,8 @@ class RolloutNumbers final : public data::StepNumbers {
 
 std::shared_ptr<data::StepNumbers> example_numbers(const Config& config,
                                                    std::shared_ptr<const data::Examples> examples,
-                                                   std::shared_ptr<const data::SequenceNumbers> reference) {
+                                                   std::shared_ptr<const data::SequenceNumbers> reference,
+                                                   std::shared_ptr<const data::SequenceNumbers> old) {
   switch (config.algorithm) {
     case Algorithm::pretrain:
     case Algorithm::sft:
@@ -143,7 +160,8 @@ std::shared_ptr<data::StepNumbers> example_numbers(const Config& config,
       return std::make_shared<PairNumbers>(std::move(examples), std::move(reference),
                                            config.algorithm == Algorithm::rm);
     case Algorithm::grpo:
-      return std::make_shared<RolloutNumbers>(config, std::move(examples), std::move(reference));
+      return std::make_shared<RolloutNumbers>(config, std::move(examples), std::move(reference),
+                                              std::move(old));
     case Algorithm::distill:
       return teacher_numbers(std::move(examples), config.distillation.topk);
   }

@@ -172,7 +172,7 @@ void write_numbers(const std::string& path, const std::string& key, std::span<co
 
 void prepare_references(Run& run, monitor::StartPhases& phases) {
   const Config& c = run.config;
-  if (!plan::needs_reference(c)) return;
+  if (!plan::needs_reference(c) || generates_rollouts(c)) return;
   const auto kind = c.algorithm == Algorithm::dpo ? Kind::one : Kind::by_row;
   const parallel::Groups& groups = run.placement.groups();
   comm::World& world = run.world;

@@ -253,6 +253,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
       facts.metrics.push_back({.name = std::string(metric.name),
                                .value = counts.mean(metric, result.metrics[i]),
                                .brief = std::string(metric.brief)});
+  facts.metrics.insert(facts.metrics.end(), step.totals.metrics.begin(), step.totals.metrics.end());
   facts.lr = step.lr;
   facts.grad_norm = result.grad_norm;
   if (const model::MoeSpec& moe = run_.plan().spec.moe; moe.experts > 0)
@@ -260,7 +261,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
                     .z_loss = result.router[1],
                     .load = result.router[2],
                     .rounds = result.expert_rounds};
-  if (run_.train.examples)
+  if (run_.train.examples || run_.train.prompts)
     facts.examples = {.loss_tokens = step.totals.loss_tokens,
                       .efficiency = step.totals.efficiency,
                       .imbalance = step.totals.imbalance};
@@ -338,6 +339,14 @@ void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
       facts.metrics.push_back({.name = fmt::format("val_{}", specs[i].name),
                                .value = metrics[i],
                                .brief = std::string(specs[i].brief)});
+  report_evaluation(std::move(facts), seconds);
+}
+
+void RunReport::evaluation(std::vector<monitor::Metric> metrics, double seconds) {
+  report_evaluation({.step = run_.position.step, .metrics = std::move(metrics)}, seconds);
+}
+
+void RunReport::report_evaluation(monitor::EvalFacts facts, double seconds) {
   facts.seconds = seconds;
   facts.time = monitor::wall_seconds();
   log_row([&] { metrics_.eval(facts); });

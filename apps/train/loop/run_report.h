@@ -50,6 +50,8 @@ class RunReport {
   void step(const StepInFlight& step, const engine::StepResult& result);
   /// `metrics`: of the objective.
   void evaluation(const std::vector<double>& metrics, double seconds);
+  /// Without a loss.
+  void evaluation(std::vector<monitor::Metric> metrics, double seconds);
   /// Must be called before a checkpoint is saved: a session that starts from it continues the sinks there.
   void before_checkpoint() { sinks_.end_step(); }
   void checkpoint(const std::string& path, double seconds);
@@ -86,6 +88,7 @@ class RunReport {
 
  private:
   bool first() const { return run_.world.rank() == 0; }
+  void report_evaluation(monitor::EvalFacts facts, double seconds);
   /// Model FLOP/s of a rank. `keys`: mean number of keys that a token attends to.
   double rank_flops(double tokens_per_s, double keys) const;
   std::optional<double> mfu(double tokens_per_s, double keys) const;

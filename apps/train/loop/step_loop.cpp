@@ -48,9 +48,8 @@ Exit StepLoop::run() {
   if (at.step >= max_steps)
     return finish(fmt::format("nothing to do: the checkpoint is at step {} of {}", at.step, max_steps),
                   Exit::ok);
-  if (loop.val_at_start && at.step == 0) evaluate();
-
   auto source = open_source();
+  if (loop.val_at_start && at.step == 0) evaluate();
   report_.first_step();
   while (at.step < max_steps) {
     report_.profile().begin_step(at.step + 1);
@@ -103,7 +102,12 @@ void StepLoop::enter_epoch() {
   epoch_range_.emplace(trace::intern(fmt::format("epoch_{}", epoch)), trace::Kind::phase);
 }
 
-std::unique_ptr<StepSource> StepLoop::open_source() const {
+std::unique_ptr<StepSource> StepLoop::open_source() {
+  if (run_.train.prompts) {
+    auto source = std::make_unique<RolloutSource>(run_);
+    rollouts_ = source.get();
+    return source;
+  }
   const Position& at = run_.position;
   return training_source(run_.config, run_.train, run_.plan(), run_.placement.groups(), at.consumed_samples,
                          run_.max_steps() - at.step);
@@ -140,7 +144,7 @@ void StepLoop::begin_step(StepSource& source) {
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
-                     .stop = stop::requested() != 0 || run_.saver->lost_lock(),
+                     .stop = source.complete() && (stop::requested() != 0 || run_.saver->lost_lock()),
                      .gather = report_.wants_gathering(),
                      .profile = report_.profile().requested(),
                      .bounds = bounds(step.totals),
@@ -318,6 +322,8 @@ void StepLoop::evaluate() {
   report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::eval);
   const double begin = monitor::Timers::steady_seconds();
+  if (rollouts_)
+    return report_.evaluation(rollouts_->validate().metrics, monitor::Timers::steady_seconds() - begin);
   const std::vector<double> metrics = train::evaluate(run_);
   report_.evaluation(metrics, monitor::Timers::steady_seconds() - begin);
 }

@@ -12,6 +12,7 @@
 #include "apps/train/loop/run_report.h"
 #include "apps/train/loop/step_source.h"
 #include "apps/train/loop/text_samples.h"
+#include "apps/train/rollouts/rollout_source.h"
 #include "apps/train/start/run.h"
 #include "core/trace/trace.h"
 
@@ -29,7 +30,7 @@ class StepLoop {
   void enter_epoch();
   void begin_step(StepSource& source);
   std::optional<Exit> finish_steps(int leave);
-  std::unique_ptr<StepSource> open_source() const;
+  std::unique_ptr<StepSource> open_source();
   /// The limits of the next step, by monitoring.stability.
   engine::StepBounds bounds(const StepSource::Totals& totals) const;
   /// Looks for instability in a finished step, and for the cause of one that is not finite. Collective.
@@ -49,6 +50,7 @@ class StepLoop {
   Run& run_;
   RunReport& report_;
   TextSamples* samples_;
+  RolloutSource* rollouts_ = nullptr;  // null: rollouts are not generated
   LrSchedule schedule_;
   std::deque<StepInFlight> in_flight_;
   int64_t first_step_, first_updates_;  // of this process

@@ -2,10 +2,12 @@
 // Where the microbatches of steps and evaluations come from.
 
 #include <memory>
+#include <vector>
 
 #include "apps/data/examples/example_batches.h"
 #include "apps/data/loader.h"
 #include "apps/engine/engine.h"
+#include "apps/monitor/facts.h"
 #include "apps/train/start/run_data.h"
 
 namespace nrl::train {
@@ -30,12 +32,15 @@ class StepSource {
     int64_t examples = 0;     ///< samples, or examples of any lengths
     double efficiency = 1;    ///< tokens relative to those that the microbatches have room for
     double imbalance = 0;     ///< largest work of a data-parallel rank relative to their mean, - 1
+    std::vector<monitor::Metric> metrics = {};  ///< to be reported with the step
     engine::LossCounts counts() const {
       return {.tokens = static_cast<double>(loss_tokens), .examples = static_cast<double>(examples)};
     }
   };
   /// After the last microbatch of a global batch. Collective.
   virtual Totals totals() = 0;
+  /// False between global batches that belong together: a run neither stops nor saves there.
+  virtual bool complete() const { return true; }
 };
 
 /// Samples of equal length of token files. `dataset` and `groups` must outlive the source.

@@ -88,7 +88,16 @@ monitor::RunFacts describe_run(const Run& run, double peak_flops) {
                            model::head_text(spec), precision_text(c, plan, run.engine->exec())));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   if (const std::string trained = trained_text(spec); !trained.empty()) add("trains", trained);
-  if (run.train.examples) {
+  if (run.train.prompts) {
+    const RolloutConfig& rollout = c.rollout;
+    add("rollouts", fmt::format("{} prompts x {} completions at once: {} steps of {} sequences, {} x {} dp   "
+                                "{} steps",
+                                rollout.num_prompts_per_step, rollout.num_generations_per_prompt,
+                                rollouts_at_once(c) / plan.batch.global, plan.batch.global,
+                                microbatches_text(c.policy, plan.batch.micro, plan.microbatch_tokens()),
+                                plan.batch.data_parallel, run.max_steps()));
+    add("data", run.train.prompts->describe());
+  } else if (run.train.examples) {
     const int64_t rows = plan.microbatch_tokens();
     add("batch",
         fmt::format("{} examples of up to {} tokens a step, {} x {} dp   {} steps", plan.batch.global,

@@ -98,13 +98,22 @@ void require_columns(const Config& c, const data::ExampleSet& set, const char* n
           "loss_fn.use_importance_sampling_correction compares them", "add both, or set the key to false");
 }
 
-std::shared_ptr<const data::Examples> open_examples(const Config& c, bool validation, int64_t vocab_size,
-                                                    const ExampleOpening& opening) {
-  const auto tokenizer = tokenizer_of_run(c);
+std::unique_ptr<data::Tokenizer> required_tokenizer(const Config& c) {
+  auto tokenizer = tokenizer_of_run(c);
   if (!tokenizer)
     fail(Exit::config, "policy.tokenizer.name must be given for algorithm {}: {}", name_of(c.algorithm),
          c.policy.model_name ? fmt::format("{} has no tokenizer", clipped(*c.policy.model_name))
                              : "the model is from scratch");
+  return tokenizer;
+}
+
+std::shared_ptr<const data::Prompts> open_prompts(const Config& c, bool validation, int64_t vocab_size) {
+  return std::make_shared<data::Prompts>(example_options(c, validation, vocab_size), *required_tokenizer(c));
+}
+
+std::shared_ptr<const data::Examples> open_examples(const Config& c, bool validation, int64_t vocab_size,
+                                                    const ExampleOpening& opening) {
+  const auto tokenizer = required_tokenizer(c);
   const char* const name = validation ? "data.validation" : "data.train";
   auto set = data::open_examples(example_options(c, validation, vocab_size), *tokenizer, opening.threads,
                                  opening.progress);
@@ -154,6 +163,13 @@ TrainData plan_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
 
 TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_batch,
                           const ExampleOpening& opening) {
+  if (generates_rollouts(c)) {
+    TrainData out;
+    out.prompts = open_prompts(c, false, vocab_size);
+    out.epoch_samples = out.prompts->size() * c.rollout.num_generations_per_prompt;
+    plan_steps(c, global_batch, out);
+    return out;
+  }
   if (trains_on_examples(c)) {
     TrainData out;
     out.examples = open_examples(c, false, vocab_size, opening);
@@ -167,7 +183,7 @@ TrainData open_train_data(const Config& c, int64_t vocab_size, int64_t global_ba
 }
 
 void extend_train_data(TrainData& train, int64_t samples) {
-  if (train.examples) return;  // epochs follow each other without an end
+  if (train.examples || train.prompts) return;  // epochs follow each other without an end
   train.dataset.reset();
   train.samples = train.options.samples = samples;
   train.dataset = data::open_token_dataset(train.options);
@@ -177,6 +193,11 @@ std::optional<ValidationData> open_validation_data(const Config& c, const TrainD
                                                    int64_t vocab_size, int64_t global_batch,
                                                    const ExampleOpening& opening) {
   if (!evaluates(c)) return std::nullopt;
+  if (generates_rollouts(c)) {
+    ValidationData out;
+    out.prompts = open_prompts(c, true, vocab_size);
+    return out;
+  }
   if (trains_on_examples(c)) {
     ValidationData out;
     out.examples = open_examples(c, true, vocab_size, opening);

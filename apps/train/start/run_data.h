@@ -9,6 +9,7 @@
 
 #include "apps/data/examples/example_set.h"
 #include "apps/data/examples/examples.h"
+#include "apps/data/examples/prompts.h"
 #include "apps/data/examples/sequence_numbers.h"
 #include "apps/data/gpt_dataset.h"
 #include "apps/data/loader.h"
@@ -29,6 +30,8 @@ struct TrainData {
   /// With an algorithm that trains on examples, instead of dataset and options.
   std::shared_ptr<const data::Examples> examples;
   std::shared_ptr<const data::SequenceNumbers> reference;  ///< of the examples, if the objective needs one
+  /// Of a policy that generates its rollouts (generates_rollouts()), instead of examples.
+  std::shared_ptr<const data::Prompts> prompts;
 };
 /// Everything except the dataset. Of token files only.
 TrainData plan_train_data(const Config& config, int64_t vocab_size, int64_t global_batch);
@@ -55,6 +58,7 @@ struct ValidationData {
   std::unique_ptr<data::TokenDataset> dataset;     ///< null after plan_validation_data()
   std::shared_ptr<const data::Examples> examples;  ///< see TrainData
   std::shared_ptr<const data::SequenceNumbers> reference;
+  std::shared_ptr<const data::Prompts> prompts;
 };
 /// Everything except the dataset; unset if the run does not evaluate. Of token files only.
 std::optional<ValidationData> plan_validation_data(const Config& config, const TrainData& train,

@@ -105,9 +105,7 @@ void open_data(Run& run, const plan::RunPlan& plan, monitor::StartPhases& phases
   run.train = open_train_data(c, plan.spec.vocab_size, global, opening);
   run.position.global_batch = global;
   run.validation = open_validation_data(c, run.train, plan.spec.vocab_size, global, opening);
-  if (run.train.examples) {
-    return;
-  }
+  if (run.train.examples || run.train.prompts) return;
   add_order_warnings(run, run.train.options);
   run.position.dataset_samples = run.train.samples;
   if (!run.validation) return;

@@ -133,6 +133,7 @@ JsonValue to_json(const Position& p) {
                                      {"global_batch", p.global_batch},
                                      {"best_val_loss", p.best_val_loss},
                                      {"best_val_step", p.best_val_step}});
+  if (p.prompts > 0) out.set("prompts", p.prompts);
   if (p.recoveries > 0) {
     out.set("lr_factor", p.lr_factor);
     out.set("recoveries", p.recoveries);
@@ -240,6 +241,7 @@ Position read_position(const CheckpointReader& reader) {
   p.tokens = counter("tokens", max_tokens);
   p.dataset_samples = counter("dataset_samples", max_samples);
   p.global_batch = counter("global_batch", INT32_MAX);
+  if (json.find("prompts")) p.prompts = counter("prompts", max_samples);
   p.best_val_step = counter("best_val_step", p.step);
   p.best_val_loss = json.get_double("best_val_loss");
   if (!(p.best_val_loss >= 0 && p.best_val_loss <= max_loss))

@@ -35,6 +35,7 @@ struct Position {
   int64_t clean_steps = 0;      ///< steps without overflow since it changed
   int64_t dataset_samples = 0;  ///< number of samples for which the data order was built
   int64_t global_batch = 0;
+  int64_t prompts = 0;       ///< position in the order of the prompts that the policy answers
   double best_val_loss = 0;  ///< 0: none yet
   int64_t best_val_step = 0;
   double lr_factor = 1;    ///< of the learning rate, by rollbacks

@@ -1,0 +1,47 @@
+#pragma once
+// Steps on rollouts that the policy generates: generation, rewards, log-probabilities before the update, then
+// one or several optimizer steps.
+
+#include <memory>
+#include <optional>
+
+#include "apps/train/loop/step_source.h"
+#include "apps/train/rollouts/rollouts.h"
+#include "apps/train/start/run.h"
+#include "core/io/append_file.h"
+
+namespace nrl::train {
+
+/// rollouts_at_once() completions are trained in as many optimizer steps as they make global batches. All of
+/// it between two updates belongs to one version of the weights.
+class RolloutSource final : public StepSource {
+ public:
+  /// The run's data are prompts. `run` and the engine must outlive the source.
+  explicit RolloutSource(Run& run);
+  ~RolloutSource() override;
+
+  int64_t begin() override;
+  Item next() override { return steps_->next(); }
+  Totals totals() override;
+  /// The last global batch of the rollouts: a run may end, or save, only there.
+  bool complete() const override { return used_ == updates_; }
+
+  /// Collective. Answers the validation prompts.
+  Rollouts::Made validate();
+
+ private:
+  void make();
+  void write_samples(const std::vector<JsonValue>& samples, const char* of);
+
+  Run& run_;
+  struct Tools;  ///< generator and rewards
+  const std::unique_ptr<Tools> tools_;
+  std::unique_ptr<Rollouts> rollouts_;
+  const int64_t updates_;  ///< global batches of the rollouts
+  int64_t used_;           ///< of them so far
+  std::unique_ptr<StepSource> steps_;
+  std::vector<monitor::Metric> metrics_;  ///< of rollouts that no step has reported
+  AppendFile samples_;
+};
+
+}  // namespace nrl::train

@@ -1,0 +1,65 @@
+// Keys of rollouts that a policy generates while it is trained.
+#include "core/config/schema.h"
+
+namespace nrl::config_detail {
+namespace {
+
+const Need generates{is("data.train.format", {"prompts"})};
+
+// NRL_ROLLOUT_KEY(t, "grpo.", a): the key "grpo.a" bound to RolloutConfig::a.
+#define NRL_ROLLOUT_KEY(table, section, member)                                                       \
+  table.key(section #member, [](auto& c) -> auto& { return c.rollout.member; }).only_with(generates)
+
+}  // namespace
+
+void add_rollout_keys(Table& t) {
+  NRL_ROLLOUT_KEY(t, "grpo.", num_prompts_per_step)
+      .at_least(1)
+      .at_most(1 << 20)
+      .help("Prompts that the policy answers at once, with the same weights.");
+  NRL_ROLLOUT_KEY(t, "grpo.", num_generations_per_prompt)
+      .at_least(1)
+      .at_most(1 << 16)
+      .alias("training.num_generations")
+      .help(
+          "Completions of each prompt: a group, in which rewards are compared. With num_prompts_per_step they "
+          "make one or several global batches (policy.train_global_batch_size).");
+  NRL_ROLLOUT_KEY(t, "grpo.", use_leave_one_out_baseline)
+      .help("Compare a reward with the mean of the others of its group; false: with the mean of all of it.");
+  NRL_ROLLOUT_KEY(t, "grpo.", advantage_std)
+      .on_off("grpo.normalize_rewards", "group", "none")
+      .help(
+          "Divisor of the differences: none; the standard deviation of the group, of its others, or of all "
+          "rewards of the rollouts (batch).");
+  NRL_ROLLOUT_KEY(t, "grpo.", overlong_filtering)
+      .help("No loss for completions that were cut off at policy.generation.max_new_tokens.");
+  NRL_ROLLOUT_KEY(t, "grpo.", use_dynamic_sampling)
+      .help("Replace groups of equal rewards, which train nothing, by completions of further prompts (DAPO).");
+  NRL_ROLLOUT_KEY(t, "grpo.", dynamic_sampling_max_gen_batches)
+      .at_least(1)
+      .at_most(1000)
+      .help("Times num_prompts_per_step prompts that are answered at most to find such groups.")
+      .only_with({is("grpo.use_dynamic_sampling", {"true"})});
+  NRL_ROLLOUT_KEY(t, "grpo.", max_val_samples)
+      .at_least(1)
+      .help("Prompts of an evaluation, from the first one on; null: all.")
+      .only_with(evaluates());
+  NRL_ROLLOUT_KEY(t, "grpo.", val_num_generations_per_prompt)
+      .at_least(1)
+      .at_most(1024)
+      .help("Completions of each prompt of an evaluation, for pass@k.")
+      .only_with(evaluates());
+  t.section("policy.generation", "Generation of rollouts (algorithm grpo, data.train.format: prompts).",
+            {Algorithm::grpo});
+  NRL_ROLLOUT_KEY(t, "policy.generation.", max_new_tokens)
+      .at_least(1)
+      .alias("training.max_completion_length")
+      .help("Most tokens of a completion; auto: as many as policy.max_total_sequence_length leaves.");
+  NRL_ROLLOUT_KEY(t, "policy.generation.", val_temperature)
+      .at_least(0)
+      .at_most(100)
+      .help("Temperature of the samples of evaluations; 0: the most probable tokens. Rollouts have 1.")
+      .only_with(evaluates());
+}
+
+}  // namespace nrl::config_detail
