@@ -503,6 +503,7 @@ struct Config {
   RewardModelConfig reward_model;  ///< keys of section rm
   PolicyLossConfig loss_fn;
   RolloutConfig rollout;            ///< keys of sections grpo and policy.generation
+  std::vector<std::string> reward;  ///< JSON objects, or names of types (apps/reward/spec.h)
   DistillationConfig distillation;  ///< keys of section distill
   DataConfig data;
   CheckpointingConfig checkpointing;

@@ -64,6 +64,30 @@ std::string guess_number(const Key& key, const std::string& text) {
   return "";
 }
 
+/// JSON of a node, with numbers and so on as YAML's core schema reads them.
+std::string json_of(const Node& node) {
+  std::string out;
+  switch (node.kind) {
+    case Node::Kind::null:
+      return "null";
+    case Node::Kind::scalar:
+      if (node.quoted) return json_string(node.text);
+      if (is_null_text(node.text)) return "null";
+      if (const auto flag = parse_boolean(node.text)) return *flag ? "true" : "false";
+      if (const auto whole = parse_integer(node.text)) return std::to_string(*whole);
+      if (const auto number = parse_number(node.text)) return json_text(Value{*number});
+      return json_string(node.text);
+    case Node::Kind::list:
+      for (const Node& item : node.items) out += (out.empty() ? "" : ", ") + json_of(item);
+      return "[" + out + "]";
+    case Node::Kind::map:
+      for (const Entry& entry : node.entries)
+        out += (out.empty() ? "" : ", ") + json_string(entry.key) + ": " + json_of(entry.value);
+      return "{" + out + "}";
+  }
+  return "null";
+}
+
 class Converter {
  public:
   Converter(const Key& key) : key_(key) {}
@@ -177,6 +201,7 @@ class Converter {
   std::optional<Value> element(const Node& node) {
     if (!key_.is_list)
       if (auto value = special(node); value || rejection_) return value;
+    if (key_.mappings_ok && node.kind == Node::Kind::map) return Value{json_of(node)};
     if (node.kind != Node::Kind::scalar) return wrong_type(node), std::nullopt;
     if (key_.kind != Kind::text && node.text == "???") {
       reject(node, fmt::format("{} must be given", key_.path), "", {"expected " + key_.type_text()});

@@ -55,7 +55,7 @@ std::string Key::type_text() const {
       out = "true or false";
       break;
     case Kind::text:
-      out = is_list ? "texts" : "text";
+      out = mappings_ok ? "mappings" : is_list ? "texts" : "text";
       break;
     case Kind::choice:
       for (std::string_view name : choices.names) {

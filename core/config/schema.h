@@ -78,6 +78,7 @@ struct Key {
   bool single_ok = false;   ///< a list key whose single value is distinct from a list of one (eos_token_id)
   bool power_ok = false;    ///< 2**15
   bool boolean_ok = false;  ///< numbers that may be true or false as well
+  bool mappings_ok = false;  ///< a list of texts may have mappings, which become JSON
   /// A text that a list of integers may be given as: returns what is wrong with it. And its name.
   std::function<std::string(std::string_view text, std::vector<int64_t>& values)> from_text;
   std::string text_name;
@@ -185,6 +186,7 @@ class KeyBuilder {
   KeyBuilder& nullable() { return key_->null_ok = true, *this; }
   KeyBuilder& automatic() { return key_->auto_ok = true, *this; }
   KeyBuilder& list() { return key_->is_list = true, *this; }
+  KeyBuilder& mappings() { return key_->mappings_ok = true, *this; }
   KeyBuilder& or_single() { return key_->is_list = key_->single_ok = true, *this; }
   KeyBuilder& or_text(std::string name,
                       std::function<std::string(std::string_view, std::vector<int64_t>&)> parse) {

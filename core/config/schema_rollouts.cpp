@@ -13,6 +13,13 @@ const Need generates{is("data.train.format", {"prompts"})};
 }  // namespace
 
 void add_rollout_keys(Table& t) {
+  NRL_KEY(t, reward)
+      .mappings()
+      .help(
+          "What judges completions (algorithm grpo): a list of {type, name, weight} with the options of the "
+          "type, or of names of types. Types: exact, contains, regex, number, math, multiset, format, length, "
+          "json, command (docs/post-training.md). The reward is the sum of weight times part.")
+      .only_with(generates);
   NRL_ROLLOUT_KEY(t, "grpo.", num_prompts_per_step)
       .at_least(1)
       .at_most(1 << 20)

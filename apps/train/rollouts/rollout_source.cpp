@@ -6,6 +6,7 @@
 
 #include "apps/model/inference.h"
 #include "apps/plan/loss.h"
+#include "apps/reward/rewards.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/example_numbers.h"
 #include "apps/train/loop/reference.h"
@@ -55,6 +56,24 @@ std::vector<Completion> slow_generate(model::Inference& inference, std::span<con
 struct RolloutSource::Tools {
   std::unique_ptr<data::Tokenizer> tokenizer;
   std::unique_ptr<model::Inference> inference;
+  std::unique_ptr<reward::Rewards> rewards;
+
+  std::vector<Reward> judge(std::span<const RewardRequest> requests) const {
+    std::vector<reward::Item> items;
+    for (const RewardRequest& r : requests)
+      items.push_back({.record = &r.prompt->record,
+                       .where = r.prompt->where,
+                       .prompt = tokenizer->decode(r.prompt->ids),
+                       .completion = r.text,
+                       .tokens = r.tokens,
+                       .ended = r.ended});
+    std::vector<Reward> out;
+    for (const reward::Judgement& judged : rewards->judge(items)) {
+      Reward& r = out.emplace_back(Reward{.total = judged.total, .parts = {}});
+      for (const std::optional<double>& part : judged.parts) r.parts.push_back(part.value_or(NAN));
+    }
+    return out;
+  }
 };
 
 RolloutSource::RolloutSource(Run& run)
@@ -69,6 +88,11 @@ RolloutSource::RolloutSource(Run& run)
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
     tools_->inference = std::make_unique<model::Inference>(run.plan().spec, run.plan().parameters, std::move(views),
                                                            run.engine->exec(), c.policy.max_total_sequence_length);
+    tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
+    for (const data::Prompts* prompts :
+         {run.train.prompts.get(), run.validation ? run.validation->prompts.get() : nullptr})
+      for (int64_t i = 0; prompts && i < prompts->size(); ++i)
+        tools_->rewards->check((*prompts)[i].record, (*prompts)[i].where);
     if (run.world.rank() == 0) samples_ = AppendFile(join_path(c.logger.log_dir, "samples.jsonl"));
   });
   const plan::GridPosition& position = run.placement.grid_position();
@@ -78,13 +102,9 @@ RolloutSource::RolloutSource(Run& run)
                          c.rollout.max_new_tokens.value_or(c.policy.max_total_sequence_length),
                          c.policy.max_total_sequence_length, prompts.end_ids(), run_.plan().spec.vocab_size);
   };
-  RewardFunctions rewards{.names = {"exact"}, .judge = [](std::span<const RewardRequest> requests) {
-                            std::vector<Reward> out;
-                            for (const RewardRequest& r : requests) {
-                              const double one = r.ended && r.text == r.prompt->record.get_string("answer") ? 1 : 0;
-                              out.push_back({.total = one, .parts = {one}});
-                            }
-                            return out;
+  RewardFunctions rewards{.names = tools_->rewards->names(),
+                          .judge = [this](std::span<const RewardRequest> requests) {
+                            return tools_->judge(requests);
                           }};
   rollouts_ = std::make_unique<Rollouts>(
       c, prompts, *tools_->tokenizer,
@@ -136,6 +156,8 @@ void RolloutSource::make() {
     reference = compute_log_probs(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
     run_.plan().decoder->use_adapters(true);
   }
+  if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
+    log::warn("completions without a reward: {}", failures);
   write_samples(made.samples, "train");
   const auto numbers = example_numbers(c, made.set, reference, old);
   steps_ = example_source(c, made.set, run_.plan(), {.shuffle = false, .repeat = false, .numbers = numbers});

@@ -77,6 +77,7 @@ void Rollouts::answer(std::span<Group> groups, int64_t samples, int64_t first, d
     for (size_t i = 0; i < completions.size(); ++i)
       judged.push_back({.prompt = requests[i / static_cast<size_t>(samples)].prompt,
                         .text = tokenizer_.decode(completions[i].ids),
+                        .tokens = std::ssize(completions[i].ids),
                         .ended = completions[i].ended});
     rewards = rewards_.judge(judged);
     NRL_CHECK(rewards.size() == completions.size());

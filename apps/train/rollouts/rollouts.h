@@ -37,7 +37,8 @@ using Generate = std::function<std::vector<Completion>(std::span<const Generatio
 /// A completion to be judged.
 struct RewardRequest {
   const data::Prompts::Item* prompt = nullptr;
-  std::string text;  ///< the completion, without its end token
+  std::string text;    ///< the completion, without its end token
+  int64_t tokens = 0;  ///< with it
   bool ended = false;
 };
 struct Reward {

@@ -7,6 +7,22 @@ namespace {
 constexpr const char *pair_type = "dpo.loss_type", *policy_type = "loss_fn.type",
                      *aggregation = "loss_fn.aggregation";
 
+/// A number of steps after which a checkpoint is saved: rollouts are not in it.
+ConfigRule between_updates(const char* key, int64_t (*steps)(const Config&)) {
+  return row({key, "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt",
+              "policy.train_global_batch_size"},
+             [=](const Config& c) {
+               if (!generates_rollouts(c) || rollouts_at_once(c) % c.policy.train_global_batch_size != 0)
+                 return false;
+               return steps(c) % (rollouts_at_once(c) / c.policy.train_global_batch_size) != 0;
+             },
+             {fmt::format("<:{}> is no multiple of the steps on one generation of rollouts, "
+                          "grpo.num_prompts_per_step x grpo.num_generations_per_prompt / "
+                          "policy.train_global_batch_size: a checkpoint has no rollouts",
+                          key),
+              {"give a multiple"}});
+}
+
 const ConfigRule objective_table[] = {
     row({is("dpo.average_log_probs", {"false"}), is(pair_type, {"ipo", "simpo", "orpo"})},
         {"<:dpo.average_log_probs> contradicts <:dpo.loss_type>, which compares means over tokens",
@@ -43,6 +59,37 @@ const ConfigRule objective_table[] = {
                    "<algorithm> takes differences, are off by up to 2^-8 of the largest logit",
          .remedy = {"remove it: auto computes them in fp32 here"},
          .severity = Severity::warning}),
+    row({"grpo.num_prompts_per_step", "grpo.num_generations_per_prompt", "policy.train_global_batch_size"},
+        [](const Config& c) {
+          return generates_rollouts(c) && rollouts_at_once(c) % c.policy.train_global_batch_size != 0;
+        },
+        {"<:grpo.num_prompts_per_step> times <:grpo.num_generations_per_prompt> must be one or several global "
+         "batches: <:policy.train_global_batch_size>",
+         {"set policy.train_global_batch_size to the product, for one step on each rollout, or to a divisor"}}),
+    row({"grpo.num_generations_per_prompt", "algorithm"},
+        [](const Config& c) { return generates_rollouts(c) && c.rollout.num_generations_per_prompt == 1; },
+        {"<:grpo.num_generations_per_prompt>: advantages compare the completions of a prompt with each other",
+         {"give 2 or more"}}),
+    row({"reward", "data.train.format"},
+        [](const Config& c) { return generates_rollouts(c) && c.reward.empty(); },
+        {"completions of prompts need a reward: the list `reward` is empty",
+         {"reward: [{type: exact, answer_key: answer}], or another type (docs/post-training.md)"}}),
+    between_updates("checkpointing.save_period",
+                    [](const Config& c) { return c.checkpointing.enabled ? c.checkpointing.save_period : 0; }),
+    between_updates("grpo.max_num_steps", [](const Config& c) { return c.grpo.max_num_steps.value_or(0); }),
+    row({"data.validation.format", "data.train.format"},
+        [](const Config& c) {
+          return generates_rollouts(c) && evaluates(c) && c.data.validation.format != ExampleFormat::prompts;
+        },
+        {"evaluations of a policy that generates its rollouts generate as well, but <:data.validation.format>",
+         {"set data.validation.format: prompts"}}),
+    row({"loss_fn.reference_policy_kl_penalty", "data.train.format", "policy.lora.enabled"},
+        [](const Config& c) {
+          return generates_rollouts(c) && c.loss_fn.reference_policy_kl_penalty > 0 && !c.policy.lora.enabled;
+        },
+        {"<:loss_fn.reference_policy_kl_penalty> needs the model that training began with beside the trained "
+         "one, which is kept with adapters only",
+         {"set policy.lora.enabled: true, or the penalty to 0"}}),
 };
 
 }  // namespace
