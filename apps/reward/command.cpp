@@ -170,6 +170,7 @@ void CommandWorkers::stop(Worker& w) {
   int status = 0;
   while (waitpid(w.pid, &status, 0) < 0 && errno == EINTR) {
   }
+  read_errors(w);
   for (int* end : {&w.in, &w.out, &w.error}) close_end(*end);
   w.pid = -1;
 }

@@ -193,12 +193,14 @@ std::vector<std::string> elements(std::string_view text) {
 
 bool same(const std::string& a, const std::string& b, int depth) {
   if (a == b) return true;
-  if (const auto x = fraction(a), y = fraction(b); x && y) return equal(*x, *y);
-  // A percentage may be stated as its number.
-  if (a.ends_with('%') != b.ends_with('%') && depth == 0) {
-    const auto x = fraction(a.ends_with('%') ? a.substr(0, a.size() - 1) : a),
-               y = fraction(b.ends_with('%') ? b.substr(0, b.size() - 1) : b);
-    return x && y && equal(*x, *y);
+  if (const auto x = fraction(a), y = fraction(b); x && y) {
+    if (equal(*x, *y)) return true;
+    // A percentage may be stated as its number.
+    if (a.ends_with('%') == b.ends_with('%')) return false;
+    const auto number = [](const std::string& s) {
+      return *fraction(std::string_view(s).substr(0, s.size() - (s.ends_with('%') ? 1 : 0)));
+    };
+    return equal(number(a), number(b));
   }
   constexpr std::string_view open = "([{", close = ")]}";
   const auto enclosed = [&](const std::string& s) {
