@@ -10,7 +10,9 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/data/examples/example_set.h"
+#include "apps/data/examples/prompts.h"
 #include "apps/data/loader.h"
+#include "apps/data/text_source.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/nrl-train/show_examples.h"
 #include "apps/train/start/run_check.h"
@@ -42,6 +44,23 @@ int show_examples_of_run(const DataShowArgs& args, const Config& config, int64_t
          "--split validation: the run has no validation data. Fix: set data.validation.data_path");
   const auto tokenizer = train::tokenizer_of_run(config);
   if (!tokenizer) fail(Exit::config, "policy.tokenizer.name: the run has no tokenizer. Fix: set it");
+  if (generates_rollouts(config)) {
+    const data::Prompts prompts(train::example_options(config, validation, vocab_size), *tokenizer);
+    for (int64_t i = 0; i < std::min<int64_t>(args.examples.n, prompts.size()); ++i) {
+      const std::string text = tokenizer->decode(prompts[i].ids);
+      if (args.json)
+        std::cout << JsonValue::object({{"where", prompts[i].where},
+                                        {"prompt", data::with_replacements(text)},
+                                        {"ids", JsonValue(prompts[i].ids)}})
+                         .dump()
+                  << "\n";
+      else
+        std::cout << prompts[i].where << "  " << prompts[i].ids.size() << " tokens\n"
+                  << printable(text) << "\n\n";
+    }
+    if (!args.json) std::cout << prompts.describe() << "\n";
+    return 0;
+  }
   const auto set = data::open_examples(train::example_options(config, validation, vocab_size), *tokenizer,
                                        args.examples.workers);
   return print_examples(*set, *tokenizer, args.examples, args.json);

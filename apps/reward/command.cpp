@@ -1,12 +1,5 @@
 #include "apps/reward/command.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -14,6 +7,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <utility>
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <spawn.h>
 
 #include "apps/data/text_source.h"
 #include "core/base/error.h"
@@ -34,8 +35,7 @@ struct Ends {
 
 Ends make_pipe() {
   int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0)
-    fail(Exit::io, "pipe to a reward command: {}", std::strerror(errno));
+  if (pipe2(ends, O_CLOEXEC) != 0) fail(Exit::io, "pipe to a reward command: {}", std::strerror(errno));
   return {ends[0], ends[1]};
 }
 
@@ -49,8 +49,8 @@ pid_t spawn(const std::vector<std::string>& words, const std::vector<std::string
             int out, int error) {
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
-  for (const auto& [from, to] : {std::pair(in, STDIN_FILENO), std::pair(out, STDOUT_FILENO),
-                                 std::pair(error, STDERR_FILENO)}) {
+  for (const auto& [from, to] :
+       {std::pair(in, STDIN_FILENO), std::pair(out, STDOUT_FILENO), std::pair(error, STDERR_FILENO)}) {
     if (from >= 0)
       posix_spawn_file_actions_adddup2(&files, from, to);
     else
@@ -144,10 +144,10 @@ void CommandWorkers::start(Worker& w) {
   // A worker dies with the thread that started it, and gains no rights by setuid programs.
   words.insert(words.end(), {"setpriv", "--no-new-privs", "--pdeathsig", "KILL", "--"});
   // $0 is the command.
-  words.insert(words.end(),
-               {"sh", "-c",
-                fmt::format("ulimit -c 0; ulimit -v {}; exec sh -c \"$0\"", options_.memory_mib * 1024),
-                options_.command});
+  words.insert(
+      words.end(),
+      {"sh", "-c", fmt::format("ulimit -c 0; ulimit -v {}; exec sh -c \"$0\"", options_.memory_mib * 1024),
+       options_.command});
   try {
     w.pid = spawn(words, worker_environment(), in.read, out.write, error.write);
   } catch (...) {
@@ -265,9 +265,9 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
       if (!worker->item) give(*worker);
       if (!worker->item) continue;
       first = std::min(first, worker->until);
-      for (const auto& [end, events] : {std::pair<int, short>(worker->out, POLLIN),
-                                        std::pair<int, short>(worker->error, POLLIN),
-                                        std::pair<int, short>(worker->in, POLLOUT)}) {
+      for (const auto& [end, events] :
+           {std::pair<int, short>(worker->out, POLLIN), std::pair<int, short>(worker->error, POLLIN),
+            std::pair<int, short>(worker->in, POLLOUT)}) {
         if (end == worker->in && worker->to_send.empty()) continue;
         polled.push_back({.fd = end, .events = events, .revents = 0});
         of.push_back(worker.get());
@@ -282,8 +282,10 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
       if (!w.item || polled[i].revents == 0) continue;
       std::string why;
       if (polled[i].fd == w.error) {
-        if (polled[i].revents & POLLIN) read_errors(w);
-        else close_end(w.error);
+        if (polled[i].revents & POLLIN)
+          read_errors(w);
+        else
+          close_end(w.error);
         continue;
       }
       if (polled[i].fd == w.in) {

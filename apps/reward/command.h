@@ -16,7 +16,7 @@ namespace nrl::reward {
 struct CommandOptions {
   std::string command;  ///< for sh -c
   int64_t workers = 2;
-  double time_limit_s = 10;  ///< of one completion
+  double time_limit_s = 10;   ///< of one completion
   int64_t memory_mib = 4096;  ///< address space of a worker
   bool network = false;       ///< false: the worker has none, where the system can deny it
   std::string log;            ///< file that gets the first MiB of the workers' standard error; empty: none

@@ -45,7 +45,8 @@ void check_schema(const JsonValue& schema, const std::string& where) {
       check_schema(value, at);
     } else if (member.key == "properties") {
       if (!value.is_object()) fail(Exit::config, "{}: expected a mapping", at);
-      for (const JsonMember& property : value.members()) check_schema(property.value, at + "." + property.key);
+      for (const JsonMember& property : value.members())
+        check_schema(property.value, at + "." + property.key);
     } else {
       fail(Exit::config, "{} is not supported. Fix: type, required, properties, items or enum", at);
     }
@@ -63,7 +64,8 @@ bool fits_schema(const JsonValue& value, const JsonValue& schema) {
         if (!value.contains(key.as_string())) return false;
     if (const JsonValue* properties = schema.find("properties"))
       for (const JsonMember& property : properties->members())
-        if (const JsonValue* member = value.find(property.key); member && !fits_schema(*member, property.value))
+        if (const JsonValue* member = value.find(property.key);
+            member && !fits_schema(*member, property.value))
           return false;
   }
   if (value.is_array())

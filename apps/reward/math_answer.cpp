@@ -31,9 +31,8 @@ size_t group_end(std::string_view text, size_t open) {
 /// Replaces \name{x} by x.
 void unwrap(std::string& text, std::string_view name) {
   for (size_t at = 0; (at = text.find(name, at)) != std::string::npos;) {
-    const size_t open = at + name.size(), end = open < text.size() && text[open] == '{'
-                                                    ? group_end(text, open)
-                                                    : std::string::npos;
+    const size_t open = at + name.size(),
+                 end = open < text.size() && text[open] == '{' ? group_end(text, open) : std::string::npos;
     if (end == std::string::npos) {
       at = open;
       continue;
@@ -69,9 +68,11 @@ void plain_fractions(std::string& text) {
 
 /// Without spaces, units and TeX's decorations.
 std::string normalized(std::string text) {
-  for (const std::string_view name : {"\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\mbox"}) unwrap(text, name);
-  for (const std::string_view gone : {"\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "\\$", "$", "\\(",
-                                      "\\)", "\\[", "\\]", "^\\circ", "^{\\circ}", "\\circ", "\\degree"})
+  for (const std::string_view name : {"\\text", "\\mathrm", "\\textbf", "\\mathbf", "\\mbox"})
+    unwrap(text, name);
+  for (const std::string_view gone :
+       {"\\left", "\\right", "\\!", "\\,", "\\;", "\\:", "\\ ", "\\$", "$", "\\(", "\\)", "\\[", "\\]",
+        "^\\circ", "^{\\circ}", "\\circ", "\\degree"})
     replace_all(text, gone, "");
   replace_all(text, "\\dfrac", "\\frac");
   replace_all(text, "\\tfrac", "\\frac");
@@ -206,7 +207,8 @@ bool same(const std::string& a, const std::string& b, int depth) {
   const auto enclosed = [&](const std::string& s) {
     return s.size() >= 2 && open.find(s.front()) != open.npos && close.find(s.back()) != close.npos;
   };
-  if (depth > 4 || !enclosed(a) || !enclosed(b) || a.front() != b.front() || a.back() != b.back()) return false;
+  if (depth > 4 || !enclosed(a) || !enclosed(b) || a.front() != b.front() || a.back() != b.back())
+    return false;
   std::vector<std::string> x = elements(std::string_view(a).substr(1, a.size() - 2)),
                            y = elements(std::string_view(b).substr(1, b.size() - 2));
   if (x.size() != y.size()) return false;

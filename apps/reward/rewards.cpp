@@ -59,12 +59,11 @@ std::vector<std::string> Rewards::notes() const {
   std::vector<std::string> out;
   for (const Entry& entry : entries_)
     if (entry.command)
-      out.push_back(fmt::format(
-          "{} runs with the rights of this user{}: {}", entry.spec.name,
-          entry.command->without_network() ? " and without network"
-          : can_deny_network()             ? ", network included (network: true)"
-                                           : ", network included (this system cannot deny it)",
-          clipped(entry.spec.options.get_string("command"))));
+      out.push_back(fmt::format("{} runs with the rights of this user{}: {}", entry.spec.name,
+                                entry.command->without_network() ? " and without network"
+                                : can_deny_network()             ? ", network included (network: true)"
+                                                     : ", network included (this system cannot deny it)",
+                                clipped(entry.spec.options.get_string("command"))));
   return out;
 }
 

@@ -53,7 +53,8 @@ const std::vector<Type>& types() {
 template <class Range>
 [[noreturn]] void unknown(const std::string& where, std::string_view what, std::string_view given,
                           const Range& names) {
-  fail(Exit::config, "{}: there is no {} '{}'. Fix: {}", where, what, clipped(given, 60), alternatives(names));
+  fail(Exit::config, "{}: there is no {} '{}'. Fix: {}", where, what, clipped(given, 60),
+       alternatives(names));
 }
 
 void check(const Spec& spec, const Option& option, const JsonValue& value) {
@@ -90,8 +91,10 @@ void check(const Spec& spec, const Option& option, const JsonValue& value) {
 }
 
 Spec parse(const std::string& text, size_t index) {
-  Spec spec{.where = fmt::format("reward[{}]", index), .type = {}, .name = {}, .options = JsonValue::object()};
-  JsonValue value = text.starts_with('{') ? parse_json(text, spec.where) : JsonValue::object({{"type", text}});
+  Spec spec{
+      .where = fmt::format("reward[{}]", index), .type = {}, .name = {}, .options = JsonValue::object()};
+  JsonValue value =
+      text.starts_with('{') ? parse_json(text, spec.where) : JsonValue::object({{"type", text}});
   const auto member = [&](std::string_view key) -> JsonValue {
     const JsonValue* found = value.find(key);
     return found ? *found : JsonValue();

@@ -35,8 +35,8 @@ class Extract {
     const size_t space = text.find(' ');
     kind_ = text.substr(0, space);
     argument_ = space == std::string::npos ? "" : text.substr(space + 1);
-    constexpr std::string_view kinds[] = {"last_line", "boxed", "last_number", "after TEXT", "tag NAME",
-                                          "regex PATTERN"};
+    constexpr std::string_view kinds[] = {"last_line",  "boxed",    "last_number",
+                                          "after TEXT", "tag NAME", "regex PATTERN"};
     const bool plain = kind_.empty() || kind_ == "last_line" || kind_ == "boxed" || kind_ == "last_number";
     const bool with_argument = kind_ == "after" || kind_ == "tag" || kind_ == "regex";
     if (!(plain && argument_.empty()) && !(with_argument && !argument_.empty()))
@@ -68,7 +68,8 @@ class Extract {
       const std::string open = "<" + argument_ + ">", close = "</" + argument_ + ">";
       const size_t end = text.rfind(close), begin = end == std::string::npos ? end : text.rfind(open, end);
       if (begin == std::string::npos) return std::nullopt;
-      return std::string(trimmed(std::string_view(text).substr(begin + open.size(), end - begin - open.size())));
+      return std::string(
+          trimmed(std::string_view(text).substr(begin + open.size(), end - begin - open.size())));
     }
     std::optional<std::string> last;
     for (size_t from = 0, begin = 0, end = 0; regex_->find(text, from, begin, end); from = end)

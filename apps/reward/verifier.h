@@ -32,9 +32,9 @@ class Verifier {
 /// The verifier of an entry; null: it is no verifier (command). Throws Error (`config`).
 std::unique_ptr<Verifier> make_verifier(const Spec& spec);
 
-/// True if two texts state the same answer of a calculation: numbers, fractions, tuples, sets and intervals of
-/// them by value (exactly as fractions where possible, else to 1e-6 of their size), anything else letter by
-/// letter without TeX's decorations. Not a computer algebra system.
+/// True if two texts state the same answer of a calculation: numbers, fractions, tuples, sets and intervals
+/// of them by value (exactly as fractions where possible, else to 1e-6 of their size), anything else letter
+/// by letter without TeX's decorations. Not a computer algebra system.
 bool same_answer(const std::string& a, const std::string& b);
 /// The argument of the last \boxed{} (braces balanced); absent without one.
 std::optional<std::string> last_boxed(const std::string& text);

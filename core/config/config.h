@@ -279,7 +279,7 @@ struct RolloutConfig {
   int64_t num_generations_per_prompt = 16;
   bool use_leave_one_out_baseline = true;
   AdvantageStd advantage_std = AdvantageStd::group;
-  bool overlong_filtering = false;   ///< completions that reach max_new_tokens have no loss
+  bool overlong_filtering = false;    ///< completions that reach max_new_tokens have no loss
   bool use_dynamic_sampling = false;  ///< groups of equal rewards are replaced
   int64_t dynamic_sampling_max_gen_batches = 10;
   std::optional<int64_t> max_val_samples;  ///< prompts of an evaluation; unset: all

@@ -73,11 +73,11 @@ struct Key {
   int list_length = 0;   ///< 0: any
   bool null_ok = false;
   bool auto_ok = false;
-  bool size_ok = false;     ///< integers with k, M, KiB, ...
-  bool comma_ok = false;    ///< "969,30,1" is accepted as a list
-  bool single_ok = false;   ///< a list key whose single value is distinct from a list of one (eos_token_id)
-  bool power_ok = false;    ///< 2**15
-  bool boolean_ok = false;  ///< numbers that may be true or false as well
+  bool size_ok = false;      ///< integers with k, M, KiB, ...
+  bool comma_ok = false;     ///< "969,30,1" is accepted as a list
+  bool single_ok = false;    ///< a list key whose single value is distinct from a list of one (eos_token_id)
+  bool power_ok = false;     ///< 2**15
+  bool boolean_ok = false;   ///< numbers that may be true or false as well
   bool mappings_ok = false;  ///< a list of texts may have mappings, which become JSON
   /// A text that a list of integers may be given as: returns what is wrong with it. And its name.
   std::function<std::string(std::string_view text, std::vector<int64_t>& values)> from_text;

@@ -91,10 +91,11 @@ void add_reward_model(Table& t) {
 
 void add_policy_loss(Table& t) {
   add_loop(t, Algorithm::grpo, &Config::grpo);
-  t.section("grpo",
-            "The loop of algorithm grpo, which trains on rollouts from files (data.train.format: rollouts) or "
-            "on those that the policy generates (prompts). The loss is in loss_fn.",
-            {Algorithm::grpo});
+  t.section(
+      "grpo",
+      "The loop of algorithm grpo, which trains on rollouts from files (data.train.format: rollouts) or "
+      "on those that the policy generates (prompts). The loss is in loss_fn.",
+      {Algorithm::grpo});
   t.section("loss_fn", "The loss of a policy (algorithm grpo).", {Algorithm::grpo});
   t.resume("loss_fn", OnResume::reported);
   NRL_KEY(t, loss_fn.type)

@@ -7,8 +7,11 @@ namespace {
 const Need generates{is("data.train.format", {"prompts"})};
 
 // NRL_ROLLOUT_KEY(t, "grpo.", a): the key "grpo.a" bound to RolloutConfig::a.
-#define NRL_ROLLOUT_KEY(table, section, member)                                                       \
-  table.key(section #member, [](auto& c) -> auto& { return c.rollout.member; }).only_with(generates)
+#define NRL_ROLLOUT_KEY(table, section, member)                               \
+  table                                                                       \
+      .key(                                                                   \
+          section #member, [](auto& c) -> auto& { return c.rollout.member; }) \
+      .only_with(generates)
 
 }  // namespace
 
@@ -17,7 +20,8 @@ void add_rollout_keys(Table& t) {
       .mappings()
       .help(
           "What judges completions (algorithm grpo): a list of {type, name, weight} with the options of the "
-          "type, or of names of types. Types: exact, contains, regex, number, math, multiset, format, length, "
+          "type, or of names of types. Types: exact, contains, regex, number, math, multiset, format, "
+          "length, "
           "json, command (docs/post-training.md). The reward is the sum of weight times part.")
       .only_with(generates);
   NRL_ROLLOUT_KEY(t, "grpo.", num_prompts_per_step)
@@ -29,7 +33,8 @@ void add_rollout_keys(Table& t) {
       .at_most(1 << 16)
       .alias("training.num_generations")
       .help(
-          "Completions of each prompt: a group, in which rewards are compared. With num_prompts_per_step they "
+          "Completions of each prompt: a group, in which rewards are compared. With num_prompts_per_step "
+          "they "
           "make one or several global batches (policy.train_global_batch_size).");
   NRL_ROLLOUT_KEY(t, "grpo.", use_leave_one_out_baseline)
       .help("Compare a reward with the mean of the others of its group; false: with the mean of all of it.");
@@ -41,7 +46,8 @@ void add_rollout_keys(Table& t) {
   NRL_ROLLOUT_KEY(t, "grpo.", overlong_filtering)
       .help("No loss for completions that were cut off at policy.generation.max_new_tokens.");
   NRL_ROLLOUT_KEY(t, "grpo.", use_dynamic_sampling)
-      .help("Replace groups of equal rewards, which train nothing, by completions of further prompts (DAPO).");
+      .help(
+          "Replace groups of equal rewards, which train nothing, by completions of further prompts (DAPO).");
   NRL_ROLLOUT_KEY(t, "grpo.", dynamic_sampling_max_gen_batches)
       .at_least(1)
       .at_most(1000)

@@ -1,14 +1,14 @@
 // Reward commands, kind and hostile.
 #include "apps/reward/command.h"
 
-#include <signal.h>
-#include <unistd.h>
-
 #include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
 #include <vector>
+
+#include <signal.h>
+#include <unistd.h>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -43,12 +43,18 @@ const JsonValue record = JsonValue::object({{"answer", "a"}});
 std::vector<Item> items(const std::vector<std::string>& completions) {
   std::vector<Item> out;
   for (const std::string& c : completions)
-    out.push_back({.record = &record, .where = "f:1", .prompt = "p", .completion = c, .tokens = 1, .ended = true});
+    out.push_back(
+        {.record = &record, .where = "f:1", .prompt = "p", .completion = c, .tokens = 1, .ended = true});
   return out;
 }
 
 CommandOptions options(double limit = 5, int64_t workers = 2) {
-  return {.command = worker, .workers = workers, .time_limit_s = limit, .memory_mib = 4096, .network = false, .log = {}};
+  return {.command = worker,
+          .workers = workers,
+          .time_limit_s = limit,
+          .memory_mib = 4096,
+          .network = false,
+          .log = {}};
 }
 
 }  // namespace
@@ -109,7 +115,8 @@ TEST_CASE("reward commands: nothing of ours is given to them, and nothing of the
   }
   unsetenv("NRL_SECRET");
   const auto child = static_cast<pid_t>(std::stoi(read_file(pids, 1 << 20)));
-  for (int i = 0; i < 100 && kill(child, 0) == 0; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  for (int i = 0; i < 100 && kill(child, 0) == 0; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(kill(child, 0) != 0);
   CHECK_THAT(read_file(environment, 1 << 20), !ContainsSubstring("NRL_SECRET"));
   CHECK_THAT(read_file(leaving.log, 1 << 20), ContainsSubstring("a line of errors"));
@@ -122,8 +129,9 @@ TEST_CASE("reward commands: no network where the system can deny it", "[reward]"
   }
   CommandOptions asking = options(5, 1);
   // /proc/net/dev has two lines of titles and one of the loopback device.
-  asking.command = "n=$(wc -l < /proc/net/dev); while IFS= read -r line; do id=${line#*\\\"id\\\":}; "
-                   "printf '{\"id\": %s, \"reward\": %s}\\n' \"${id%%,*}\" \"$n\"; done";
+  asking.command =
+      "n=$(wc -l < /proc/net/dev); while IFS= read -r line; do id=${line#*\\\"id\\\":}; "
+      "printf '{\"id\": %s, \"reward\": %s}\\n' \"${id%%,*}\" \"$n\"; done";
   CommandWorkers command(asking);
   CHECK(command.without_network());
   CHECK(command.judge(items({"x"}))[0] == 3.0);

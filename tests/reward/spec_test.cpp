@@ -26,7 +26,8 @@ std::string refusal(const std::string& text) {
 
 TEST_CASE("reward specs: names, weights and options", "[reward]") {
   const std::vector<Spec> specs = parse_specs(
-      {"exact", R"({"type": "exact", "name": "again", "weight": -0.5, "answer_key": "gold", "ignore_case": true})",
+      {"exact",
+       R"({"type": "exact", "name": "again", "weight": -0.5, "answer_key": "gold", "ignore_case": true})",
        R"({"type": "format", "tags": ["think", "answer"]})"});
   REQUIRE(specs.size() == 3);
   CHECK(specs[0].name == "exact");

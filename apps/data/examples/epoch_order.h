@@ -8,7 +8,7 @@ namespace nrl::data {
 
 class EpochOrder {
  public:
-  /// Of `size` things, at least 1. shuffle: another order in every epoch, by the seed.
+  /// An order of `size` things, at least 1. shuffle: another one in every epoch, by the seed.
   EpochOrder(int64_t size, bool shuffle, uint64_t seed) : size_(size), shuffle_(shuffle), seed_(seed) {}
   /// The thing at a position, counted over all epochs.
   int64_t at(int64_t position);

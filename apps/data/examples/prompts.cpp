@@ -77,14 +77,15 @@ Prompts::Prompts(const ExampleOptions& options, const Tokenizer& tokenizer) {
     end_ids_.push_back(*id);
   if (end_ids_.empty())
     fail(Exit::config,
-         "{}: answers have no end: the tokenizer has no end token, and the chat template puts no special token "
+         "{}: answers have no end: the tokenizer has no end token, and the chat template puts no special "
+         "token "
          "after an answer. Fix: set {}",
          source_, template_key);
 }
 
 std::string Prompts::describe() const {
-  return fmt::format("{} prompts of {}, {} tokens on average, {} at most{}", grouped(size()), clipped(source_),
-                     tokens_ / size(), longest_,
+  return fmt::format("{} prompts of {}, {} tokens on average, {} at most{}", grouped(size()),
+                     clipped(source_), tokens_ / size(), longest_,
                      dropped_ > 0 ? fmt::format("; {} too long ones left out", grouped(dropped_)) : "");
 }
 

@@ -21,8 +21,8 @@ class Prompts {
     std::string where;         ///< "FILE:line"
   };
 
-  /// Records {"prompt": TEXT or MESSAGES, ...}, the key being options.input_key; rendered by the chat template
-  /// with the header of an answer, if there is one. A prompt that leaves no room for a token in
+  /// Records {"prompt": TEXT or MESSAGES, ...}, the key being options.input_key; rendered by the chat
+  /// template with the header of an answer, if there is one. A prompt that leaves no room for a token in
   /// options.max_length is left out with OnOverlong::drop, else refused. Throws Error: `config`, `no_input`;
   /// `data` with file and line.
   Prompts(const ExampleOptions& options, const Tokenizer& tokenizer);

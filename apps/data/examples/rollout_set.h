@@ -16,8 +16,8 @@ struct Rollout {
   int64_t prompt_tokens = 0;     ///< at least 1
   std::vector<float> log_probs;  ///< of the completion's tokens, by the sampler
   double reward = 0;
-  int64_t group = 0;     ///< number of the prompt: ascending from 0 without gaps, see Examples::group()
-  bool trained = true;   ///< false: no token has a loss
+  int64_t group = 0;       ///< number of the prompt: ascending from 0 without gaps, see Examples::group()
+  bool trained = true;     ///< false: no token has a loss
   std::string where = {};  ///< of the prompt's record
 };
 
@@ -45,7 +45,7 @@ class RolloutSet final : public Examples {
   const Rollout& at(int64_t example) const { return rollouts_[static_cast<size_t>(example)]; }
 
   std::vector<Rollout> rollouts_;
-  std::vector<std::vector<float>> sampler_;  ///< [tokens]: 0 for those of the prompt
+  std::vector<std::vector<float>> sampler_;  ///< [tokens]: 0 in the prompt
 };
 
 }  // namespace nrl::data

@@ -136,6 +136,7 @@ void StepLoop::begin_step(StepSource& source) {
     const trace::Range range("data", trace::Kind::data);
     const FilledStep filled = fill_step(*run_.engine, source);
     step.totals = filled.totals;
+    if (!step.totals.metrics.empty()) report_.profile().skip();  // the kernels of generation
     step.keys = filled.keys;
   }
   step.step = at.step + 1;

@@ -9,10 +9,10 @@
 
 #include "apps/monitor/stability.h"
 #include "apps/train/loop/lr_schedule.h"
+#include "apps/train/loop/rollout_source.h"
 #include "apps/train/loop/run_report.h"
 #include "apps/train/loop/step_source.h"
 #include "apps/train/loop/text_samples.h"
-#include "apps/train/rollouts/rollout_source.h"
 #include "apps/train/start/run.h"
 #include "core/trace/trace.h"
 

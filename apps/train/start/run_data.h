@@ -30,7 +30,7 @@ struct TrainData {
   /// With an algorithm that trains on examples, instead of dataset and options.
   std::shared_ptr<const data::Examples> examples;
   std::shared_ptr<const data::SequenceNumbers> reference;  ///< of the examples, if the objective needs one
-  /// Of a policy that generates its rollouts (generates_rollouts()), instead of examples.
+  /// With a policy that generates its rollouts (generates_rollouts()), instead of examples.
   std::shared_ptr<const data::Prompts> prompts;
 };
 /// Everything except the dataset. Of token files only.

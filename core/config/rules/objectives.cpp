@@ -9,18 +9,18 @@ constexpr const char *pair_type = "dpo.loss_type", *policy_type = "loss_fn.type"
 
 /// A number of steps after which a checkpoint is saved: rollouts are not in it.
 ConfigRule between_updates(const char* key, int64_t (*steps)(const Config&)) {
-  return row({key, "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt",
-              "policy.train_global_batch_size"},
-             [=](const Config& c) {
-               if (!generates_rollouts(c) || rollouts_at_once(c) % c.policy.train_global_batch_size != 0)
-                 return false;
-               return steps(c) % (rollouts_at_once(c) / c.policy.train_global_batch_size) != 0;
-             },
-             {fmt::format("<:{}> is no multiple of the steps on one generation of rollouts, "
-                          "grpo.num_prompts_per_step x grpo.num_generations_per_prompt / "
-                          "policy.train_global_batch_size: a checkpoint has no rollouts",
-                          key),
-              {"give a multiple"}});
+  return row(
+      {key, "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt", "policy.train_global_batch_size"},
+      [=](const Config& c) {
+        if (!generates_rollouts(c) || rollouts_at_once(c) % c.policy.train_global_batch_size != 0)
+          return false;
+        return steps(c) % (rollouts_at_once(c) / c.policy.train_global_batch_size) != 0;
+      },
+      {fmt::format("<:{}> is no multiple of the steps on one generation of rollouts, "
+                   "grpo.num_prompts_per_step x grpo.num_generations_per_prompt / "
+                   "policy.train_global_batch_size: a checkpoint has no rollouts",
+                   key),
+       {"give a multiple"}});
 }
 
 const ConfigRule objective_table[] = {
@@ -63,9 +63,11 @@ const ConfigRule objective_table[] = {
         [](const Config& c) {
           return generates_rollouts(c) && rollouts_at_once(c) % c.policy.train_global_batch_size != 0;
         },
-        {"<:grpo.num_prompts_per_step> times <:grpo.num_generations_per_prompt> must be one or several global "
+        {"<:grpo.num_prompts_per_step> times <:grpo.num_generations_per_prompt> must be one or several "
+         "global "
          "batches: <:policy.train_global_batch_size>",
-         {"set policy.train_global_batch_size to the product, for one step on each rollout, or to a divisor"}}),
+         {"set policy.train_global_batch_size to the product, for one step on each rollout, or to a "
+          "divisor"}}),
     row({"grpo.num_generations_per_prompt", "algorithm"},
         [](const Config& c) { return generates_rollouts(c) && c.rollout.num_generations_per_prompt == 1; },
         {"<:grpo.num_generations_per_prompt>: advantages compare the completions of a prompt with each other",
@@ -74,14 +76,16 @@ const ConfigRule objective_table[] = {
         [](const Config& c) { return generates_rollouts(c) && c.reward.empty(); },
         {"completions of prompts need a reward: the list `reward` is empty",
          {"reward: [{type: exact, answer_key: answer}], or another type (docs/post-training.md)"}}),
-    between_updates("checkpointing.save_period",
-                    [](const Config& c) { return c.checkpointing.enabled ? c.checkpointing.save_period : 0; }),
+    between_updates(
+        "checkpointing.save_period",
+        [](const Config& c) { return c.checkpointing.enabled ? c.checkpointing.save_period : 0; }),
     between_updates("grpo.max_num_steps", [](const Config& c) { return c.grpo.max_num_steps.value_or(0); }),
     row({"data.validation.format", "data.train.format"},
         [](const Config& c) {
           return generates_rollouts(c) && evaluates(c) && c.data.validation.format != ExampleFormat::prompts;
         },
-        {"evaluations of a policy that generates its rollouts generate as well, but <:data.validation.format>",
+        {"evaluations of a policy that generates its rollouts generate as well, but "
+         "<:data.validation.format>",
          {"set data.validation.format: prompts"}}),
     row({"loss_fn.reference_policy_kl_penalty", "data.train.format", "policy.lora.enabled"},
         [](const Config& c) {

@@ -1,6 +1,6 @@
 #pragma once
-// Rollouts of one version of the weights: which prompts are answered, by which ranks, what the completions are
-// worth, and which of them are trained. Knows neither model nor rewards: both are given as functions.
+// Rollouts of one version of the weights: which prompts are answered, by which ranks, what the completions
+// are worth, and which of them are trained. Knows neither model nor rewards: both are given as functions.
 
 #include <cstdint>
 #include <functional>
@@ -32,7 +32,8 @@ struct Completion {
   bool ended = false;            ///< by an end token, not by the limit of tokens
 };
 /// The completions of requests in order, `count` of each; the same on all ranks of a model replica.
-using Generate = std::function<std::vector<Completion>(std::span<const GenerationRequest>, double temperature)>;
+using Generate =
+    std::function<std::vector<Completion>(std::span<const GenerationRequest>, double temperature)>;
 
 /// A completion to be judged.
 struct RewardRequest {
@@ -66,8 +67,8 @@ class Rollouts {
   struct Made {
     std::shared_ptr<const data::RolloutSet> set;  ///< the same on all ranks
     std::vector<monitor::Metric> metrics;
-    /// For samples.jsonl: {"prompt", "completion", "ended", "reward"...} of the first group, of an evaluation of
-    /// all.
+    /// For samples.jsonl: {"prompt", "completion", "ended", "reward"...} of the first group, of an evaluation
+    /// of all.
     std::vector<JsonValue> samples;
     double generation_s = 0, reward_s = 0;
   };

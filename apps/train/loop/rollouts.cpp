@@ -1,4 +1,4 @@
-#include "apps/train/rollouts/rollouts.h"
+#include "apps/train/loop/rollouts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -146,8 +146,7 @@ Rollouts::Made Rollouts::make(int64_t& cursor) {
       groups[g].prompt = &prompts_[order_.at(cursor + static_cast<int64_t>(g))];
     answer(groups, c.num_generations_per_prompt, cursor, 1, made);
     cursor += c.num_prompts_per_step;
-    for (Group& g : groups)
-      (c.use_dynamic_sampling && g.equal() ? equal : kept).push_back(std::move(g));
+    for (Group& g : groups) (c.use_dynamic_sampling && g.equal() ? equal : kept).push_back(std::move(g));
   }
   // Too few groups that train something: others fill the batch, in the order of their prompts.
   const double dropped = static_cast<double>(equal.size());
@@ -226,8 +225,7 @@ void Rollouts::add_metrics(std::span<const Group> groups, Made& made, const std:
   const auto count = static_cast<double>(lengths.size());
   add("reward", mean(totals), "reward");
   if (parts.size() > 1)
-    for (size_t p = 0; p < parts.size(); ++p)
-      add(("reward_" + rewards_.names[p]).c_str(), mean(parts[p]));
+    for (size_t p = 0; p < parts.size(); ++p) add(("reward_" + rewards_.names[p]).c_str(), mean(parts[p]));
   add("completion_tokens", mean(lengths), "tokens");
   add("truncation_rate", cut / count);
   add("unscored_rate", unscored / count);
@@ -238,11 +236,10 @@ void Rollouts::add_metrics(std::span<const Group> groups, Made& made, const std:
 
 JsonValue Rollouts::sample(const Group& group, size_t i) const {
   const Reward& reward = group.rewards[i];
-  JsonValue out =
-      JsonValue::object({{"record", group.prompt->where},
-                         {"prompt", printable(tokenizer_.decode(group.prompt->ids))},
-                         {"completion", printable(tokenizer_.decode(group.completions[i].ids))},
-                         {"ended", group.completions[i].ended}});
+  JsonValue out = JsonValue::object({{"record", group.prompt->where},
+                                     {"prompt", printable(tokenizer_.decode(group.prompt->ids))},
+                                     {"completion", printable(tokenizer_.decode(group.completions[i].ids))},
+                                     {"ended", group.completions[i].ended}});
   out.set("reward", reward.total ? JsonValue(*reward.total) : JsonValue());
   for (size_t p = 0; p < rewards_.names.size(); ++p)
     if (!std::isnan(reward.parts[p])) out.set("reward_" + rewards_.names[p], reward.parts[p]);

@@ -5,8 +5,8 @@
 #include <memory>
 #include <optional>
 
+#include "apps/train/loop/rollouts.h"
 #include "apps/train/loop/step_source.h"
-#include "apps/train/rollouts/rollouts.h"
 #include "apps/train/start/run.h"
 #include "core/io/append_file.h"
 

@@ -1,4 +1,4 @@
-#include "apps/train/rollouts/rollout_source.h"
+#include "apps/train/loop/rollout_source.h"
 
 #include <algorithm>
 #include <cmath>
@@ -20,9 +20,10 @@ namespace nrl::train {
 namespace {
 
 // TEMPORARY generator until rollout::Generator lands.
-std::vector<Completion> slow_generate(model::Inference& inference, std::span<const GenerationRequest> requests,
-                                      double temperature, uint64_t seed, int64_t most, int64_t longest,
-                                      const std::vector<int32_t>& end_ids, int64_t vocab) {
+std::vector<Completion> slow_generate(model::Inference& inference,
+                                      std::span<const GenerationRequest> requests, double temperature,
+                                      uint64_t seed, int64_t most, int64_t longest,
+                                      const std::vector<int32_t>& end_ids, int64_t vocab, int64_t tokens) {
   std::vector<Completion> out;
   const PhiloxStream random(seed, "rollout");
   for (const GenerationRequest& r : requests)
@@ -37,14 +38,17 @@ std::vector<Completion> slow_generate(model::Inference& inference, std::span<con
         for (size_t v = 0; v < logits.size(); ++v) {
           const double z = static_cast<double>(logits[v]);
           sum += std::exp(z - top);
-          const double u = random.uniform(static_cast<uint64_t>(((r.first_sample + s) * 4096 + n) * vocab + v));
+          const double u =
+              random.uniform(static_cast<uint64_t>(((r.first_sample + s) * 4096 + n) * vocab + v));
           const double g = temperature > 0 ? z / temperature - std::log(-std::log(u + 1e-12)) : z;
-          if (g > best) best = g, id = static_cast<int32_t>(v);
+          if (g > best && static_cast<int64_t>(v) < tokens) best = g, id = static_cast<int32_t>(v);
         }
         c.ids.push_back(id);
-        c.log_probs.push_back(static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - top - std::log(sum)));
+        c.log_probs.push_back(
+            static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - top - std::log(sum)));
         c.ended = std::ranges::find(end_ids, id) != end_ids.end();
-        if (c.ended || std::ssize(c.ids) == most || std::ssize(r.prompt->ids) + std::ssize(c.ids) >= longest) break;
+        if (c.ended || std::ssize(c.ids) == most || std::ssize(r.prompt->ids) + std::ssize(c.ids) >= longest)
+          break;
         logits = inference.append(std::span(&id, 1));
       }
     }
@@ -86,8 +90,9 @@ RolloutSource::RolloutSource(Run& run)
     tools_->tokenizer = tokenizer_of_run(c);
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
-    tools_->inference = std::make_unique<model::Inference>(run.plan().spec, run.plan().parameters, std::move(views),
-                                                           run.engine->exec(), c.policy.max_total_sequence_length);
+    tools_->inference =
+        std::make_unique<model::Inference>(run.plan().spec, run.plan().parameters, std::move(views),
+                                           run.engine->exec(), c.policy.max_total_sequence_length);
     tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
     for (const data::Prompts* prompts :
          {run.train.prompts.get(), run.validation ? run.validation->prompts.get() : nullptr})
@@ -98,21 +103,22 @@ RolloutSource::RolloutSource(Run& run)
   const plan::GridPosition& position = run.placement.grid_position();
   const data::Prompts& prompts = *run.train.prompts;
   Generate generate = [this, &c, &prompts](std::span<const GenerationRequest> requests, double temperature) {
-    return slow_generate(*tools_->inference, requests, temperature, static_cast<uint64_t>(resolved_loop(c).seed),
+    return slow_generate(*tools_->inference, requests, temperature,
+                         static_cast<uint64_t>(resolved_loop(c).seed),
                          c.rollout.max_new_tokens.value_or(c.policy.max_total_sequence_length),
-                         c.policy.max_total_sequence_length, prompts.end_ids(), run_.plan().spec.vocab_size);
+                         c.policy.max_total_sequence_length, prompts.end_ids(), run_.plan().spec.vocab_size,
+                         tools_->tokenizer->vocab_size());
   };
-  RewardFunctions rewards{.names = tools_->rewards->names(),
-                          .judge = [this](std::span<const RewardRequest> requests) {
-                            return tools_->judge(requests);
-                          }};
-  rollouts_ = std::make_unique<Rollouts>(
-      c, prompts, *tools_->tokenizer,
-      RolloutRanks{.dp = position.at.dp,
-                   .dp_size = position.sizes.dp,
-                   .judges = position.at.tp == 0,
-                   .all = &run.placement.groups().host(parallel::group::all)},
-      std::move(generate), std::move(rewards));
+  RewardFunctions rewards{
+      .names = tools_->rewards->names(),
+      .judge = [this](std::span<const RewardRequest> requests) { return tools_->judge(requests); }};
+  rollouts_ =
+      std::make_unique<Rollouts>(c, prompts, *tools_->tokenizer,
+                                 RolloutRanks{.dp = position.at.dp,
+                                              .dp_size = position.sizes.dp,
+                                              .judges = position.at.tp == 0,
+                                              .all = &run.placement.groups().host(parallel::group::all)},
+                                 std::move(generate), std::move(rewards));
 }
 
 RolloutSource::~RolloutSource() = default;

@@ -1,0 +1,170 @@
+// Runs on rollouts that the policy generates, in this process.
+#include <cmath>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/catch.h"
+#include "tests/train/training_run.h"
+
+using namespace nrl;
+using namespace nrl::test;
+
+namespace {
+
+/// Prompts of a digit; the answer is the same digit.
+class Digits : public Workbench {
+ public:
+  Digits() {
+    for (const char* name : {"prompts", "validation"}) {
+      std::ofstream file(*this / (std::string(name) + ".jsonl"));
+      for (int i = 0; i < 10; ++i) file << fmt::format(R"({{"prompt": "{0}=", "answer": "{0}"}})", i) << "\n";
+    }
+  }
+
+  std::vector<std::string> overrides(std::vector<std::string> more) const {
+    std::vector<std::string> all{"algorithm=grpo",
+                                 "policy.tokenizer={name: bytes, chat_template: none}",
+                                 "policy.max_total_sequence_length=8",
+                                 "policy.train_global_batch_size=12",
+                                 "policy.train_micro_batch_size=3",
+                                 "policy.generation.max_new_tokens=3",
+                                 "grpo.num_prompts_per_step=4",
+                                 "grpo.num_generations_per_prompt=3",
+                                 "reward=[{type: length, max_tokens: 3, buffer_tokens: 2}, {type: contains, "
+                                 "name: digit, weight: 2}]",
+                                 "data.train={data_path: " + (*this / "prompts.jsonl") + ", format: prompts}",
+                                 "loop.max_num_steps=4"};
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  }
+  Finished learn(const std::string& name, std::vector<std::string> more = {}) const {
+    return run(name, overrides(std::move(more)));
+  }
+  Rows samples(const std::string& name) const {
+    return json_lines(read(name + "/logs/samples.jsonl"), "samples.jsonl");
+  }
+};
+
+}  // namespace
+
+TEST_CASE("a policy is trained on what it generates", "[grpo]") {
+  const Digits bench;
+  const Finished finished =
+      bench.learn("run", {"data.validation={data_path: " + (bench / "validation.jsonl") + ", format: prompts}",
+                          "loop.val_period=2", "grpo.max_val_samples=5", "grpo.val_num_generations_per_prompt=2",
+                          "policy.generation.val_temperature=1"});
+  INFO(finished.err);
+  REQUIRE(finished.code == Exit::ok);
+  CHECK_THAT(finished.out, ContainsSubstring("4 prompts x 3 completions at once: 1 steps of 12 sequences"));
+  const Rows steps = bench.steps("run");
+  REQUIRE(steps.size() == 4);
+  for (const JsonValue& row : steps) {
+    CHECK(row.get_double("completion_tokens") >= 1);
+    CHECK(row.get_double("completion_tokens") <= 3);
+    CHECK(row.get_double("reward") >= -1);
+    CHECK(row.get_double("reward_digit") >= 0);
+    CHECK(row.get_double("token_mult_prob_error") < 1 + 2e-5);
+    CHECK(row.get_double("unscored_rate") == 0);
+    // On the policy the ratio is 1.
+    CHECK(row.get_double("probs_ratio") == Approx(1).epsilon(1e-5));
+  }
+  Rows evaluations;
+  for (const JsonValue& row : bench.rows("run"))
+    if (row.contains("val_reward")) evaluations.push_back(row);
+  REQUIRE(evaluations.size() == 2);
+  CHECK(evaluations[0].get_double("val_pass_at_2") >= evaluations[0].get_double("val_pass_at_1"));
+  const Rows samples = bench.samples("run");
+  CHECK(samples.size() == 4 * 3 + 2 * 5 * 2);
+  CHECK_THAT(samples[0].get_string("record"), ContainsSubstring("prompts.jsonl:"));
+}
+
+TEST_CASE("rollouts continue where a checkpoint was saved, bit for bit", "[grpo]") {
+  const Digits bench;
+  const std::vector<std::string> saves{"checkpointing.save_period=2"};
+  REQUIRE(bench.learn("whole", saves).code == Exit::ok);
+  REQUIRE(bench.learn("parts", {"checkpointing.save_period=2", "loop.max_num_steps=2"}).code == Exit::ok);
+  CHECK(bench.position("parts", 2).get_int("prompts") == 8);
+  REQUIRE(bench.learn("parts", saves).code == Exit::ok);
+  CHECK(bench.weights("whole", 4) == bench.weights("parts", 4));
+  CHECK(bench.values("whole", "reward") == bench.values("parts", "reward"));
+}
+
+TEST_CASE("several steps on the same rollouts leave the policy that made them", "[grpo]") {
+  const Digits bench;
+  const Finished finished = bench.learn(
+      "run", {"policy.train_global_batch_size=6", "policy.optimizer.lr=0.05"});
+  INFO(finished.err);
+  REQUIRE(finished.code == Exit::ok);
+  const Rows steps = bench.steps("run");
+  REQUIRE(steps.size() == 4);
+  for (size_t i = 0; i < steps.size(); ++i) CHECK(steps[i].contains("reward") == (i % 2 == 0));
+  CHECK(steps[0].get_double("probs_ratio") == Approx(1).epsilon(1e-5));
+  CHECK(std::abs(steps[1].get_double("probs_ratio") - 1) > 1e-4);
+}
+
+TEST_CASE("a layout changes neither the rollouts nor the losses", "[grpo]") {
+  const Digits bench;
+  REQUIRE(bench.learn("one").code == Exit::ok);
+  const Finished finished = bench.run_ranks(NRL_TWO_RANKS, "two", bench.overrides({}));
+  INFO(finished.err);
+  REQUIRE(finished.code == Exit::ok);
+  CHECK(bench.values("one", "reward") == bench.values("two", "reward"));
+  const std::vector<double> one = bench.values("one", "loss"), two = bench.values("two", "loss");
+  for (size_t i = 0; i < one.size(); ++i) CHECK(two[i] == Approx(one[i]).epsilon(1e-5).margin(1e-6));
+}
+
+TEST_CASE("a command judges as a verifier does, and what it cannot judge is not trained", "[grpo]") {
+  const Digits bench;
+  const auto with = [&](const std::string& reward) { return std::vector<std::string>{"reward=[" + reward + "]"}; };
+  std::ofstream(bench / "judge.sh") << R"(while IFS= read -r line; do
+    id=${line#*\"id\":}; id=${id%%,*}
+    case $line in *'"ended":true'*) r=1 ;; *) r=$1 ;; esac
+    printf '{"id": %s, "reward": %s}\n' "$id" "$r"
+  done)";
+  const auto judge = [&](const std::string& cut) {
+    return with("{type: command, command: \"sh " + (bench / "judge.sh") + " " + cut + "\"}");
+  };
+  REQUIRE(bench.learn("zero", judge("0")).code == Exit::ok);
+  const Finished finished = bench.learn("null", judge("null"));
+  INFO(finished.err);
+  REQUIRE(finished.code == Exit::ok);
+  // Completions that ended have the reward 1; the others have 0, or none.
+  for (const JsonValue& row : bench.steps("zero"))
+    CHECK(row.get_double("reward") == Approx(1 - row.get_double("truncation_rate")));
+  for (const JsonValue& row : bench.steps("null")) {
+    CHECK(row.get_double("unscored_rate") == row.get_double("truncation_rate"));
+    CHECK(row.get_double("loss") == Approx(0).margin(1e-6));  // equal rewards
+  }
+}
+
+TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") {
+  const Digits bench;
+  std::ofstream(bench / "bare.jsonl") << R"({"prompt": "1="})" << "\n";
+  std::ofstream(bench / "long.jsonl") << R"({"prompt": "123456789=", "answer": "1"})" << "\n";
+  struct Case {
+    std::string change, message;
+    Exit code;
+  };
+  const std::vector<Case> cases{
+      {"reward=[]", "completions of prompts need a reward", Exit::config},
+      {"reward=[{type: exakt}]", "there is no type 'exakt'", Exit::config},
+      {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
+      {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
+      {"loss_fn.reference_policy_kl_penalty=0.1", "is kept with adapters only", Exit::config},
+      {"data.train.data_path=" + (bench / "bare.jsonl"), "bare.jsonl:1: the record has no text or number under",
+       Exit::data},
+      {"data.train.data_path=" + (bench / "long.jsonl"), "long.jsonl:1: a prompt of 10 tokens leaves no room",
+       Exit::data}};
+  for (const Case& c : cases) {
+    const Finished finished = bench.learn("refused", {c.change});
+    CAPTURE(c.change);
+    CHECK(finished.code == c.code);
+    CHECK_THAT(finished.out + finished.err, ContainsSubstring(c.message));
+  }
+  const Finished finished =
+      bench.learn("refused", {"policy.train_global_batch_size=6",
+                                                 "checkpointing.save_period=3"});
+  CHECK(finished.code == Exit::config);
+  CHECK_THAT(finished.out + finished.err, ContainsSubstring("a checkpoint has no rollouts"));
+}
