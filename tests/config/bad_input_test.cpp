@@ -205,7 +205,7 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
 
 TEST_CASE("features that do not exist yet are refused, their defaults are not", "[config]") {
   const Bad cases[] = {
-      {"grpo: {num_generations_per_prompt: 16}", 1, 36, "not supported yet"},
+      {"grpo: {max_rollout_turns: 2}", 1, 27, "not supported yet"},
       {"policy: {sequence_packing: {sequence_length_round: 8}}", 1, 52, "not supported yet"},
       {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},
       {"logger: {swanlab_enabled: true}", 1, 27, "swanlab convert reads the event files"},

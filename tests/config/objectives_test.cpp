@@ -218,10 +218,13 @@ TEST_CASE("every algorithm has its formats of data", "[config][objectives]") {
   };
   for (const auto& [algorithm, formats] :
        {Fit{"pretrain", "auto tokens"}, Fit{"sft", "auto text messages instruction"},
-        Fit{"dpo", "auto preference"}, Fit{"rm", "auto preference"}, Fit{"grpo", "auto rollouts"}})
+        Fit{"dpo", "auto preference"}, Fit{"rm", "auto preference"}, Fit{"grpo", "auto rollouts prompts"}})
     for (const std::string_view format : EnumNames<ExampleFormat>::names) {
       CAPTURE(algorithm, format);
-      const ConfigResult result = load(algorithm, {fmt::format("data.train.format={}", format)});
+      std::vector<std::string> keys{fmt::format("data.train.format={}", format)};
+      if (format == "prompts" && std::string_view(algorithm) == "grpo")
+        keys.insert(keys.end(), {"policy.train_global_batch_size=512", "reward=[{type: exact}]"});
+      const ConfigResult result = load(algorithm, keys);
       INFO(problems(result));
       const bool fits = contains(fmt::format(" {} ", formats), fmt::format(" {} ", format));
       CHECK(result.ok() == fits);

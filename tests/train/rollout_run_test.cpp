@@ -50,10 +50,10 @@ class Digits : public Workbench {
 
 TEST_CASE("a policy is trained on what it generates", "[grpo]") {
   const Digits bench;
-  const Finished finished =
-      bench.learn("run", {"data.validation={data_path: " + (bench / "validation.jsonl") + ", format: prompts}",
-                          "loop.val_period=2", "grpo.max_val_samples=5", "grpo.val_num_generations_per_prompt=2",
-                          "policy.generation.val_temperature=1"});
+  const Finished finished = bench.learn(
+      "run", {"data.validation={data_path: " + (bench / "validation.jsonl") + ", format: prompts}",
+              "loop.val_period=2", "grpo.max_val_samples=5", "grpo.val_num_generations_per_prompt=2",
+              "policy.generation.val_temperature=1"});
   INFO(finished.err);
   REQUIRE(finished.code == Exit::ok);
   CHECK_THAT(finished.out, ContainsSubstring("4 prompts x 3 completions at once: 1 steps of 12 sequences"));
@@ -92,8 +92,8 @@ TEST_CASE("rollouts continue where a checkpoint was saved, bit for bit", "[grpo]
 
 TEST_CASE("several steps on the same rollouts leave the policy that made them", "[grpo]") {
   const Digits bench;
-  const Finished finished = bench.learn(
-      "run", {"policy.train_global_batch_size=6", "policy.optimizer.lr=0.05"});
+  const Finished finished =
+      bench.learn("run", {"policy.train_global_batch_size=6", "policy.optimizer.lr=0.05"});
   INFO(finished.err);
   REQUIRE(finished.code == Exit::ok);
   const Rows steps = bench.steps("run");
@@ -101,6 +101,25 @@ TEST_CASE("several steps on the same rollouts leave the policy that made them", 
   for (size_t i = 0; i < steps.size(); ++i) CHECK(steps[i].contains("reward") == (i % 2 == 0));
   CHECK(steps[0].get_double("probs_ratio") == Approx(1).epsilon(1e-5));
   CHECK(std::abs(steps[1].get_double("probs_ratio") - 1) > 1e-4);
+}
+
+TEST_CASE("keys of advantages and of which rollouts are trained change the steps", "[grpo]") {
+  const Digits bench;
+  REQUIRE(bench.learn("plain").code == Exit::ok);
+  for (const std::string change :
+       {"grpo.use_leave_one_out_baseline=false", "grpo.advantage_std=none", "grpo.overlong_filtering=true"}) {
+    CAPTURE(change);
+    REQUIRE(bench.learn("changed", {change, "checkpointing.enabled=false"}).code == Exit::ok);
+    CHECK(bench.values("plain", "reward").front() == bench.values("changed", "reward").front());
+    CHECK(bench.values("plain", "grad_norm") != bench.values("changed", "grad_norm"));
+  }
+  // Random text never has the answer: all groups are equal, and three times as many prompts are asked.
+  REQUIRE(bench
+              .learn("dynamic", {"reward=[exact]", "grpo.use_dynamic_sampling=true",
+                                 "grpo.dynamic_sampling_max_gen_batches=3", "loop.max_num_steps=2"})
+              .code == Exit::ok);
+  CHECK(bench.position("dynamic", 2).get_int("prompts") == 2 * 3 * 4);
+  CHECK(bench.values("dynamic", "dropped_groups") == std::vector<double>{12, 12});
 }
 
 TEST_CASE("a layout changes neither the rollouts nor the losses", "[grpo]") {
@@ -116,7 +135,9 @@ TEST_CASE("a layout changes neither the rollouts nor the losses", "[grpo]") {
 
 TEST_CASE("a command judges as a verifier does, and what it cannot judge is not trained", "[grpo]") {
   const Digits bench;
-  const auto with = [&](const std::string& reward) { return std::vector<std::string>{"reward=[" + reward + "]"}; };
+  const auto with = [&](const std::string& reward) {
+    return std::vector<std::string>{"reward=[" + reward + "]"};
+  };
   std::ofstream(bench / "judge.sh") << R"(while IFS= read -r line; do
     id=${line#*\"id\":}; id=${id%%,*}
     case $line in *'"ended":true'*) r=1 ;; *) r=$1 ;; esac
@@ -140,8 +161,10 @@ TEST_CASE("a command judges as a verifier does, and what it cannot judge is not 
 
 TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") {
   const Digits bench;
-  std::ofstream(bench / "bare.jsonl") << R"({"prompt": "1="})" << "\n";
-  std::ofstream(bench / "long.jsonl") << R"({"prompt": "123456789=", "answer": "1"})" << "\n";
+  std::ofstream(bench / "bare.jsonl") << R"({"prompt": "1="})"
+                                      << "\n";
+  std::ofstream(bench / "long.jsonl") << R"({"prompt": "123456789=", "answer": "1"})"
+                                      << "\n";
   struct Case {
     std::string change, message;
     Exit code;
@@ -152,8 +175,8 @@ TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") 
       {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
       {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
       {"loss_fn.reference_policy_kl_penalty=0.1", "is kept with adapters only", Exit::config},
-      {"data.train.data_path=" + (bench / "bare.jsonl"), "bare.jsonl:1: the record has no text or number under",
-       Exit::data},
+      {"data.train.data_path=" + (bench / "bare.jsonl"),
+       "bare.jsonl:1: the record has no text or number under", Exit::data},
       {"data.train.data_path=" + (bench / "long.jsonl"), "long.jsonl:1: a prompt of 10 tokens leaves no room",
        Exit::data}};
   for (const Case& c : cases) {
@@ -163,8 +186,7 @@ TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") 
     CHECK_THAT(finished.out + finished.err, ContainsSubstring(c.message));
   }
   const Finished finished =
-      bench.learn("refused", {"policy.train_global_batch_size=6",
-                                                 "checkpointing.save_period=3"});
+      bench.learn("refused", {"policy.train_global_batch_size=6", "checkpointing.save_period=3"});
   CHECK(finished.code == Exit::config);
   CHECK_THAT(finished.out + finished.err, ContainsSubstring("a checkpoint has no rollouts"));
 }
