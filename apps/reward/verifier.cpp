@@ -27,6 +27,15 @@ std::string lower(std::string text) {
   return text;
 }
 
+/// Finds the next match; a pattern that takes too many steps on this text finds none.
+bool finds(const data::Regex& regex, const std::string& text, size_t from, size_t& begin, size_t& end) {
+  try {
+    return regex.find(text, from, begin, end);
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 /// The part of a completion that is judged.
 class Extract {
  public:
@@ -72,7 +81,7 @@ class Extract {
           trimmed(std::string_view(text).substr(begin + open.size(), end - begin - open.size())));
     }
     std::optional<std::string> last;
-    for (size_t from = 0, begin = 0, end = 0; regex_->find(text, from, begin, end); from = end)
+    for (size_t from = 0, begin = 0, end = 0; finds(*regex_, text, from, begin, end); from = end)
       last = text.substr(begin, end - begin);
     return last;
   }
@@ -191,7 +200,7 @@ class Matches final : public Verifier {
   std::optional<double> judge(const Item& item) const override {
     const auto part = extract_.part(item.completion);
     size_t begin = 0, end = 0;
-    return part && regex_.find(*part, 0, begin, end) ? 1 : 0;
+    return part && finds(regex_, *part, 0, begin, end) ? 1 : 0;
   }
 
  private:

@@ -64,6 +64,7 @@ TEST_CASE("verifiers: numbers, patterns and elements", "[reward]") {
   CHECK(judged("number", R"({"answer": 1000})", "none") == 0);
   CHECK(judged(R"({"type": "regex", "pattern": "^[0-9]{4}$"})", "{}", "1234") == 1);
   CHECK(judged(R"({"type": "regex", "pattern": "^[0-9]{4}$"})", "{}", "12345") == 0);
+  CHECK(judged(R"({"type": "regex", "pattern": "(a+)+$"})", "{}", std::string(5000, 'a') + "b") == 0);
   CHECK(judged("math", R"({"answer": "1/2"})", "The answer is \\boxed{\\frac{1}{2}}") == 1);
   CHECK(judged("math", R"({"answer": "a \\boxed{3}"})", "it is 3") == 1);
   CHECK(judged("math", R"({"answer": "3"})", "nothing") == 0);
