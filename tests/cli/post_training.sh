@@ -95,6 +95,8 @@ dpo-llama-3.2-1b 1
 dpo-llama-3.1-8b 8
 dpo-qwen3-8b 8
 dpo-lora-mistral-7b 1
+grpo-llama-3.2-1b 1
+grpo-llama-3.1-8b 8
 rm-llama-3.2-1b 1
 rm-qwen2.5-7b 8
 LIST
