@@ -35,11 +35,11 @@ struct Position {
   int64_t clean_steps = 0;      ///< steps without overflow since it changed
   int64_t dataset_samples = 0;  ///< number of samples for which the data order was built
   int64_t global_batch = 0;
-  int64_t prompts = 0;       ///< position in the order of the prompts that the policy answers
   double best_val_loss = 0;  ///< 0: none yet
   int64_t best_val_step = 0;
   double lr_factor = 1;    ///< of the learning rate, by rollbacks
   int64_t recoveries = 0;  ///< rollbacks so far
+  int64_t prompts = 0;     ///< position in the order of the prompts that the policy answers
 };
 
 /// A rank's view of the state in a checkpoint: in host memory, or in memory that `staging` accesses.
