@@ -85,6 +85,7 @@ class OpCases {
     loss();
     objectives();
     distillation();
+    generation();
     optimizer();
     fp8();
     experts();
@@ -355,6 +356,64 @@ class OpCases {
       const Tensor rest = m.constant(DType::f32, {n, 2}, 1e-3), logits = m.normal(dtype, {n, v});
       const ops::ScatterColumns a{logits, ids(m), at_ids(m), rest, rows(m, 12)};
       return [this, a] { ops::scatter_columns(e_, a); };
+    });
+  }
+
+  /// A token of each of up to 64 sequences with a context of up to 1024 tokens, in pages of 16.
+  void generation() {
+    const int64_t sequences = std::min<int64_t>(64, s_.tokens), context = std::min<int64_t>(1024, s_.tokens),
+                  pages = (context + 15) / 16, heads = s_.heads, kv = s_.kv_heads, d = s_.head_dim;
+    add("cache_write", false, k_.cache_write, [=, this](Tensors& m) -> Run {
+      std::vector<int32_t> slots;
+      for (int64_t i = 0; i < sequences; ++i) slots.push_back(static_cast<int32_t>(i * 16));
+      const ops::CacheWrite a{.keys = m.normal(a_, {sequences, kv * d}),
+                              .values = m.normal(a_, {sequences, kv * d}),
+                              .slots = m.copy_of(DType::i32, {sequences}, slots.data()),
+                              .key_cache = m.constant(a_, {sequences * 16, kv * d}, 0),
+                              .value_cache = m.constant(a_, {sequences * 16, kv * d}, 0)};
+      return [this, a] { ops::cache_write(e_, a); };
+    });
+    add("attention_paged", false, k_.attention_paged, [=, this](Tensors& m) -> Run {
+      std::vector<int32_t> cu{0}, lengths, table;
+      for (int64_t i = 0; i < sequences; ++i) {
+        cu.push_back(static_cast<int32_t>(i + 1));
+        lengths.push_back(static_cast<int32_t>(context));
+        for (int64_t p = 0; p < pages; ++p) table.push_back(static_cast<int32_t>(p * sequences + i));
+      }
+      const ops::AttentionPaged a{.q = m.normal(a_, {sequences, heads, d}),
+                                  .keys = m.normal(a_, {sequences * pages * 16, kv, d}),
+                                  .values = m.normal(a_, {sequences * pages * 16, kv, d}),
+                                  .out = m.constant(a_, {sequences, heads, d}, 0),
+                                  .cu_q = m.copy_of(DType::i32, {sequences + 1}, cu.data()),
+                                  .context = m.copy_of(DType::i32, {sequences}, lengths.data()),
+                                  .block_table = m.copy_of(DType::i32, {sequences, pages}, table.data()),
+                                  .page = 16,
+                                  .scale = 0.125f,
+                                  .longest = context};
+      return [this, a] { ops::attention_paged(e_, a); };
+    });
+    const auto parts = [=](Tensors& m) {
+      return m.constant(DType::f32, {1, sequences, ops::SamplePart::columns}, 1);
+    };
+    add("sample_tokens", false, k_.sample_tokens, [=, this](Tensors& m) -> Run {
+      std::vector<int64_t> numbers(static_cast<size_t>(sequences), 3);
+      const auto of_rows = [&](DType dtype) { return m.copy_of(dtype, {sequences}, numbers.data()); };
+      const Tensor out = parts(m);
+      const ops::SampleTokens a{
+          .logits = m.normal(DType::f32, {sequences, s_.vocab}),
+          .temperature = m.constant(DType::f32, {sequences}, 1),
+          .seed = of_rows(DType::i64),
+          .sample = of_rows(DType::i64),
+          .position = m.integers({sequences}, context),
+          .tokens = s_.vocab,
+          .out = make_tensor(out.data, DType::f32, {sequences, ops::SamplePart::columns})};
+      return [this, a] { ops::sample_tokens(e_, a); };
+    });
+    add("join_samples", false, k_.join_samples, [=, this](Tensors& m) -> Run {
+      const ops::JoinSamples a{.parts = parts(m),
+                               .token = m.integers({sequences}, 2),
+                               .log_prob = m.constant(DType::f32, {sequences}, 0)};
+      return [this, a] { ops::join_samples(e_, a); };
     });
   }
 

@@ -15,12 +15,14 @@
 #include "core/ops/merge.h"
 #include "core/ops/norm.h"
 #include "core/ops/optimizer.h"
+#include "core/ops/paged.h"
 #include "core/ops/pair_loss.h"
 #include "core/ops/policy_loss.h"
 #include "core/ops/qk_norm_rope.h"
 #include "core/ops/quantize.h"
 #include "core/ops/rope.h"
 #include "core/ops/router.h"
+#include "core/ops/sample.h"
 #include "core/ops/segments.h"
 #include "core/ops/step.h"
 
@@ -84,7 +86,11 @@ namespace nrl::ops {
   X(largest_magnitude, LargestMagnitude)            \
   X(block_magnitudes, BlockMagnitudes)              \
   X(quantize_part, QuantizePart)                    \
-  X(update_scales, UpdateScales)
+  X(update_scales, UpdateScales)                    \
+  X(cache_write, CacheWrite)                        \
+  X(attention_paged, AttentionPaged)                \
+  X(sample_tokens, SampleTokens)                    \
+  X(join_samples, JoinSamples)
 // clang-format on
 
 struct KernelTable;
@@ -94,7 +100,7 @@ struct KernelTable;
 #define NRL_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
-  X(fp8) X(quantize) X(segments) X(pair_loss) X(policy_loss) X(distillation)
+  X(fp8) X(quantize) X(segments) X(pair_loss) X(policy_loss) X(distillation) X(paged) X(sample)
 /// Ops with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) \

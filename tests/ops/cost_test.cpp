@@ -641,6 +641,50 @@ TEST_CASE("attention counts the pairs that its mask leaves", "[cost]") {
         }
 }
 
+TEST_CASE("the bytes of generation are those that its kernels touch", "[cost]") {
+  for (const DType dtype : types) {
+    CAPTURE(name_of(dtype));
+    Counted w;
+    w.check(cache_write, CacheWrite{.keys = w.random(dtype, {3, 8}),
+                                    .values = w.random(dtype, {3, 8}),
+                                    .slots = w.indices({4, 0, 2}),
+                                    .key_cache = w.random(dtype, {5, 8}),
+                                    .value_cache = w.random(dtype, {5, 8})});
+    Counted c;
+    const Tensor bounds = c.indices({0, 3}, false), context = c.indices({4}, false);
+    Tensor table = c.indices({1, 0}, false);
+    table = make_tensor(table.data, DType::i32, {1, 2});
+    const AttentionPaged paged{.q = c.random(dtype, {3, 2, 8}),
+                               .keys = c.random(dtype, {4, 1, 8}),
+                               .values = c.random(dtype, {4, 1, 8}),
+                               .out = c.random(dtype, {3, 2, 8}),
+                               .cu_q = bounds,
+                               .context = context,
+                               .block_table = table,
+                               .page = 2};
+    c.check(attention_paged, paged);
+    CHECK(cost(c.exec(), paged).flops == 4 * 2 * 8 * (2 + 3 + 4));
+  }
+  Counted s;
+  const auto numbers = [&s](std::vector<int32_t> words) {
+    return make_tensor(s.indices(std::move(words)).data, DType::i64, {2});
+  };
+  s.check(sample_tokens, SampleTokens{.logits = s.random(DType::f32, {2, 5}),
+                                      .temperature = s.random(DType::f32, {2}),
+                                      .seed = numbers({1, 0, 2, 0}),
+                                      .sample = numbers({3, 0, 4, 0}),
+                                      .position = s.indices({5, 6}),
+                                      .tokens = 5,
+                                      .out = s.random(DType::f32, {2, SamplePart::columns})});
+  Counted j;
+  // Of one slice no score is compared.
+  j.check(join_samples,
+          JoinSamples{.parts = j.random(DType::f32, {1, 2, SamplePart::columns}),
+                      .token = make_tensor(j.random(DType::f32, {2}).data, DType::i32, {2}),
+                      .log_prob = j.random(DType::f32, {2})},
+          2 * sizeof(float));
+}
+
 TEST_CASE("the bytes of losses of sequences are those that their kernels touch", "[cost]") {
   Counted sum;
   sum.check(segment_sum, SegmentSum{.x = sum.random(DType::f32, {6}),

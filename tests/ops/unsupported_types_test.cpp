@@ -57,6 +57,19 @@ std::vector<std::pair<const char*, std::function<void()>>> calls(Fixture& f, DTy
          linear_backward_weight(e, {.dout = x, .x = y, .dweight = f.tensor(DType::f32, {8, 8})});
        }},
       {"column_sums", [=, &e, &f] { column_sums(e, {.x = x, .out = f.tensor(DType::f32, {8})}); }},
+      {"cache_write",
+       [=, &e] { cache_write(e, {.keys = x, .values = y, .slots = ids, .key_cache = w, .value_cache = w}); }},
+      {"attention_paged",
+       [=, &e] {
+         attention_paged(e, {.q = heads,
+                             .keys = heads,
+                             .values = heads,
+                             .out = heads,
+                             .cu_q = bounds,
+                             .context = i32({1}),
+                             .block_table = i32({1, 2}),
+                             .page = 2});
+       }},
       {"attention_forward",
        [=, &e] {
          attention_forward(
