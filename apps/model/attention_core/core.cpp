@@ -1,7 +1,6 @@
 #include "apps/model/attention_core/core.h"
 
 #include "core/ops/kernel_table.h"
-#include "core/ops/transfer.h"
 
 namespace nrl::model {
 
@@ -34,21 +33,24 @@ void AttentionCore::forward(Run& r) const {
 
 void AttentionCore::attend_to_cache(Run& r) const {
   const ModelSpec& m = spec_;
-  const KeyValueCache& cache = *r.batch().cache;
-  const KeyValueCache::Layer& kept = cache.layers[layer_];
-  const int64_t tokens = r[ends_.out].dim(0), length = cache.length + tokens;
-  ops::copy(r.exec(), r[ends_.keys].columns(m.q_width(), m.kv_width()), kept.keys.rows(cache.length, tokens));
-  ops::copy(r.exec(), r[ends_.values].columns(m.q_width() + m.kv_width(), m.kv_width()),
-            kept.values.rows(cache.length, tokens));
-  ops::attention_forward(r.exec(), {.q = heads(r).q,
-                                    .k = kept.keys.rows(0, length).split_heads(m.kv_heads, m.head_dim),
-                                    .v = kept.values.rows(0, length).split_heads(m.kv_heads, m.head_dim),
-                                    .out = by_head(r[ends_.out]),
-                                    .cu_q = r.batch().cu_seqlens,
-                                    .cu_k = cache.cu_keys,
-                                    .scale = m.attention_scale(),
-                                    .window = m.window,
-                                    .lengths = r.batch().lengths});
+  const PagedCache& cache = *r.batch().cache;
+  const PagedCache::Layer& kept = cache.layers[layer_];
+  ops::cache_write(r.exec(), {.keys = r[ends_.keys].columns(m.q_width(), m.kv_width()),
+                              .values = r[ends_.values].columns(m.q_width() + m.kv_width(), m.kv_width()),
+                              .slots = cache.slots,
+                              .key_cache = kept.keys,
+                              .value_cache = kept.values});
+  ops::attention_paged(r.exec(), {.q = heads(r).q,
+                                  .keys = kept.keys.split_heads(m.kv_heads, m.head_dim),
+                                  .values = kept.values.split_heads(m.kv_heads, m.head_dim),
+                                  .out = by_head(r[ends_.out]),
+                                  .cu_q = r.batch().cu_seqlens,
+                                  .context = cache.context,
+                                  .block_table = cache.block_table,
+                                  .page = cache.page,
+                                  .scale = m.attention_scale(),
+                                  .window = m.window,
+                                  .longest = cache.longest});
 }
 
 }  // namespace nrl::model

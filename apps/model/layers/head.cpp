@@ -4,6 +4,7 @@
 
 #include "apps/model/layers/boundary.h"
 #include "core/ops/cross_entropy.h"
+#include "core/ops/dispatch.h"
 #include "core/ops/distillation.h"
 #include "core/ops/linear.h"
 
@@ -60,6 +61,8 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
       rest_ = slot({.name = "gradient at other ids", .width = 2, .rows = head_chunk_rows});
   }
   d_norm_ = b.gradient("d_norm", m.hidden, sequence_rows);
+  sampled_ = slot(
+      {.name = "sampled rows", .width = m.hidden, .dtype = recipe.activations(), .rows = head_chunk_rows});
   input_.emplace(b, norm_->out, d_norm_, Boundary{.overlaps = false});
   describe();
 }
@@ -79,11 +82,13 @@ void Head::forward(Run& r) {
       r.context().loss.divergence ? compute_divergence(r, rows) : compute_log_probs(r, rows);
     });
   });
-  r.step(generation, "logits", reads(hidden), writes(), [&] {
-    const Tensor all = r[hidden];
+  r.step(generation, "logits", reads(hidden), writes(sampled_), [&] {
+    const Tensor& rows = r.batch().cache->sampled_rows;
+    if (rows.dim(0) == 0) return;
+    const Tensor x = r[sampled_].rows(0, rows.dim(0));
+    ops::permute(r.exec(), {.x = r[hidden], .source = rows, .top_k = 1, .out = x});
     ops::linear_forward(
-        r.exec(),
-        {.x = all.rows(all.dim(0) - 1, 1), .weight = r.weight(weight_), .out = r.context().next_logits});
+        r.exec(), {.x = x, .weight = r.weight(weight_), .out = r.context().next_logits.rows(0, rows.dim(0))});
   });
 }
 

@@ -66,7 +66,8 @@ class Head : public Layer {
   /// Distillation with k ids: (chunk, k) f32, logits at the ids and then their gradient; (chunk, 2) f32,
   /// ops::TopkKl::rest.
   Slot at_ids_, rest_;
-  Slot d_norm_;  ///< (n, H)
+  Slot d_norm_;   ///< (n, H)
+  Slot sampled_;  ///< (chunk, H): the rows that generation computes logits of
 };
 
 /// Final norm, and the score of every token: one dot product, in place of the log-probability. Training

@@ -64,7 +64,7 @@ struct LayerContext {
   Tensor lse;                ///< (N) f32: log-sum-exp of the logits; absent with Dependence::none and batch
   LossNeeds loss;            ///< of the objective
   LossRule* rule = nullptr;  ///< the objective; null while a plan is made
-  Tensor next_logits;        ///< (1, V) f32, written by the head in generation
+  Tensor next_logits;        ///< (R, V) f32, written by the head in generation: V of this rank's vocabulary
   /// Experts: aux loss, z loss and load of the step, (3) f64 (ops::RouterBalance); may be absent.
   Tensor router_metrics;
   /// (layers, E) i32: tokens of each expert in the step, of this rank (MoeSpec::counts_steps()); may be

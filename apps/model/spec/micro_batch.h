@@ -10,14 +10,20 @@
 
 namespace nrl::model {
 
-/// Keys and values of the previous tokens of one sequence.
-struct KeyValueCache {
+/// Keys and values of many sequences in pages (core/ops/paged.h), and which of them the rows of a microbatch
+/// in mode `generation` belong to: sequences with N rows in total, R of which have their next logits
+/// computed.
+struct PagedCache {
   struct Layer {
-    Tensor keys, values;  ///< (max tokens, kv_width), contiguous
+    Tensor keys, values;  ///< (pages * page, kv_width)
   };
   std::vector<Layer> layers;
-  int64_t length = 0;  ///< tokens in the cache before the microbatch
-  Tensor cu_keys;      ///< (2) i32: 0 and the length after the microbatch
+  int64_t page = 0;     ///< tokens of a page
+  Tensor slots;         ///< (N) i32: the row of the caches that a row is written to
+  Tensor context;       ///< (S) i32: tokens of each sequence, with those of the microbatch
+  Tensor block_table;   ///< (S, P) i32: the pages of each sequence
+  Tensor sampled_rows;  ///< (R) i32: ascending or not, may repeat
+  int64_t longest = 0;  ///< the longest context
 };
 
 /// One microbatch in device memory: S sequences with N tokens in total, concatenated. With context
@@ -40,7 +46,7 @@ struct MicroBatch {
   Tensor sequence_values;       ///< (S', values) f64
   std::vector<Tensor> columns;  ///< (N, width) each, or (N)
   ops::SequenceLengths lengths;
-  const KeyValueCache* cache = nullptr;  ///< generation only
+  const PagedCache* cache = nullptr;  ///< generation only
   /// With context parallelism, instead of cu_seqlens: the bounds of the attention calls of each exchange
   /// (distinct_exchanges()).
   std::vector<std::vector<parallel::CallBounds>> context_bounds = {};
