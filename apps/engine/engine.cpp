@@ -116,32 +116,14 @@ void Engine::finish_gathers() {
   if (reducer_) reducer_->wait_gathers();
 }
 
-namespace {
-
-/// While it lives, nothing is communicated in `ranks`, unless that is null.
-class DryRanks {
- public:
-  explicit DryRanks(const parallel::Groups* ranks) : ranks_(ranks) {
-    if (ranks) ranks->set_dry(true);
-  }
-  ~DryRanks() {
-    if (ranks_) ranks_->set_dry(false);
-  }
-  DryRanks(const DryRanks&) = delete;
-  DryRanks& operator=(const DryRanks&) = delete;
-
- private:
-  const parallel::Groups* ranks_;
-};
-
-}  // namespace
+namespace {}  // namespace
 
 DryStep Engine::dry_step(Objective& objective, bool calls) {
   NRL_CHECK(optimizer_, "this engine runs forward passes only");
   DryStep out;
   ledger_.clear();
   {
-    const DryRanks dry_ranks(dry_ranks_ ? nullptr : ranks_);
+    const parallel::DryGroups dry_ranks(dry_ranks_ ? nullptr : ranks_);
     const ops::DryRun dry(exec_, calls ? &out.calls : nullptr);
     run_schedule(plan_->tensors->largest(), objective);
     finish_gathers();

@@ -120,16 +120,26 @@ int64_t GenerationPass::page_bytes(const ModelSpec& spec, const ModelLayout& lay
 }
 
 size_t GenerationPass::needed_workspace(const std::function<void()>& bind) {
+  const parallel::DryGroups dry_groups(context_.groups);
   const ops::DryDevice device = ops::DryDevice::like(exec_);
   const ops::Exec exec = std::exchange(exec_, device.exec());
   const ops::DryRun dry(exec_);
   bind();
-  // All rows in one sequence at the end of the longest context.
-  const int64_t n = std::min(limits_.tokens, limits_.longest);
-  const std::vector<int32_t> tokens(static_cast<size_t>(n)), pages(static_cast<size_t>(table_width(limits_)));
-  GenerationRows rows{.sequences = {{.tokens = tokens, .first = limits_.longest - n, .pages = pages}},
-                      .sampled = std::vector<int32_t>(static_cast<size_t>(limits_.sequences))};
-  run(rows);
+  // All rows at the end of the longest contexts: in few sequences, and in as many as there may be.
+  const std::vector<int32_t> tokens(static_cast<size_t>(limits_.longest)),
+      pages(static_cast<size_t>(table_width(limits_)));
+  for (const int64_t most : {limits_.longest, int64_t{1}}) {
+    GenerationRows rows{.sequences = {},
+                        .sampled = std::vector<int32_t>(static_cast<size_t>(limits_.sequences))};
+    for (int64_t left = limits_.tokens; left > 0 && std::ssize(rows.sequences) < limits_.sequences;) {
+      const int64_t n = std::min(left, most);
+      rows.sequences.push_back({.tokens = std::span(tokens).first(static_cast<size_t>(n)),
+                                .first = limits_.longest - n,
+                                .pages = pages});
+      left -= n;
+    }
+    run(rows);
+  }
   exec_ = exec;
   return dry.workspace();
 }

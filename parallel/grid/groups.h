@@ -141,4 +141,20 @@ class Groups {
   bool registers_ = false;
 };
 
+/// While it lives, nothing is communicated in `groups`, unless that is null.
+class DryGroups {
+ public:
+  explicit DryGroups(const Groups* groups) : groups_(groups) {
+    if (groups) groups->set_dry(true);
+  }
+  ~DryGroups() {
+    if (groups_) groups_->set_dry(false);
+  }
+  DryGroups(const DryGroups&) = delete;
+  DryGroups& operator=(const DryGroups&) = delete;
+
+ private:
+  const Groups* const groups_;
+};
+
 }  // namespace nrl::parallel

@@ -31,7 +31,7 @@ class Digits : public Workbench {
                                  "policy.generation.max_new_tokens=3",
                                  "grpo.num_prompts_per_step=4",
                                  "grpo.num_generations_per_prompt=3",
-                                 "reward=[{type: length, max_tokens: 3, buffer_tokens: 2}, {type: contains, "
+                                 "reward=[{type: regex, name: letter, pattern: \"[a-z]\"}, {type: contains, "
                                  "name: digit, weight: 2}]",
                                  "data.train={data_path: " + (*this / "prompts.jsonl") + ", format: prompts}",
                                  "loop.max_num_steps=4"};
@@ -62,8 +62,8 @@ TEST_CASE("a policy is trained on what it generates", "[grpo]") {
   for (const JsonValue& row : steps) {
     CHECK(row.get_double("completion_tokens") >= 1);
     CHECK(row.get_double("completion_tokens") <= 3);
-    CHECK(row.get_double("reward") >= -1);
-    CHECK(row.get_double("reward_digit") >= 0);
+    CHECK(row.get_double("reward") >= 0);
+    CHECK(row.get_double("reward_letter") <= 1);
     CHECK(row.get_double("token_mult_prob_error") < 1 + 2e-5);
     CHECK(row.get_double("unscored_rate") == 0);
     // On the policy the ratio is 1.
@@ -125,12 +125,17 @@ TEST_CASE("keys of advantages and of which rollouts are trained change the steps
 TEST_CASE("a layout changes neither the rollouts nor the losses", "[grpo]") {
   const Digits bench;
   REQUIRE(bench.learn("one").code == Exit::ok);
-  const Finished finished = bench.run_ranks(NRL_TWO_RANKS, "two", bench.overrides({}));
-  INFO(finished.err);
-  REQUIRE(finished.code == Exit::ok);
-  CHECK(bench.values("one", "reward") == bench.values("two", "reward"));
-  const std::vector<double> one = bench.values("one", "loss"), two = bench.values("two", "loss");
-  for (size_t i = 0; i < one.size(); ++i) CHECK(two[i] == Approx(one[i]).epsilon(1e-5).margin(1e-6));
+  for (const std::string layout :
+       {"distributed.shard_strategy=optim_grads", "distributed.tensor_parallel_size=2"}) {
+    const std::string name = layout.substr(layout.find('.') + 1, 5);
+    const Finished finished = bench.run_ranks(NRL_TWO_RANKS, name, bench.overrides({layout}));
+    CAPTURE(layout);
+    INFO(finished.err);
+    REQUIRE(finished.code == Exit::ok);
+    CHECK(bench.values("one", "reward") == bench.values(name, "reward"));
+    const std::vector<double> one = bench.values("one", "loss"), two = bench.values(name, "loss");
+    for (size_t i = 0; i < one.size(); ++i) CHECK(two[i] == Approx(one[i]).epsilon(1e-5).margin(1e-6));
+  }
 }
 
 TEST_CASE("a command judges as a verifier does, and what it cannot judge is not trained", "[grpo]") {
@@ -175,6 +180,8 @@ TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") 
       {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
       {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
       {"loss_fn.reference_policy_kl_penalty=0.1", "is kept with adapters only", Exit::config},
+      {"distributed.shard_strategy=optim_grads_params", "does not fit the generation of rollouts",
+       Exit::config},
       {"data.train.data_path=" + (bench / "bare.jsonl"),
        "bare.jsonl:1: the record has no text or number under", Exit::data},
       {"data.train.data_path=" + (bench / "long.jsonl"), "long.jsonl:1: a prompt of 10 tokens leaves no room",

@@ -2,73 +2,96 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <optional>
 #include <utility>
 
-#include "apps/model/inference.h"
+#include "apps/data/text_source.h"
 #include "apps/plan/loss.h"
 #include "apps/reward/rewards.h"
+#include "apps/rollout/generator.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/example_numbers.h"
 #include "apps/train/loop/reference.h"
 #include "apps/train/state/hf_files.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
-#include "core/base/philox.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 
 namespace nrl::train {
 namespace {
 
-// TEMPORARY generator until rollout::Generator lands.
-std::vector<Completion> slow_generate(model::Inference& inference,
-                                      std::span<const GenerationRequest> requests, double temperature,
-                                      uint64_t seed, int64_t most, int64_t longest,
-                                      const std::vector<int32_t>& end_ids, int64_t vocab, int64_t tokens) {
-  std::vector<Completion> out;
-  const PhiloxStream random(seed, "rollout");
-  for (const GenerationRequest& r : requests)
-    for (int64_t s = 0; s < r.count; ++s) {
-      inference.reset();
-      std::span<const float> logits = inference.append(r.prompt->ids);
-      Completion& c = out.emplace_back();
-      for (int64_t n = 0;; ++n) {
-        double top = -INFINITY, best = -INFINITY, sum = 0;
-        int32_t id = 0;
-        for (const float z : logits) top = std::max(top, static_cast<double>(z));
-        for (size_t v = 0; v < logits.size(); ++v) {
-          const double z = static_cast<double>(logits[v]);
-          sum += std::exp(z - top);
-          const double u =
-              random.uniform(static_cast<uint64_t>(((r.first_sample + s) * 4096 + n) * vocab + v));
-          const double g = temperature > 0 ? z / temperature - std::log(-std::log(u + 1e-12)) : z;
-          if (g > best && static_cast<int64_t>(v) < tokens) best = g, id = static_cast<int32_t>(v);
-        }
-        c.ids.push_back(id);
-        c.log_probs.push_back(
-            static_cast<float>(static_cast<double>(logits[static_cast<size_t>(id)]) - top - std::log(sum)));
-        c.ended = std::ranges::find(end_ids, id) != end_ids.end();
-        if (c.ended || std::ssize(c.ids) == most || std::ssize(r.prompt->ids) + std::ssize(c.ids) >= longest)
-          break;
-        logits = inference.append(std::span(&id, 1));
-      }
-    }
-  return out;
+/// What the cache of this rank's sequences has room for, and how many are generated at once: all that it gets
+/// of a generation if their pages fit into half of the memory that the plan leaves, else fewer.
+rollout::GeneratorLimits generator_limits(const Run& run, const model::ModelLayout& layout,
+                                          int64_t vocabulary) {
+  const Config& c = run.config;
+  const bool gpu = run.engine->exec().device != nullptr;
+  const int64_t dp = run.placement.grid_position().sizes.dp;
+  const int64_t most = std::max(
+      (c.rollout.num_prompts_per_step + dp - 1) / dp * c.rollout.num_generations_per_prompt, int64_t{1});
+  rollout::GeneratorLimits limits;
+  limits.vocabulary = vocabulary;
+  model::GenerationLimits& pass = limits.pass;
+  pass.longest = c.policy.max_total_sequence_length;
+  pass.page_tokens = gpu ? 64 : 16;
+  pass.sequences = std::min<int64_t>(most, gpu ? 256 : 128);
+  pass.tokens = gpu ? 2048 : 512;
+  const int64_t of_sequence = (pass.longest + pass.page_tokens - 1) / pass.page_tokens;
+  const int64_t page = model::GenerationPass::page_bytes(run.plan().spec, layout, pass.page_tokens,
+                                                         run.engine->weights().front().dtype);
+  const auto left = static_cast<int64_t>(run.placement.capacity()) - run.plan().memory.total_bytes();
+  const int64_t fit = std::max<int64_t>(left / 2, 0) / page;
+  if (fit < of_sequence)
+    fail(Exit::out_of_memory,
+         "generation: a sequence of {} tokens takes {} of cache, and the plan leaves {}. Fix: lower "
+         "policy.max_total_sequence_length or the memory of training (docs/memory.md)",
+         pass.longest, human_bytes(static_cast<uint64_t>(of_sequence * page)),
+         human_bytes(static_cast<uint64_t>(std::max<int64_t>(left, 0))));
+  // One page more for each sequence: a shared prompt's last page is copied.
+  pass.pages = std::min(fit, pass.sequences * (of_sequence + 1));
+  return limits;
 }
 
 }  // namespace
 
 struct RolloutSource::Tools {
   std::unique_ptr<data::Tokenizer> tokenizer;
-  std::unique_ptr<model::Inference> inference;
+  std::unique_ptr<rollout::Generator> generator;
   std::unique_ptr<reward::Rewards> rewards;
+
+  std::vector<Completion> generate(std::span<const GenerationRequest> requests, double temperature,
+                                   int64_t most, int64_t longest, const std::vector<int32_t>& end_ids,
+                                   uint64_t seed) const {
+    std::map<int64_t, size_t> places;  // by the numbers of completions
+    for (const GenerationRequest& r : requests) {
+      const auto prompt = std::make_shared<const std::vector<int32_t>>(r.prompt->ids);
+      std::vector<rollout::Request> samples;
+      for (int64_t i = 0; i < r.count; ++i) {
+        places.emplace(r.first_sample + i, places.size());
+        samples.push_back({.id = r.first_sample + i, .prompt = prompt});
+      }
+      generator->submit(samples, {.max_new_tokens = std::min(most, longest - std::ssize(*prompt)),
+                                  .temperature = temperature,
+                                  .stop_ids = end_ids,
+                                  .seed = seed});
+    }
+    std::vector<Completion> out(places.size());
+    while (std::optional<rollout::Completion> done = generator->next())
+      out[places.at(done->id)] = {.ids = std::move(done->ids),
+                                  .log_probs = std::move(done->log_probs),
+                                  .ended = done->finish == rollout::Finish::stop};
+    return out;
+  }
 
   std::vector<Reward> judge(std::span<const RewardRequest> requests) const {
     std::vector<reward::Item> items;
     for (const RewardRequest& r : requests)
       items.push_back({.record = &r.prompt->record,
                        .where = r.prompt->where,
-                       .prompt = tokenizer->decode(r.prompt->ids),
-                       .completion = r.text,
+                       .prompt = data::with_replacements(tokenizer->decode(r.prompt->ids)),
+                       .completion = data::with_replacements(r.text),
                        .tokens = r.tokens,
                        .ended = r.ended});
     std::vector<Reward> out;
@@ -88,11 +111,15 @@ RolloutSource::RolloutSource(Run& run)
   const Config& c = run.config;
   run_collectively(run.world, [&] {
     tools_->tokenizer = tokenizer_of_run(c);
+    model::ModelLayout layout;
+    layout.tensor = run.plan().layout.tensor;
+    layout.tensor_rank = run.plan().layout.tensor_rank;
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
-    tools_->inference =
-        std::make_unique<model::Inference>(run.plan().spec, run.plan().parameters, std::move(views),
-                                           run.engine->exec(), c.policy.max_total_sequence_length);
+    const rollout::GeneratorLimits limits = generator_limits(run, layout, tools_->tokenizer->vocab_size());
+    tools_->generator = std::make_unique<rollout::LocalGenerator>(run.plan().spec, run.plan().parameters,
+                                                                  std::move(views), run.engine->exec(),
+                                                                  limits, layout, &run.placement.groups());
     tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
     for (const data::Prompts* prompts :
          {run.train.prompts.get(), run.validation ? run.validation->prompts.get() : nullptr})
@@ -103,11 +130,9 @@ RolloutSource::RolloutSource(Run& run)
   const plan::GridPosition& position = run.placement.grid_position();
   const data::Prompts& prompts = *run.train.prompts;
   Generate generate = [this, &c, &prompts](std::span<const GenerationRequest> requests, double temperature) {
-    return slow_generate(*tools_->inference, requests, temperature,
-                         static_cast<uint64_t>(resolved_loop(c).seed),
-                         c.rollout.max_new_tokens.value_or(c.policy.max_total_sequence_length),
-                         c.policy.max_total_sequence_length, prompts.end_ids(), run_.plan().spec.vocab_size,
-                         tools_->tokenizer->vocab_size());
+    const int64_t longest = c.policy.max_total_sequence_length;
+    return tools_->generate(requests, temperature, c.rollout.max_new_tokens.value_or(longest), longest,
+                            prompts.end_ids(), static_cast<uint64_t>(resolved_loop(c).seed));
   };
   RewardFunctions rewards{
       .names = tools_->rewards->names(),
@@ -140,6 +165,7 @@ void RolloutSource::make() {
   engine::Engine& engine = *run_.engine;
   const parallel::Groups& groups = run_.placement.groups();
   engine.finish_gathers();
+  tools_->generator->weights_changed(run_.position.updates);
   Rollouts::Made made = rollouts_->make(run_.position.prompts);
   metrics_ = std::move(made.metrics);
   metrics_.push_back({.name = "generation_s", .value = made.generation_s});
@@ -172,6 +198,7 @@ void RolloutSource::make() {
 
 Rollouts::Made RolloutSource::validate() {
   run_.engine->finish_gathers();
+  tools_->generator->weights_changed(run_.position.updates);
   Rollouts::Made made = rollouts_->validate(*run_.validation->prompts);
   write_samples(made.samples, "validation");
   return made;

@@ -7,6 +7,15 @@ namespace {
 constexpr const char *pair_type = "dpo.loss_type", *policy_type = "loss_fn.type",
                      *aggregation = "loss_fn.aggregation";
 
+/// Generation reads the weights that are trained, on ranks of tensor and data parallelism.
+Broken whole_weights(const std::string& key) {
+  return {
+      key +
+          " does not fit the generation of rollouts, which needs a model's weights on the ranks of tensor "
+          "parallelism, in 16 or 32 bits",
+      {"use tensor and data parallelism with shard_strategy: ddp, optim or optim_grads"}};
+}
+
 /// A number of steps after which a checkpoint is saved: rollouts are not in it.
 ConfigRule between_updates(const char* key, int64_t (*steps)(const Config&)) {
   return row(
@@ -87,6 +96,16 @@ const ConfigRule objective_table[] = {
         {"evaluations of a policy that generates its rollouts generate as well, but "
          "<:data.validation.format>",
          {"set data.validation.format: prompts"}}),
+    row({is("data.train.format", {"prompts"}), is_not(key::stages, "1")},
+        whole_weights("<:distributed.pipeline_parallel_size>")),
+    row({is("data.train.format", {"prompts"}), is_not(key::context, "1")},
+        whole_weights("<:distributed.context_parallel_size>")),
+    row({is("data.train.format", {"prompts"}), is_not("distributed.expert_parallel_size", "1")},
+        whole_weights("<:distributed.expert_parallel_size>")),
+    row({is("data.train.format", {"prompts"}), is(key::sharding, {"optim_grads_params", "hsdp"})},
+        whole_weights("<:distributed.shard_strategy>")),
+    row({is("data.train.format", {"prompts"}), is("policy.fp8_cfg.fp8_param", {"true"})},
+        whole_weights("<:policy.fp8_cfg.fp8_param>")),
     row({"loss_fn.reference_policy_kl_penalty", "data.train.format", "policy.lora.enabled"},
         [](const Config& c) {
           return generates_rollouts(c) && c.loss_fn.reference_policy_kl_penalty > 0 && !c.policy.lora.enabled;
