@@ -22,8 +22,8 @@
 namespace nrl::train {
 namespace {
 
-/// What the cache of this rank's sequences has room for, and how many are generated at once: all that it gets
-/// of a generation if their pages fit into half of the memory that the plan leaves, else fewer.
+/// Limits of this rank's generator: all sequences that it gets at once, if their pages fit into half of the
+/// memory that the plan leaves, else fewer.
 rollout::GeneratorLimits generator_limits(const Run& run, const model::ModelLayout& layout,
                                           int64_t vocabulary) {
   const Config& c = run.config;
