@@ -113,7 +113,11 @@ TEST_CASE("keys of advantages and of which rollouts are trained change the steps
     CHECK(bench.values("plain", "reward").front() == bench.values("changed", "reward").front());
     CHECK(bench.values("plain", "grad_norm") != bench.values("changed", "grad_norm"));
   }
-  // Random text never has the answer: all groups are equal, and three times as many prompts are asked.
+  // Random text never has the answer: all groups are equal.
+  const Finished equal = bench.learn("equal", {"reward=[exact]", "loop.max_num_steps=10"});
+  CHECK_THAT(equal.err,
+             ContainsSubstring("all rewards of a prompt's completions were equal, 10 generations"));
+  // Three times as many prompts are asked then.
   REQUIRE(bench
               .learn("dynamic", {"reward=[exact]", "grpo.use_dynamic_sampling=true",
                                  "grpo.dynamic_sampling_max_gen_batches=3", "loop.max_num_steps=2"})

@@ -22,6 +22,8 @@
 namespace nrl::train {
 namespace {
 
+constexpr int64_t equal_to_warn = 10;
+
 /// Limits of this rank's generator: all sequences that it gets at once, if their pages fit into half of the
 /// memory that the plan leaves, else fewer.
 rollout::GeneratorLimits generator_limits(const Run& run, const model::ModelLayout& layout,
@@ -120,7 +122,15 @@ RolloutSource::RolloutSource(Run& run)
     tools_->generator = std::make_unique<rollout::LocalGenerator>(run.plan().spec, run.plan().parameters,
                                                                   std::move(views), run.engine->exec(),
                                                                   limits, layout, &run.placement.groups());
+    notes_.push_back(fmt::format(
+        "generation of up to {} sequences at once, {} pages of {} tokens: {} of cache", limits.pass.sequences,
+        grouped(limits.pass.pages), limits.pass.page_tokens,
+        human_bytes(
+            static_cast<uint64_t>(limits.pass.pages * model::GenerationPass::page_bytes(
+                                                          run.plan().spec, layout, limits.pass.page_tokens,
+                                                          run.engine->weights().front().dtype)))));
     tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
+    for (std::string& note : tools_->rewards->notes()) notes_.push_back("reward " + note);
     for (const data::Prompts* prompts :
          {run.train.prompts.get(), run.validation ? run.validation->prompts.get() : nullptr})
       for (int64_t i = 0; prompts && i < prompts->size(); ++i)
@@ -190,6 +200,12 @@ void RolloutSource::make() {
   }
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
     log::warn("completions without a reward: {}", failures);
+  equal_ = made.equal_groups == c.rollout.num_prompts_per_step ? equal_ + 1 : 0;
+  if (equal_ == equal_to_warn && run_.world.rank() == 0)
+    log::warn(
+        "all rewards of a prompt's completions were equal, {} generations in a row: nothing is learned. "
+        "samples.jsonl shows them; look at `reward`, or use harder or easier prompts",
+        equal_);
   write_samples(made.samples, "train");
   const auto numbers = example_numbers(c, made.set, reference, old);
   steps_ = example_source(c, made.set, run_.plan(), {.shuffle = false, .repeat = false, .numbers = numbers});

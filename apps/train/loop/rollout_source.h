@@ -28,6 +28,8 @@ class RolloutSource final : public StepSource {
 
   /// Collective. Answers the validation prompts.
   Rollouts::Made validate();
+  /// Memory of generation, and how commands of rewards run; for the user, a line each.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
   void make();
@@ -41,6 +43,8 @@ class RolloutSource final : public StepSource {
   int64_t used_;           ///< of them so far
   std::unique_ptr<StepSource> steps_;
   std::vector<monitor::Metric> metrics_;  ///< of rollouts that no step has reported
+  int64_t equal_ = 0;                     ///< generations in a row in which all rewards of a group were equal
+  std::vector<std::string> notes_;
   AppendFile samples_;
 };
 

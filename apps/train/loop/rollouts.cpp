@@ -230,6 +230,7 @@ void Rollouts::add_metrics(std::span<const Group> groups, Made& made, const std:
   add("truncation_rate", cut / count);
   add("unscored_rate", unscored / count);
   if (!prefix.empty()) return;
+  made.equal_groups = static_cast<int64_t>(equal);
   add("reward_std", mean(deviations));
   add("frac_reward_zero_std", equal / static_cast<double>(groups.size()));
 }

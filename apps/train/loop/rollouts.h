@@ -71,6 +71,7 @@ class Rollouts {
     /// of all.
     std::vector<JsonValue> samples;
     double generation_s = 0, reward_s = 0;
+    int64_t equal_groups = 0;  ///< of the set: they train nothing
   };
   /// Collective. rollouts_at_once() rollouts of the prompts from position `cursor` of the order on, which it
   /// moves behind those that were answered.

@@ -106,6 +106,7 @@ std::unique_ptr<StepSource> StepLoop::open_source() {
   if (run_.train.prompts) {
     auto source = std::make_unique<RolloutSource>(run_);
     rollouts_ = source.get();
+    for (const std::string& note : source->notes()) report_.note(note);
     return source;
   }
   const Position& at = run_.position;
