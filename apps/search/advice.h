@@ -10,8 +10,8 @@ namespace nrl::search {
 /// is the measured one x estimate with them / estimate without, at rates for which the present estimate has
 /// the measured times of computation and communication. One that is refused, does not fit, or gains
 /// less than 1 % is left out; one that changes numbers is taken only if no other helps. The model does not
-/// cover copies to and from the host: their overrides have no prediction. Findings are sorted by the gain, the
-/// ones without any last. Does nothing to findings of a configuration that does not load here.
+/// cover copies to and from the host: their overrides have no prediction. Findings are sorted by the gain,
+/// the ones without any last. Does nothing to findings of a configuration that does not load here.
 void advise(profile::Profile& profile);
 
 }  // namespace nrl::search

@@ -91,9 +91,9 @@ bool rounds_attention(const ops::Exec& exec, DType dtype);
 /// denominator and lse.
 double exp_tolerance(const ops::Exec& exec);
 
-/// Added to tolerances of FP8 GEMMs on a GPU, 0 elsewhere. Hopper's tensor cores cut the terms of a sum off 13
-/// bits below the largest one: of 400 products of normal numbers some 1e-3 of their size. `ours`: of experts,
-/// whose sums have at most 128 products; the largest error on an H200 was 8.2e-4.
+/// Added to tolerances of FP8 GEMMs on a GPU, 0 elsewhere. Hopper's tensor cores cut the terms of a sum off
+/// 13 bits below the largest one: of 400 products of normal numbers some 1e-3 of their size. `ours`: of
+/// experts, whose sums have at most 128 products; the largest error on an H200 was 8.2e-4.
 double fp8_sum_tolerance(const ops::Exec& exec, bool ours);
 
 /// max over i of |got - want| / (|want[i]| + rms(want)): elements that nearly cancel are judged by the

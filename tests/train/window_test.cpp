@@ -47,7 +47,8 @@ void record_steps(const Workbench& bench, const std::vector<std::string>& overri
                                              run->max_steps());
   std::unique_ptr<train::Capture> capture;
   for (int64_t s = 1; s <= steps; ++s) {
-    if (s == 2) capture = std::make_unique<train::Capture>(train::recording(*run), s, steps - 1, calls.size());
+    if (s == 2)
+      capture = std::make_unique<train::Capture>(train::recording(*run), s, steps - 1, calls.size());
     if (capture) capture->begin_step();
     const trace::TagScope tag({.step = static_cast<int32_t>(s)});
     const train::FilledStep filled = train::fill_step(engine, *source);
