@@ -1,8 +1,10 @@
 // nrl-train bench ops: memory-bound kernels at model shapes, relative to the copy bandwidth of the same run.
 
 #include <algorithm>
+#include <utility>
 
 #include "apps/bench/machine.h"
+#include "apps/bench/op_case.h"
 #include "core/base/log.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
@@ -13,44 +15,34 @@ namespace {
 /// Minimum fraction of the copy bandwidth that gated kernels must reach on a GPU.
 constexpr double minimum = 0.85;
 
-struct OpCase {
-  std::string name;
-  bool gated = false;  ///< must reach `minimum`
-  bool present = false;
-  std::function<std::function<void()>(Tensors&)> make;
-};
-
-struct Sizes {
-  int64_t tokens, hidden, ffn, heads, kv_heads, head_dim, vocab, logit_rows, parameters;
-};
 // Llama-3-8B with 8192 tokens; a small model for a CPU; sizes for --quick.
-constexpr Sizes gpu_sizes{.tokens = 8192,
-                          .hidden = 4096,
-                          .ffn = 14336,
-                          .heads = 32,
-                          .kv_heads = 8,
-                          .head_dim = 128,
-                          .vocab = 128256,
-                          .logit_rows = 8192,
-                          .parameters = 100'000'000};
-constexpr Sizes cpu_sizes{.tokens = 2048,
-                          .hidden = 1024,
-                          .ffn = 2816,
-                          .heads = 16,
-                          .kv_heads = 4,
-                          .head_dim = 64,
-                          .vocab = 32000,
-                          .logit_rows = 128,
-                          .parameters = 8'000'000};
-constexpr Sizes quick_sizes{.tokens = 16,
-                            .hidden = 64,
-                            .ffn = 96,
-                            .heads = 4,
-                            .kv_heads = 2,
-                            .head_dim = 16,
-                            .vocab = 512,
-                            .logit_rows = 8,
-                            .parameters = 20'000};
+constexpr OpSizes gpu_sizes{.tokens = 8192,
+                            .hidden = 4096,
+                            .ffn = 14336,
+                            .heads = 32,
+                            .kv_heads = 8,
+                            .head_dim = 128,
+                            .vocab = 128256,
+                            .logit_rows = 8192,
+                            .parameters = 100'000'000};
+constexpr OpSizes cpu_sizes{.tokens = 2048,
+                            .hidden = 1024,
+                            .ffn = 2816,
+                            .heads = 16,
+                            .kv_heads = 4,
+                            .head_dim = 64,
+                            .vocab = 32000,
+                            .logit_rows = 128,
+                            .parameters = 8'000'000};
+constexpr OpSizes quick_sizes{.tokens = 16,
+                              .hidden = 64,
+                              .ffn = 96,
+                              .heads = 4,
+                              .kv_heads = 2,
+                              .head_dim = 16,
+                              .vocab = 512,
+                              .logit_rows = 8,
+                              .parameters = 20'000};
 
 /// The bytes of the ops' own formulas (core/ops/cost.h).
 double bytes_of_call(ops::Exec& exec, const std::function<void()>& run) {
@@ -68,7 +60,7 @@ double bytes_of_call(ops::Exec& exec, const std::function<void()>& run) {
 
 class OpCases {
  public:
-  OpCases(Machine& machine, const Sizes& sizes, DType activations)
+  OpCases(Machine& machine, const OpSizes& sizes, DType activations)
       : e_(machine.exec()), k_(*machine.exec().kernels), s_(sizes), a_(activations) {
     machine.need_workspace(
         std::max({ops::norm_backward_workspace(std::max(s_.hidden, s_.head_dim), e_.partials()),
@@ -85,7 +77,7 @@ class OpCases {
     loss();
     objectives();
     distillation();
-    generation();
+    for (OpCase& c : generation_op_cases(machine, s_, a_)) all.push_back(std::move(c));
     optimizer();
     fp8();
     experts();
@@ -359,64 +351,6 @@ class OpCases {
     });
   }
 
-  /// A token of each of up to 64 sequences with a context of up to 1024 tokens, in pages of 16.
-  void generation() {
-    const int64_t sequences = std::min<int64_t>(64, s_.tokens), context = std::min<int64_t>(1024, s_.tokens),
-                  pages = (context + 15) / 16, heads = s_.heads, kv = s_.kv_heads, d = s_.head_dim;
-    add("cache_write", false, k_.cache_write, [=, this](Tensors& m) -> Run {
-      std::vector<int32_t> slots;
-      for (int64_t i = 0; i < sequences; ++i) slots.push_back(static_cast<int32_t>(i * 16));
-      const ops::CacheWrite a{.keys = m.normal(a_, {sequences, kv * d}),
-                              .values = m.normal(a_, {sequences, kv * d}),
-                              .slots = m.copy_of(DType::i32, {sequences}, slots.data()),
-                              .key_cache = m.constant(a_, {sequences * 16, kv * d}, 0),
-                              .value_cache = m.constant(a_, {sequences * 16, kv * d}, 0)};
-      return [this, a] { ops::cache_write(e_, a); };
-    });
-    add("attention_paged", false, k_.attention_paged, [=, this](Tensors& m) -> Run {
-      std::vector<int32_t> cu{0}, lengths, table;
-      for (int64_t i = 0; i < sequences; ++i) {
-        cu.push_back(static_cast<int32_t>(i + 1));
-        lengths.push_back(static_cast<int32_t>(context));
-        for (int64_t p = 0; p < pages; ++p) table.push_back(static_cast<int32_t>(p * sequences + i));
-      }
-      const ops::AttentionPaged a{.q = m.normal(a_, {sequences, heads, d}),
-                                  .keys = m.normal(a_, {sequences * pages * 16, kv, d}),
-                                  .values = m.normal(a_, {sequences * pages * 16, kv, d}),
-                                  .out = m.constant(a_, {sequences, heads, d}, 0),
-                                  .cu_q = m.copy_of(DType::i32, {sequences + 1}, cu.data()),
-                                  .context = m.copy_of(DType::i32, {sequences}, lengths.data()),
-                                  .block_table = m.copy_of(DType::i32, {sequences, pages}, table.data()),
-                                  .page = 16,
-                                  .scale = 0.125f,
-                                  .longest = context};
-      return [this, a] { ops::attention_paged(e_, a); };
-    });
-    const auto parts = [=](Tensors& m) {
-      return m.constant(DType::f32, {1, sequences, ops::SamplePart::columns}, 1);
-    };
-    add("sample_tokens", false, k_.sample_tokens, [=, this](Tensors& m) -> Run {
-      std::vector<int64_t> numbers(static_cast<size_t>(sequences), 3);
-      const auto of_rows = [&](DType dtype) { return m.copy_of(dtype, {sequences}, numbers.data()); };
-      const Tensor out = parts(m);
-      const ops::SampleTokens a{
-          .logits = m.normal(DType::f32, {sequences, s_.vocab}),
-          .temperature = m.constant(DType::f32, {sequences}, 1),
-          .seed = of_rows(DType::i64),
-          .sample = of_rows(DType::i64),
-          .position = m.integers({sequences}, context),
-          .tokens = s_.vocab,
-          .out = make_tensor(out.data, DType::f32, {sequences, ops::SamplePart::columns})};
-      return [this, a] { ops::sample_tokens(e_, a); };
-    });
-    add("join_samples", false, k_.join_samples, [=, this](Tensors& m) -> Run {
-      const ops::JoinSamples a{.parts = parts(m),
-                               .token = m.integers({sequences}, 2),
-                               .log_prob = m.constant(DType::f32, {sequences}, 0)};
-      return [this, a] { ops::join_samples(e_, a); };
-    });
-  }
-
   /// Zeros of any type.
   static Tensor bytes_as(Tensors& m, DType dtype, int64_t n) {
     const Tensor words = m.constant(DType::f32, {(n * size_of(dtype) + 3) / 4}, 0);
@@ -600,7 +534,7 @@ class OpCases {
 
   ops::Exec& e_;
   const ops::KernelTable& k_;
-  Sizes s_;
+  OpSizes s_;
   DType a_;
 };
 
@@ -616,7 +550,7 @@ int ops(const Args& args) {
   log::info("{}; activations {}; copy {:.1f} GB/s (read + write)", machine.name(), name_of(activations),
             copy * 1e-9);
   log::info("{:<28} {:>10} {:>10} {:>8}   minimum", "kernel", "us", "GB/s", "of copy");
-  Sizes sizes = args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes;
+  OpSizes sizes = args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes;
   if (args.tokens > 0) sizes.tokens = args.tokens;
   report.set("tokens", sizes.tokens);
   OpCases cases(machine, sizes, activations);

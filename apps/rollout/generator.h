@@ -48,7 +48,7 @@ struct Completion {
   int64_t weight_version = 0;
 };
 
-/// What a rollout asks for: the engine of this process, or a server.
+/// The interface of rollouts: the engine of this process, or a server.
 class Generator {
  public:
   virtual ~Generator() = default;

@@ -642,14 +642,19 @@ TEST_CASE("attention counts the pairs that its mask leaves", "[cost]") {
 }
 
 TEST_CASE("the bytes of generation are those that its kernels touch", "[cost]") {
+  // Negative numbers, which no result is: a random one may equal a result of few bits.
+  const auto overwritten = [](Tensor t) {
+    std::memset(t.data, 0xbf, static_cast<size_t>(t.bytes()));
+    return t;
+  };
   for (const DType dtype : types) {
     CAPTURE(name_of(dtype));
     Counted w;
     w.check(cache_write, CacheWrite{.keys = w.random(dtype, {3, 8}),
                                     .values = w.random(dtype, {3, 8}),
                                     .slots = w.indices({4, 0, 2}),
-                                    .key_cache = w.random(dtype, {5, 8}),
-                                    .value_cache = w.random(dtype, {5, 8})});
+                                    .key_cache = overwritten(w.random(dtype, {5, 8})),
+                                    .value_cache = overwritten(w.random(dtype, {5, 8}))});
     Counted c;
     const Tensor bounds = c.indices({0, 3}, false), context = c.indices({4}, false);
     Tensor table = c.indices({1, 0}, false);
@@ -657,7 +662,7 @@ TEST_CASE("the bytes of generation are those that its kernels touch", "[cost]") 
     const AttentionPaged paged{.q = c.random(dtype, {3, 2, 8}),
                                .keys = c.random(dtype, {4, 1, 8}),
                                .values = c.random(dtype, {4, 1, 8}),
-                               .out = c.random(dtype, {3, 2, 8}),
+                               .out = overwritten(c.random(dtype, {3, 2, 8})),
                                .cu_q = bounds,
                                .context = context,
                                .block_table = table,
@@ -677,7 +682,7 @@ TEST_CASE("the bytes of generation are those that its kernels touch", "[cost]") 
                                       .tokens = 5,
                                       .out = s.random(DType::f32, {2, SamplePart::columns})});
   Counted j;
-  // Of one slice no score is compared.
+  // A single slice has no other score to compare with.
   j.check(join_samples,
           JoinSamples{.parts = j.random(DType::f32, {1, 2, SamplePart::columns}),
                       .token = make_tensor(j.random(DType::f32, {2}).data, DType::i32, {2}),

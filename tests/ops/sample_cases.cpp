@@ -44,7 +44,7 @@ struct Rows {
 struct Result {
   std::vector<double> token, log_prob;
 };
-/// Of the vocabulary in slices that begin at these columns.
+/// Samples from the vocabulary in slices that begin at these columns.
 Result sample(Exec& e, const Rows& r, int64_t tokens, std::vector<int64_t> begins = {0}) {
   const int64_t n = r.logits.tensor().dim(0), v = r.logits.tensor().dim(1);
   Buffer parts = Buffer(DType::f32, {static_cast<int64_t>(begins.size()), n, SamplePart::columns}).fill(NAN);

@@ -20,7 +20,7 @@ struct PagedCache {
   std::vector<Layer> layers;
   int64_t page = 0;     ///< tokens of a page
   Tensor slots;         ///< (N) i32: the row of the caches that a row is written to
-  Tensor context;       ///< (S) i32: tokens of each sequence, with those of the microbatch
+  Tensor context;       ///< (S) i32: tokens of each sequence, the microbatch's included
   Tensor block_table;   ///< (S, P) i32: the pages of each sequence
   Tensor sampled_rows;  ///< (R) i32: ascending or not, may repeat
   int64_t longest = 0;  ///< the longest context
