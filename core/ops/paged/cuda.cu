@@ -100,8 +100,9 @@ struct PagedArguments {
 };
 
 /// E: elements of a load of keys; PerLane: columns of a lane, d <= PerLane * 32.
+/// The number of blocks keeps ptxas from saving registers by spills.
 template <class T, int E, int heads, int PerLane>
-__global__ void __launch_bounds__(paged_threads) paged_kernel(PagedArguments a) {
+__global__ void __launch_bounds__(paged_threads, 4) paged_kernel(PagedArguments a) {
   NRL_DYN_SHARED(float, memory);  // q (heads, d); out of each warp (warps, heads, d)
   NRL_SHARED(float, p, [paged_warps][heads][warp]);
   NRL_SHARED(float, maxima, [paged_warps][heads]);
