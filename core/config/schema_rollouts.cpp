@@ -18,6 +18,7 @@ const Need generates{is("data.train.format", {"prompts"})};
 void add_rollout_keys(Table& t) {
   NRL_KEY(t, reward)
       .mappings()
+      .resume(OnResume::reported)
       .help(
           "What judges completions (algorithm grpo): a list of {type, name, weight} with the options of the "
           "type, or of names of types. Types: exact, contains, regex, number, math, multiset, format, "
