@@ -96,7 +96,9 @@ constexpr const char* ray_resources =
 constexpr const char* own_batches = "evaluations take batches of policy.train_global_batch_size; remove it";
 constexpr const char* own_microbatches = "evaluations take microbatches of policy.train_micro_batch_size; remove it";
 constexpr const char* no_generation =
-    "there is no generation during training yet: rollouts come from files (data.train.format: rollouts); remove it";
+    "rollouts come from files, or the policy generates them (data.train.format: prompts) and the list `reward` judges; "
+    "remove it";
+constexpr const char* own_generation = "the program generates rollouts itself, with the weights that it trains; remove it";
 constexpr const char* teacher_files =
     "the teacher's log-probabilities come from files (algorithm: distill, topk_ids and topk_logprobs of rollouts); "
     "remove it";
@@ -225,6 +227,16 @@ constexpr Other others[] = {
     {"policy.dtensor_cfg.lora_cfg.match_all_linear", "write policy.lora.target_modules: all-linear (true), or a list"},
     {"policy.dtensor_cfg.lora_cfg.use_triton", one_implementation, "true"},
     {"policy.generation_batch_size", no_generation},
+    {"policy.generation.backend", own_generation},
+    {"policy.generation.colocated", own_generation},
+    {"policy.generation.vllm_cfg", own_generation},
+    {"policy.generation.vllm_kwargs", own_generation},
+    {"policy.generation.mcore_generation_config", own_generation},
+    {"policy.generation.temperature", "rollouts are sampled at temperature 1; remove it", "1.0"},
+    {"policy.generation.top_p", "rollouts are sampled from all tokens; remove it", "1.0"},
+    {"policy.generation.top_k", "rollouts are sampled from all tokens; remove it", "null"},
+    {"policy.generation.stop_token_ids", "answers end with the tokenizer's end tokens; remove it", "null"},
+    {"policy.generation.stop_strings", "answers end with the tokenizer's end tokens; remove it", "null"},
     {"policy.logprob_batch_size", no_logprob_batches},
     {"policy.make_sequence_length_divisible_by", "lengths are padded as the grid needs; remove it",
      "${policy.dtensor_cfg.tensor_parallel_size}"},
