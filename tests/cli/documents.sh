@@ -72,7 +72,8 @@ case $case_name in
       written=${written# }
       case $kind in
         variable)
-          expect 78 env "${written% }" "$nrl_train" c.yaml >out.txt 2>err.txt
+          # The documents set them together.
+          expect 78 env NRL_NSYS_PROFILE_STEP_RANGE=2:3 'NRL_NSYS_WORKER_PATTERNS=*policy*,*vllm*' "${written% }" "$nrl_train" c.yaml >out.txt 2>err.txt
           shown err.txt "${outcome# refused }"
           ;;
         name | code | command)
