@@ -1,4 +1,6 @@
 // Keys of the model, its batch, precision, memory, optimizer and schedule.
+#include <spdlog/fmt/fmt.h>
+
 #include "core/config/fp8_recipes.h"
 #include "core/config/schema.h"
 
