@@ -23,8 +23,9 @@
 namespace nrl::verify {
 namespace {
 
-// True if all data files of the configuration are there.
+// True if all data files of the configuration are there, and are examples or tokens.
 bool data_exists(const Config& config) {
+  if (generates_rollouts(config)) return false;  // random rollouts take the place of generated ones
   const std::vector<std::string>& paths = config.data.train.data_path;
   for (const std::string& path : paths)
     if (trains_on_examples(config) ? !path_exists(path)

@@ -29,6 +29,14 @@ case $case_name in
     said err.txt 'the loss never falls'
     expect 64 run 1 tune lr one.yaml --from 1 --to 0.1
     said err.txt '--from 1 must be below --to 0.1'
+    # Prompts, which only training answers.
+    printf '{"prompt": "%d=", "answer": "1"}\n' 1 2 3 4 >prompts.jsonl
+    prompts=(algorithm=grpo 'policy.tokenizer={name: bytes, chat_template: none}' 'data.train={data_path: prompts.jsonl, format: prompts}'
+      'reward=[exact]' policy.train_global_batch_size=4 grpo.num_prompts_per_step=2 grpo.num_generations_per_prompt=2)
+    sed -e 's/^pretrain:/grpo:/' -e '/^data:/d' one.yaml >prompts.yaml
+    expect 78 run 1 tune lr prompts.yaml "${prompts[@]}" --steps 20
+    said err.txt 'only training generates rollouts'
+    expect 0 run 1 verify prompts.yaml "${prompts[@]}" --steps 1
     ;;
   tune_kernels)
     config one

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/train/loop/example_numbers.h"
+#include "core/base/error.h"
 
 namespace nrl::train {
 
@@ -113,6 +114,11 @@ std::unique_ptr<StepSource> example_source(const Config& config,
 std::unique_ptr<StepSource> training_source(const Config& config, const TrainData& data,
                                             const plan::RunPlan& plan, const parallel::Groups& groups,
                                             int64_t consumed_samples, int64_t steps) {
+  if (data.prompts)
+    fail(Exit::config,
+         "data.train.format: prompts: only training generates rollouts. Fix: give this command rollouts in "
+         "files "
+         "(data.train.format: rollouts)");
   if (data.examples)
     return example_source(config, data.examples, plan,
                           {.consumed_samples = consumed_samples,
