@@ -88,6 +88,12 @@ TEST_CASE("rollouts continue where a checkpoint was saved, bit for bit", "[grpo]
   REQUIRE(bench.learn("parts", saves).code == Exit::ok);
   CHECK(bench.weights("whole", 4) == bench.weights("parts", 4));
   CHECK(bench.values("whole", "reward") == bench.values("parts", "reward"));
+  CHECK(bench.read("whole/logs/samples.jsonl") != "");
+  // Texts of steps behind the checkpoint are not kept twice.
+  REQUIRE(bench.learn("longer", {"checkpointing.save_period=2", "loop.max_num_steps=3"}).code == Exit::ok);
+  std::filesystem::remove_all(bench / "longer/checkpoints/step-3");
+  REQUIRE(bench.learn("longer", saves).code == Exit::ok);
+  CHECK(bench.samples("whole").size() == bench.samples("longer").size());
 }
 
 TEST_CASE("several steps on the same rollouts leave the policy that made them", "[grpo]") {

@@ -17,12 +17,16 @@
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
-#include "core/io/atomic_file.h"
 
 namespace nrl::train {
 namespace {
 
 constexpr int64_t equal_to_warn = 10;
+
+int64_t page_bytes(const Run& run, const model::ModelLayout& layout, int64_t page_tokens) {
+  return model::GenerationPass::page_bytes(run.plan().spec, layout, page_tokens,
+                                           run.engine->weights().front().dtype);
+}
 
 /// Limits of this rank's generator: all sequences that it gets at once, if their pages fit into half of the
 /// memory that the plan leaves, else fewer.
@@ -41,8 +45,7 @@ rollout::GeneratorLimits generator_limits(const Run& run, const model::ModelLayo
   pass.sequences = std::min<int64_t>(most, gpu ? 256 : 128);
   pass.tokens = gpu ? 2048 : 512;
   const int64_t of_sequence = (pass.longest + pass.page_tokens - 1) / pass.page_tokens;
-  const int64_t page = model::GenerationPass::page_bytes(run.plan().spec, layout, pass.page_tokens,
-                                                         run.engine->weights().front().dtype);
+  const int64_t page = page_bytes(run, layout, pass.page_tokens);
   const auto left = static_cast<int64_t>(run.placement.capacity()) - run.plan().memory.total_bytes();
   const int64_t fit = std::max<int64_t>(left / 2, 0) / page;
   if (fit < of_sequence)
@@ -89,13 +92,17 @@ struct RolloutSource::Tools {
 
   std::vector<Reward> judge(std::span<const RewardRequest> requests) const {
     std::vector<reward::Item> items;
-    for (const RewardRequest& r : requests)
-      items.push_back({.record = &r.prompt->record,
-                       .where = r.prompt->where,
-                       .prompt = data::with_replacements(tokenizer->decode(r.prompt->ids)),
-                       .completion = data::with_replacements(r.text),
-                       .tokens = r.tokens,
-                       .ended = r.ended});
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const RewardRequest& r = requests[i];
+      const bool same = i > 0 && r.prompt == requests[i - 1].prompt;
+      items.push_back(
+          {.record = &r.prompt->record,
+           .where = r.prompt->where,
+           .prompt = same ? items.back().prompt : data::with_replacements(tokenizer->decode(r.prompt->ids)),
+           .completion = data::with_replacements(r.text),
+           .tokens = r.tokens,
+           .ended = r.ended});
+    }
     std::vector<Reward> out;
     for (const reward::Judgement& judged : rewards->judge(items)) {
       Reward& r = out.emplace_back(Reward{.total = judged.total, .parts = {}});
@@ -126,16 +133,14 @@ RolloutSource::RolloutSource(Run& run)
         "generation of up to {} sequences at once, {} pages of {} tokens: {} of cache", limits.pass.sequences,
         grouped(limits.pass.pages), limits.pass.page_tokens,
         human_bytes(
-            static_cast<uint64_t>(limits.pass.pages * model::GenerationPass::page_bytes(
-                                                          run.plan().spec, layout, limits.pass.page_tokens,
-                                                          run.engine->weights().front().dtype)))));
+            static_cast<uint64_t>(limits.pass.pages * page_bytes(run, layout, limits.pass.page_tokens)))));
     tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
     for (std::string& note : tools_->rewards->notes()) notes_.push_back("reward " + note);
     for (const data::Prompts* prompts :
          {run.train.prompts.get(), run.validation ? run.validation->prompts.get() : nullptr})
       for (int64_t i = 0; prompts && i < prompts->size(); ++i)
         tools_->rewards->check((*prompts)[i].record, (*prompts)[i].where);
-    if (run.world.rank() == 0) samples_ = AppendFile(join_path(c.logger.log_dir, "samples.jsonl"));
+    samples_.emplace(c.logger.log_dir, run.position.step, run.world.rank() == 0, samples_file);
   });
   const plan::GridPosition& position = run.placement.grid_position();
   const data::Prompts& prompts = *run.train.prompts;
@@ -193,11 +198,8 @@ void RolloutSource::make() {
     }
     metrics_.push_back({.name = "token_mult_prob_error", .value = tokens > 0 ? error / tokens : 1});
   }
-  if (plan::needs_reference(c)) {
-    run_.plan().decoder->use_adapters(false);
-    reference = compute_log_probs(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
-    run_.plan().decoder->use_adapters(true);
-  }
+  if (plan::needs_reference(c))
+    reference = compute_reference(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
     log::warn("completions without a reward: {}", failures);
   equal_ = made.equal_groups == c.rollout.num_prompts_per_step ? equal_ + 1 : 0;
@@ -206,7 +208,7 @@ void RolloutSource::make() {
         "all rewards of a prompt's completions were equal, {} generations in a row: nothing is learned. "
         "samples.jsonl shows them; look at `reward`, or use harder or easier prompts",
         equal_);
-  write_samples(made.samples, "train");
+  write_samples(run_.position.step + 1, made.samples, "train");
   const auto numbers = example_numbers(c, made.set, reference, old);
   steps_ = example_source(c, made.set, run_.plan(), {.shuffle = false, .repeat = false, .numbers = numbers});
   used_ = 0;
@@ -216,23 +218,19 @@ Rollouts::Made RolloutSource::validate() {
   run_.engine->finish_gathers();
   tools_->generator->weights_changed(run_.position.updates);
   Rollouts::Made made = rollouts_->validate(*run_.validation->prompts);
-  write_samples(made.samples, "validation");
+  write_samples(run_.position.step, made.samples, "validation");
   return made;
 }
 
-void RolloutSource::write_samples(const std::vector<JsonValue>& samples, const char* of) {
-  if (!samples_.is_open()) return;
-  std::string text;
-  for (JsonValue sample : samples) {
-    sample.set("step", run_.position.step);
-    sample.set("of", of);
-    text += sample.dump() + "\n";
-  }
+void RolloutSource::write_samples(int64_t step, const std::vector<JsonValue>& samples, const char* of) {
   try {
-    samples_.append(text);
+    for (JsonValue sample : samples) {
+      sample.set("step", step);
+      sample.set("of", of);
+      samples_->append(sample);
+    }
   } catch (const Error& e) {
     log::warn("{}; the run continues without it", e.what());
-    samples_ = AppendFile();
   }
 }
 

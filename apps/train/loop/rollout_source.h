@@ -5,12 +5,15 @@
 #include <memory>
 #include <optional>
 
+#include "apps/monitor/metrics.h"
 #include "apps/train/loop/rollouts.h"
 #include "apps/train/loop/step_source.h"
 #include "apps/train/start/run.h"
-#include "core/io/append_file.h"
 
 namespace nrl::train {
+
+/// Texts of rollouts and evaluations, in logger.log_dir.
+inline constexpr const char* samples_file = "samples.jsonl";
 
 /// rollouts_at_once() completions are trained in as many optimizer steps as they make global batches. All of
 /// it between two updates belongs to one version of the weights.
@@ -33,7 +36,8 @@ class RolloutSource final : public StepSource {
 
  private:
   void make();
-  void write_samples(const std::vector<JsonValue>& samples, const char* of);
+  /// `step`: the first one that is trained on them, or the one before an evaluation.
+  void write_samples(int64_t step, const std::vector<JsonValue>& samples, const char* of);
 
   Run& run_;
   struct Tools;  ///< generator and rewards
@@ -45,7 +49,7 @@ class RolloutSource final : public StepSource {
   std::vector<monitor::Metric> metrics_;  ///< of rollouts that no step has reported
   int64_t equal_ = 0;                     ///< generations in a row in which all rewards of a group were equal
   std::vector<std::string> notes_;
-  AppendFile samples_;
+  std::optional<monitor::MetricsLog> samples_;  ///< set after the start
 };
 
 }  // namespace nrl::train

@@ -8,6 +8,7 @@
 #include "apps/monitor/open_sinks.h"
 #include "apps/monitor/rows.h"
 #include "apps/monitor/settings.h"
+#include "apps/train/loop/rollout_source.h"
 #include "apps/train/start/banner.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -25,7 +26,8 @@ constexpr const char* own_files[] = {config_file,           memory_file,
                                      skipped_file,          monitor::communication_file,
                                      monitor::metrics_file, monitor::telemetry_file,
                                      monitor::alerts_file,  monitor::target_file,
-                                     monitor::run_file,     monitor::summary_file};
+                                     monitor::run_file,     monitor::summary_file,
+                                     samples_file};
 
 double directory_bytes(const std::string& path) {
   double sum = 0;
