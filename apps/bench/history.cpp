@@ -7,7 +7,6 @@
 #include <tuple>
 #include <utility>
 
-#include "apps/profile/compare.h"
 #include "core/base/error.h"
 #include "core/base/philox.h"
 #include "core/base/text.h"
@@ -186,10 +185,7 @@ std::vector<GateRow> gate(std::span<const HistoryEntry> before, std::span<const 
       row.worse = median(ratios) - 1;
       const Interval ratio = exact ? Interval{1 + row.worse, 1 + row.worse} : paired_ratio_interval(x, y);
       row.interval = {ratio.low - 1, ratio.high - 1};
-      const profile::Gate verdict = profile::judge(row.worse, row.interval, row.allowed);
-      row.verdict = verdict == profile::Gate::ok           ? GateRow::Verdict::ok
-                    : verdict == profile::Gate::regression ? GateRow::Verdict::regression
-                                                           : GateRow::Verdict::unclear;
+      row.verdict = profile::judge(row.worse, row.interval, row.allowed);
     }
     out.push_back(std::move(row));
   }

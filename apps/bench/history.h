@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "apps/profile/compare.h"
 #include "core/base/sample.h"
 #include "core/io/json.h"
 
@@ -55,7 +56,8 @@ struct GateRow {
   double worse = 0;  ///< by which share the figure grew
   Interval interval;
   double allowed = 0;
-  enum class Verdict : uint8_t { ok, unclear, regression } verdict = Verdict::unclear;
+  using Verdict = profile::Gate;
+  Verdict verdict = Verdict::unclear;
 };
 /// Pairs the entries of equal series in both files. A pair in which the machine's probe is more than a tenth
 /// below the best one is left out. `allowed`: of times, 0.05 for 5 %; exact figures may grow by 1 %.

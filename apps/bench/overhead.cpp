@@ -1,9 +1,7 @@
 #include "apps/bench/overhead.h"
 
 #include <deque>
-#include <filesystem>
 #include <memory>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -22,8 +20,8 @@
 #include "core/base/log.h"
 #include "core/base/sample.h"
 #include "core/base/text.h"
-#include "core/io/atomic_file.h"
 #include "core/io/json.h"
+#include "core/io/scratch_directory.h"
 
 namespace nrl::bench {
 namespace {
@@ -32,25 +30,22 @@ constexpr int default_pairs = 40, default_block = 10;
 constexpr double allowed = 0.005;
 constexpr int arms = 2;  // without and with
 
-/// A directory of this run alone, removed at its end. Its name is rank 0's on all ranks.
+/// A directory of this run alone, removed at its end. Rank 0 makes it; all ranks know its name.
 class OwnDirectory {
  public:
-  explicit OwnDirectory(comm::World& world)
-      : path_((std::filesystem::temp_directory_path() / ("nrl-overhead-" + random_nonce())).string()),
-        first_(world.rank() == 0) {
+  explicit OwnDirectory(comm::World& world) {
+    train::run_collectively(world, [&] {
+      if (world.rank() != 0) return;
+      directory_ = std::make_unique<ScratchDirectory>(scratch_parent(), "nrl-overhead-");
+      path_ = directory_->path();
+    });
     world.comm().broadcast_text(path_, 0);
   }
-  ~OwnDirectory() {
-    std::error_code ignored;
-    if (first_) std::filesystem::remove_all(path_, ignored);
-  }
-  OwnDirectory(const OwnDirectory&) = delete;
-  OwnDirectory& operator=(const OwnDirectory&) = delete;
   const std::string& path() const { return path_; }
 
  private:
+  std::unique_ptr<ScratchDirectory> directory_;  // rank 0
   std::string path_;
-  bool first_;
 };
 
 std::vector<std::string> without_monitoring(const Args& args, const std::string& directory, int64_t steps) {

@@ -144,4 +144,12 @@ std::vector<std::string> random_token_overrides(int64_t steps) {
   return out;
 }
 
+std::vector<std::string> trial_overrides(std::vector<std::string> given, int64_t steps) {
+  static constexpr std::string_view unused[] = {"policy.scheduler"};
+  for (std::string& ours : default_overrides(unused)) given.push_back(std::move(ours));
+  given.push_back("policy.scheduler.lr_decay_style=constant");
+  for (std::string& ours : random_token_overrides(steps)) given.push_back(std::move(ours));
+  return given;
+}
+
 }  // namespace nrl::bench

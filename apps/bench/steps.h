@@ -73,5 +73,7 @@ Trial time_steps(nrl::comm::World& world, const train::Placement& placement, con
 
 /// train::random_token_overrides() for `steps` steps without document boundaries.
 std::vector<std::string> random_token_overrides(int64_t steps);
+/// `given`, then what makes `steps` steps on random tokens at a constant learning rate of the configuration.
+std::vector<std::string> trial_overrides(std::vector<std::string> given, int64_t steps);
 
 }  // namespace nrl::bench

@@ -116,8 +116,6 @@ void Engine::finish_gathers() {
   if (reducer_) reducer_->wait_gathers();
 }
 
-namespace {}  // namespace
-
 DryStep Engine::dry_step(Objective& objective, bool calls) {
   NRL_CHECK(optimizer_, "this engine runs forward passes only");
   DryStep out;

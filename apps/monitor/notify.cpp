@@ -19,10 +19,10 @@
 #include <unistd.h>
 
 #include <curl/curl.h>
-#include <spawn.h>
 
 #include "core/base/clock.h"
 #include "core/base/error.h"
+#include "core/base/spawn.h"
 #include "core/base/threads.h"
 
 extern char** environ;
@@ -98,32 +98,11 @@ std::string run_command(const std::string& command, const std::string& input,
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fmt::format("no pipe: {}", std::strerror(errno));
   ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_adddup2(&files, ends[0], STDIN_FILENO);
-  for (const int out : {STDOUT_FILENO, STDERR_FILENO})
-    posix_spawn_file_actions_addopen(&files, out, "/dev/null", O_WRONLY, 0);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  // Signals are blocked in this thread; the command's must not be.
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  std::vector<char*> variables;
-  for (char** entry = environ; *entry; ++entry) variables.push_back(*entry);
-  for (const std::string& entry : environment) variables.push_back(const_cast<char*>(entry.c_str()));
-  variables.push_back(nullptr);
-  char shell[] = "sh", option[] = "-c";
-  char* arguments[] = {shell, option, const_cast<char*>(command.c_str()), nullptr};
+  std::vector<std::string> variables;
+  for (char** entry = environ; *entry; ++entry) variables.emplace_back(*entry);
+  variables.insert(variables.end(), environment.begin(), environment.end());
   pid_t child = 0;
-  const int refused = ::posix_spawn(&child, "/bin/sh", &files, &attributes, arguments, variables.data());
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
+  const int refused = spawn_group(child, {"/bin/sh", "-c", command}, variables, {.in = ends[0]});
   ::close(ends[0]);
   if (refused == 0) write_input(ends[1], input, deadline);  // SIGPIPE is blocked in this thread
   ::close(ends[1]);

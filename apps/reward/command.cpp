@@ -14,10 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <spawn.h>
-
 #include "apps/data/text_source.h"
 #include "core/base/error.h"
+#include "core/base/spawn.h"
 #include "core/base/text.h"
 #include "core/io/append_file.h"
 
@@ -44,43 +43,6 @@ void close_end(int& end) {
   end = -1;
 }
 
-/// A program with these standard streams (-1: /dev/null), in a process group of its own.
-pid_t spawn(const std::vector<std::string>& words, const std::vector<std::string>& environment, int in,
-            int out, int error) {
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  for (const auto& [from, to] :
-       {std::pair(in, STDIN_FILENO), std::pair(out, STDOUT_FILENO), std::pair(error, STDERR_FILENO)}) {
-    if (from >= 0)
-      posix_spawn_file_actions_adddup2(&files, from, to);
-    else
-      posix_spawn_file_actions_addopen(&files, to, "/dev/null", to == STDIN_FILENO ? O_RDONLY : O_WRONLY, 0);
-  }
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETPGROUP | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  const auto pointers = [](const std::vector<std::string>& texts) {
-    std::vector<char*> out_pointers;
-    for (const std::string& text : texts) out_pointers.push_back(const_cast<char*>(text.c_str()));
-    out_pointers.push_back(nullptr);
-    return out_pointers;
-  };
-  pid_t pid = -1;
-  const int code = posix_spawnp(&pid, words.front().c_str(), &files, &attributes, pointers(words).data(),
-                                pointers(environment).data());
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
-  if (code != 0) fail(Exit::unavailable, "{}: {}", words.front(), std::strerror(code));
-  return pid;
-}
-
 std::vector<std::string> worker_environment() {
   std::vector<std::string> out;
   for (const char* name : {"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ"})
@@ -105,15 +67,12 @@ bool can_deny_network() {
   static const bool can = [] {
     std::vector<std::string> words = without_net;
     words.emplace_back("true");
-    try {
-      const pid_t pid = spawn(words, worker_environment(), -1, -1, -1);
-      int status = 0;
-      while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-      }
-      return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-    } catch (const Error&) {
-      return false;
+    pid_t pid = -1;
+    if (spawn_group(pid, words, worker_environment(), {}) != 0) return false;
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
     }
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
   }();
   return can;
 }
@@ -148,13 +107,14 @@ void CommandWorkers::start(Worker& w) {
       words.end(),
       {"sh", "-c", fmt::format("ulimit -c 0; ulimit -v {}; exec sh -c \"$0\"", options_.memory_mib * 1024),
        options_.command});
-  try {
-    w.pid = spawn(words, worker_environment(), in.read, out.write, error.write);
-  } catch (...) {
-    for (int* end : {&in.read, &in.write, &out.read, &out.write, &error.read, &error.write}) close_end(*end);
-    throw;
-  }
+  const int refused = spawn_group(w.pid, words, worker_environment(),
+                                  {.in = in.read, .out = out.write, .error = error.write});
   for (int* end : {&in.read, &out.write, &error.write}) close_end(*end);
+  if (refused != 0) {
+    for (int* end : {&in.write, &out.read, &error.read}) close_end(*end);
+    w.pid = -1;
+    fail(Exit::unavailable, "{}: {}", words.front(), std::strerror(refused));
+  }
   for (const int end : {in.write, out.read, error.read}) fcntl(end, F_SETFL, O_NONBLOCK);
   w.in = in.write;
   w.out = out.read;

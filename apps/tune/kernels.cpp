@@ -37,12 +37,10 @@ double gain_of(const ops::GemmTiming& t) {
 class KernelTuner {
  public:
   KernelTuner(comm::World& world, const KernelArgs& args)
-      : world_(world), args_(args), overrides_(args.overrides), steps_(bench::trial_warmup + args.steps) {
-    static constexpr std::string_view unused[] = {"policy.scheduler"};
-    for (const std::string& ours : default_overrides(unused)) overrides_.push_back(ours);
-    overrides_.push_back("policy.scheduler.lr_decay_style=constant");
-    for (const std::string& ours : bench::random_token_overrides(steps_)) overrides_.push_back(ours);
-  }
+      : world_(world),
+        args_(args),
+        overrides_(bench::trial_overrides(args.overrides, bench::trial_warmup + args.steps)),
+        steps_(bench::trial_warmup + args.steps) {}
 
   int run() {
     find();

@@ -37,14 +37,10 @@ struct Candidate {
 
 class LayoutTuner {
  public:
-  LayoutTuner(comm::World& world, const LayoutArgs& args) : world_(world), args_(args) {
-    static constexpr std::string_view unused[] = {"policy.scheduler"};
-    overrides_ = args.overrides;
-    for (const std::string& ours : default_overrides(unused)) overrides_.push_back(ours);
-    overrides_.push_back("policy.scheduler.lr_decay_style=constant");
-    for (const std::string& ours : bench::random_token_overrides(bench::trial_warmup + args.steps))
-      overrides_.push_back(ours);
-  }
+  LayoutTuner(comm::World& world, const LayoutArgs& args)
+      : world_(world),
+        args_(args),
+        overrides_(bench::trial_overrides(args.overrides, bench::trial_warmup + args.steps)) {}
 
   int run() {
     find();

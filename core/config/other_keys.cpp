@@ -95,7 +95,7 @@ constexpr const char* ray_resources =
 
 constexpr const char* own_batches = "evaluations take batches of policy.train_global_batch_size; remove it";
 constexpr const char* own_microbatches = "evaluations take microbatches of policy.train_micro_batch_size; remove it";
-constexpr const char* no_generation =
+constexpr const char* rollouts_here =
     "rollouts come from files, or the policy generates them (data.train.format: prompts) and the list `reward` judges; "
     "remove it";
 constexpr const char* own_generation = "the program generates rollouts itself, with the weights that it trains; remove it";
@@ -127,10 +127,10 @@ constexpr Other others[] = {
     {"grpo.adv_estimator", "rollouts have their advantages; remove it"},
     {"grpo.reward_shaping", "rollouts have their advantages; remove it"},
     {"grpo.reward_scaling", "rollouts have their advantages; remove it"},
-    {"grpo.async_grpo", no_generation},
+    {"grpo.async_grpo", rollouts_here},
     {"reward_penalties", "rollouts have their advantages; remove it"},
-    {"env", no_generation},
-    {"data_plane", no_generation},
+    {"env", rollouts_here},
+    {"data_plane", rollouts_here},
     {"on_policy_distillation", teacher_files},
     {"teacher", teacher_files},
     {"training.dataset_name", "datasets are not downloaded: write data.train.data_path: FILE.jsonl"},
@@ -147,7 +147,7 @@ constexpr Other others[] = {
     {"training.ref_model_sync_steps", no_moving_reference},
     {"training.disable_dropout", "models with dropout are refused; set policy.model.attention_dropout: 0", "true"},
     {"training.importance_sampling_level", "sequence: write loss_fn.type: gspo, or rloo", "token"},
-    {"training.use_vllm", no_generation, "false"},
+    {"training.use_vllm", rollouts_here, "false"},
     {"training.num_iterations", "each rollout is in one step of an epoch; write grpo.max_num_epochs", "1"},
     {"training.scale_rewards", "rollouts have their advantages; remove it"},
     {"data.train.prompt_key", "write data.input_key for rollouts; the prompt of a preference is under \"prompt\"", "prompt"},
@@ -156,7 +156,7 @@ constexpr Other others[] = {
     {"data.default.rejected_key", "the key is \"rejected\"; remove it", "rejected"},
     {"data.default.dataset_name", "records are read by data.train.format; remove it"},
     {"data.default.processor", "records are read by data.train.format; remove it"},
-    {"data.default.env_name", no_generation},
+    {"data.default.env_name", rollouts_here},
     {"data.train.seed", "write data.seed"},
     {"data.train.split_validation_size", "give data.validation.data_path"},
     {"data.use_multiple_dataloader", "data.train.data_path may be a list; remove it", "false"},
@@ -226,7 +226,7 @@ constexpr Other others[] = {
     {"policy.dtensor_cfg.lora_cfg.dropout_position", "dropout applies to the adapter's input (pre); remove it"},
     {"policy.dtensor_cfg.lora_cfg.match_all_linear", "write policy.lora.target_modules: all-linear (true), or a list"},
     {"policy.dtensor_cfg.lora_cfg.use_triton", one_implementation, "true"},
-    {"policy.generation_batch_size", no_generation},
+    {"policy.generation_batch_size", rollouts_here},
     {"policy.generation.backend", own_generation},
     {"policy.generation.colocated", own_generation},
     {"policy.generation.vllm_cfg", own_generation},
@@ -243,7 +243,7 @@ constexpr Other others[] = {
     {"policy.sequence_packing.microbatch_order", "microbatches have the packer's order; remove it", "packer"},
     {"policy.sequence_packing.logprob_mb_tokens", no_logprob_batches},
     {"policy.dynamic_batching.logprob_mb_tokens", no_logprob_batches},
-    {"logger.wandb.log_nemo_gym_full_result_tables", no_generation, "false"},
+    {"logger.wandb.log_nemo_gym_full_result_tables", rollouts_here, "false"},
     {"policy.reward_model_cfg", "algorithm: rm trains a scalar head with the loss of Bradley and Terry; remove it"},
     {"policy.dtensor_cfg.custom_parallel_plan", "Python code cannot be used; remove it"},
     {"policy.dtensor_cfg.clear_cache_every_n_steps", "memory is planned before the run; remove it"},

@@ -67,7 +67,7 @@ class File {
 /// The whole file; Exit::data when it is larger than `max_bytes`.
 std::string read_file(const std::string& path, uint64_t max_bytes, File::Links links = File::Links::follow);
 
-/// Whether a change is on the disk when the call returns.
+/// Durable::yes: a change is on the disk when the call returns.
 enum class Durable : bool { no, yes };
 
 /// A file that appears under its final name only at commit(): written under a temporary name in the same

@@ -101,6 +101,15 @@ std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& con
   return out;
 }
 
+std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& config, engine::Engine& engine,
+                                                               std::shared_ptr<const data::Examples> examples,
+                                                               Kind kind, const parallel::Groups& groups) {
+  engine.plan().decoder->use_adapters(false);
+  auto out = compute_log_probs(config, engine, std::move(examples), kind, groups);
+  engine.plan().decoder->use_adapters(true);
+  return out;
+}
+
 namespace {
 
 constexpr std::string_view magic = "nrl-train reference 1\n";
@@ -203,10 +212,7 @@ void prepare_references(Run& run, monitor::StartPhases& phases) {
     }
     phases.begin("reference",
                  fmt::format("log-probabilities of {} examples under the reference", examples->size()));
-    // The reference of a policy with adapters is the model that they adapt.
-    run.plan().decoder->use_adapters(false);
-    out = compute_log_probs(c, *run.engine, examples, kind, groups);
-    run.plan().decoder->use_adapters(true);
+    out = compute_reference(c, *run.engine, examples, kind, groups);
     run_collectively(world, [&] {
       if (std::ranges::any_of(out->all(), [](double v) { return !std::isfinite(v); }))
         fail(Exit::data,

@@ -6,6 +6,7 @@
 
 #include "apps/monitor/timers.h"
 #include "core/base/error.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
 
 namespace nrl::train {
@@ -13,20 +14,6 @@ namespace {
 
 /// Numbers of a completion before its ids and log-probabilities, as ranks exchange them.
 enum Field : size_t { tokens_field, ended_field, judged_field, total_field, fields };
-
-double mean(std::span<const double> values) {
-  double sum = 0;
-  for (const double v : values) sum += v;
-  return values.empty() ? 0 : sum / static_cast<double>(values.size());
-}
-
-double deviation(std::span<const double> values) {
-  if (values.size() < 2) return 0;
-  const double middle = mean(values);
-  double sum = 0;
-  for (const double v : values) sum += (v - middle) * (v - middle);
-  return std::sqrt(sum / static_cast<double>(values.size() - 1));
-}
 
 /// 1 - C(n - c, k) / C(n, k): the probability that one of k of n completions, c of which are right, is right.
 double pass_at(int64_t k, int64_t n, int64_t c) {
@@ -219,13 +206,13 @@ void Rollouts::add_metrics(std::span<const Group> groups, Made& made, const std:
     equal += g.equal() ? 1 : 0;
     totals.insert(totals.end(), of_group.begin(), of_group.end());
   }
-  const auto add = [&](const char* name, double value, std::string brief = {}) {
+  const auto add = [&](const std::string& name, double value, std::string brief = {}) {
     made.metrics.push_back({.name = prefix + name, .value = value, .brief = std::move(brief)});
   };
   const auto count = static_cast<double>(lengths.size());
   add("reward", mean(totals), "reward");
   if (parts.size() > 1)
-    for (size_t p = 0; p < parts.size(); ++p) add(("reward_" + rewards_.names[p]).c_str(), mean(parts[p]));
+    for (size_t p = 0; p < parts.size(); ++p) add("reward_" + rewards_.names[p], mean(parts[p]));
   add("completion_tokens", mean(lengths), "tokens");
   add("truncation_rate", cut / count);
   add("unscored_rate", unscored / count);

@@ -1,0 +1,22 @@
+#pragma once
+// Programs that this process starts and may kill with all their children.
+
+#include <string>
+#include <vector>
+
+#include <sys/types.h>
+
+namespace nrl {
+
+/// File descriptors that a program gets as its standard streams; -1: /dev/null. They stay ours to close.
+struct StandardStreams {
+  int in = -1, out = -1, error = -1;
+};
+
+/// Starts words[0], which is looked up in PATH unless it has a slash, with these arguments and environment
+/// ("NAME=value"), in a process group of its own, with no signal blocked or ignored. Sets `child`; returns 0,
+/// or the number of the error. Safe in a process with threads and MPI.
+int spawn_group(pid_t& child, const std::vector<std::string>& words,
+                const std::vector<std::string>& environment, const StandardStreams& streams);
+
+}  // namespace nrl
