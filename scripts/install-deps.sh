@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 tools=(ninja:ninja-build g++:g++ pkg-config:pkg-config ccache:ccache mpirun:openmpi-bin)
 libraries=(libopenmpi-dev libyaml-cpp-dev libspdlog-dev libcli11-dev catch2 nlohmann-json3-dev libhwloc-dev
   libsentencepiece-dev libprotobuf-dev libprotozero-dev libpcre2-dev libicu-dev zlib1g-dev libzstd-dev
-  libcpp-httplib-dev libcurl4-openssl-dev)
+  libcpp-httplib-dev libcurl4-openssl-dev libsodium-dev)
 cmake_wanted=3.25
 # cuDNN's C++ headers, for CUDA builds only: not packaged by distributions, but available as a Python wheel.
 frontend=nvidia-cudnn-frontend==1.24.0

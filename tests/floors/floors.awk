@@ -11,7 +11,7 @@
 BEGIN {
   # Directory, floor and row. Rows of one floor may not use each other; directories of one row may.
   n = split("core/base 1 base;core/config 2 config;core/device 2 device;core/trace 3 trace;core/tensor 3 tensor;" \
-    "core/ops 4 ops;core/io 4 io;precision 5 precision;memory 6 memory;parallel/comm 7 comm;" \
+    "core/ops 4 ops;core/io 4 io;precision 5 precision;memory 6 memory;parallel/comm 7 comm;parallel/control 7 control;" \
     "parallel/grid 8 parallel;parallel/data 8 parallel;parallel/tensor 8 parallel;parallel/pipeline 8 parallel;" \
     "parallel/program 8 parallel;parallel/context 8 parallel;parallel/experts 8 parallel;apps/model 9 model;" \
     "apps/monitor 10 monitor;apps/data 10 application;apps/plan 10 application;apps/engine 11 engine;apps/check 11 check;apps/profile 11 profile;apps/reward 11 reward;apps/rollout 11 rollout;apps/train 12 training;" \
@@ -174,8 +174,8 @@ here != "" && /^[ \t]*#[ \t]*include[ \t]*["<]/ {
       wrong(file ":" FNR ": goes up: " from " includes \"" target "\" of " to)
     else if (floor_of[there] == floor_of[here])
       wrong(file ":" FNR ": goes sideways: " from " includes \"" target "\" of " to)
-    else if (here == "parallel/comm" && there !~ /^core\//)
-      wrong(file ":" FNR ": parallel/comm may use core only, not \"" target "\"")
+    else if ((here == "parallel/comm" || here == "parallel/control") && there !~ /^core\//)
+      wrong(file ":" FNR ": " here " may use core only, not \"" target "\"")
   }
 }
 
