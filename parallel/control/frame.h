@@ -11,6 +11,9 @@ namespace nrl::control {
 
 /// Nanoseconds of CLOCK_MONOTONIC, or a duration. Times of other hosts are only sent as ages.
 using Nanos = int64_t;
+constexpr double in_seconds(Nanos t) {
+  return static_cast<double>(t) * 1e-9;
+}
 
 enum class FrameType : uint8_t { hello = 1, challenge, proof, beat, suspect, ask, answer, verdict, bye };
 inline constexpr FrameType last_frame_type = FrameType::bye;
