@@ -20,7 +20,7 @@ enum class Evidence : uint8_t {
   process_exit,  ///< a process ended without a word
   node_silent,
   rank_silent,
-  hang,       ///< a limit passed; the question who is to blame is answered by all ranks
+  hang,       ///< a limit passed; all ranks answer which one the others wait for
   secondary,  ///< a consequence of another rank's failure, such as a lost MPI peer
 };
 
@@ -79,7 +79,7 @@ struct Wait {
   bool active() const { return ranks > 0; }
 };
 
-/// What a rank does now. The control thread asks for it at least once a second.
+/// The present activity of a rank. The control thread asks for it at least once a second.
 struct StatusSample {
   /// The step that runs, counted from 1; 0 before the first. It increases only when the rank has completed a
   /// step, which needs every rank: that is proof of life of all of them.

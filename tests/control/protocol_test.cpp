@@ -169,7 +169,7 @@ TEST_CASE("a rank that dies while the others finish is noticed") {
   s.run_until(10_s);
   CHECK(s.process(0).left);
   CHECK(s.process(0).verdict.ranks[0] == 3);
-  CHECK(s.process(1).protocol->state() == State::gone);  // had nobody to wait for
+  CHECK(s.process(1).protocol->state() == State::gone);  // had no children to wait for
 }
 
 TEST_CASE("a rank that never finishes is named") {

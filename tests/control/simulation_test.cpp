@@ -262,7 +262,6 @@ TEST_CASE("the cost of a failure at 10, 1,000 and 10,000 nodes", "[.][table]") {
     const int length = nodes > 1000 ? 120 : 600;
     o.loss = 0.01;
     Simulation noisy(o);
-    const PhiloxStream random(5, "pauses");
     for (int i = 0; i < length - 10; ++i) {
       const int rank =
           i % 20 == 0

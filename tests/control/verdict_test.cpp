@@ -1,4 +1,4 @@
-// Evidence to verdict, and who is to blame for a hang.
+// From evidence to a verdict, and the culprit of a hang.
 
 #include "parallel/control/verdict.h"
 
