@@ -383,7 +383,7 @@ void Protocol::on_tick(Nanos now, Nanos gap, Actions& actions) {
     hang.when = now;
     raise_hang(hang, now, actions);
   }
-  // Nobody was named, or nobody answers from above.
+  // No rank was named, or there is no answer from above.
   if (own_hang_since_ != 0 && now - own_hang_since_ >= 2 * limits_.ask_again) add(own_hang_, now, actions);
   if (finishing_ != 0 && now - finishing_ >= limits_.finish && evidence_count_ == 0)
     for (size_t i = 0; i < peers_.size() && evidence_count_ == 0; ++i)

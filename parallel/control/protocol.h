@@ -28,7 +28,7 @@ struct Limits {
   Nanos window = 300_ms;   ///< for stronger evidence
   Nanos secondary_window = 1_s;
   Nanos answer = 2_s;     ///< for the answers to a question
-  Nanos ask_again = 5_s;  ///< after a question that named nobody
+  Nanos ask_again = 5_s;  ///< after a question that named no rank
   Nanos escalate = 3_s;   ///< without a verdict from above, decide for the own subtree
   Nanos own_pause = 2_s;  ///< a longer gap between two ticks moves all deadlines
   Nanos finish = 120_s;   ///< for the children's BYE
@@ -44,7 +44,7 @@ struct Closed {
 
 enum class Notice : uint8_t { link_lost, link_restored, debugger };
 
-/// What the state machine wants done. Calls come from inside its functions and must not call back.
+/// Receives what must be done. Calls come from inside its functions and must not call back.
 class Actions {
  public:
   virtual ~Actions() = default;

@@ -197,7 +197,7 @@ std::optional<Verdict> judge_hang(std::span<const Answer> answers, std::span<int
   }
   if (excused || waiting == 0) return std::nullopt;
 
-  // Members of a group, those of its earliest call first.
+  // Members of a group together, by the number of the call they wait for.
   const std::span<int> order = scratch.first(waiting);
   std::sort(order.begin(), order.end(), [&](int a, int b) {
     const Wait &x = wait_of(a), &y = wait_of(b);
