@@ -83,6 +83,14 @@ Key link_key(const Secret& secret, Direction direction, uint32_t child, uint32_t
   return derive(secret.key, std::as_bytes(std::span(&context, 1)));
 }
 
+void protect(std::span<std::byte> secret) {
+  start_sodium();
+  sodium_mlock(secret.data(), secret.size());
+}
+void forget(std::span<std::byte> secret) {
+  sodium_munlock(secret.data(), secret.size());
+}
+
 void fill_random(std::span<std::byte> bytes) {
   start_sodium();
   randombytes_buf(bytes.data(), bytes.size());

@@ -50,6 +50,9 @@ Key greeting_key(const Secret& secret);
 /// verifies.
 Key link_key(const Secret& secret, Direction direction, uint32_t child, uint32_t parent,
              const Nonce& of_child, const Nonce& of_parent);
+/// Keeps a secret out of swap and core dumps, where the system allows it; forget() overwrites it.
+void protect(std::span<std::byte> secret);
+void forget(std::span<std::byte> secret);
 /// Fills with random bytes of the system.
 void fill_random(std::span<std::byte> bytes);
 /// BLAKE2b of `text`, 64 bits.

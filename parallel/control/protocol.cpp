@@ -28,7 +28,7 @@ struct Bye {
 
 // The payload of a message; false if it is none of this type.
 template <Payload T>
-bool read(const Message& message, T& payload) {
+bool take(const Message& message, T& payload) {
   if (message.length != sizeof(T)) return false;
   std::memcpy(static_cast<void*>(&payload), message.payload.data(), sizeof(T));
   return true;
@@ -58,7 +58,7 @@ Protocol::Protocol(const Topology& topology, const Limits& limits, PhaseName pha
       next_beat_(now),
       progressed_(now) {
   for (Peer& p : peers_) p.heard = now;
-  if (topology.root()) {
+  if (!has_up()) {
     answers_.resize(static_cast<size_t>(topology.size));
     scratch_.resize(static_cast<size_t>(topology.size));
   }
@@ -88,7 +88,7 @@ void Protocol::on_message(size_t link, const Message& message, Nanos now, Action
   switch (message.type) {
     case FrameType::beat: {
       Beat beat;
-      if (!read(message, beat)) return;
+      if (!take(message, beat)) return;
       peer.step = beat.step;
       peer.phase = beat.phase;
       peer.nodes = beat.nodes;
@@ -98,7 +98,7 @@ void Protocol::on_message(size_t link, const Message& message, Nanos now, Action
     }
     case FrameType::suspect: {
       Suspicion s;
-      if (from_above || !read(message, s) || !valid(s, topology_)) return;
+      if (from_above || !take(message, s) || !valid(s, topology_)) return;
       s.when = now - s.when;
       if (s.evidence == Evidence::hang)
         raise_hang(s, now, actions);
@@ -108,17 +108,17 @@ void Protocol::on_message(size_t link, const Message& message, Nanos now, Action
     }
     case FrameType::ask: {
       uint32_t question;
-      if (!from_above || !read(message, question)) return;
+      if (!from_above || !take(message, question)) return;
       for (size_t i = 1; i < peers_.size(); ++i) send(i, FrameType::ask, question, actions);
       send(0, FrameType::answer, Answer{topology_.rank, question, sample_}, actions);
       return;
     }
     case FrameType::answer: {
       Answer answer;
-      if (from_above || !read(message, answer) || !valid_rank(answer.rank, topology_) ||
+      if (from_above || !take(message, answer) || !valid_rank(answer.rank, topology_) ||
           !answer.sample.wait.text.valid())
         return;
-      if (topology_.root())
+      if (!has_up())
         take_answer(answer);
       else
         send_up(FrameType::answer, answer, actions);
@@ -126,7 +126,7 @@ void Protocol::on_message(size_t link, const Message& message, Nanos now, Action
     }
     case FrameType::verdict: {
       Verdict verdict;
-      if (read(message, verdict) && valid(verdict, topology_)) leave(verdict, link, actions);
+      if (take(message, verdict) && valid(verdict, topology_)) leave(verdict, link, actions);
       return;
     }
     case FrameType::bye:
@@ -288,7 +288,7 @@ void Protocol::add(const Suspicion& s, Nanos now, Actions& actions) {
 }
 
 void Protocol::raise_hang(const Suspicion& s, Nanos now, Actions& actions) {
-  if (topology_.root()) return ask(now, actions);
+  if (!has_up()) return ask(now, actions);
   Suspicion sent = s;
   sent.when = std::max<Nanos>(0, now - s.when);
   send_up(FrameType::suspect, sent, actions);

@@ -42,8 +42,6 @@ struct Closed {
   int wait_status = -1;  ///< as of waitpid(2), if known
 };
 
-enum class Notice : uint8_t { link_lost, link_restored, debugger };
-
 /// Receives what must be done. Calls come from inside its functions and must not call back.
 class Actions {
  public:

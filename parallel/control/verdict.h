@@ -132,6 +132,9 @@ struct Answer {
   StatusSample sample;
 };
 
+/// An event that ends nothing.
+enum class Notice : uint8_t { link_lost, link_restored, debugger };
+
 template <class T>
 concept Payload = std::is_trivially_copyable_v<T> && sizeof(T) <= max_payload;
 
