@@ -29,7 +29,7 @@ constexpr Nanos drain_limit = 100_ms;
 constexpr unsigned backstop_seconds = 3;
 constexpr int exit_lost = 80;
 
-// What every rank tells the others before they connect.
+// Every rank sends these to all others before they connect.
 struct PeerRecord {
   uint64_t host = 0, pid_namespace = 0, start_ticks = 0;
   int32_t node = 0, pid = 0;
@@ -129,7 +129,8 @@ struct Control::State final : Actions, TransportEvents {
   void on_closed(size_t link, Closed::How how) override {
     if (!protocol) return;
     Closed closed{how, -1};
-    if (topology.links[link].local && how != Closed::How::failed)
+    const bool unexpected = !has_verdict && !protocol->said_bye(link);
+    if (unexpected && topology.links[link].local && how != Closed::How::failed)
       closed = {Closed::How::ended, status_of(link)};
     protocol->on_closed(link, closed, monotonic_now(), *this);
   }
@@ -393,7 +394,7 @@ std::string Control::State::establish(const Options& options, const Bootstrap& b
     }
   const std::string fix = text.find("Fix: ") == std::string::npos ? ". Fix: set reliability.interface" : "";
   if (options.require) nrl::fail(Exit::unavailable, "{}{}", text, fix);
-  // Without connections between nodes, every node is on its own; without those of a node, every rank.
+  // Every node is on its own; if a connection within a node failed, every rank.
   topology = transport->keep_local(!local);
   return "a lost node will not be noticed: " + text + fix;
 }
@@ -452,6 +453,9 @@ void Control::fail(Evidence evidence, int exit_code, std::string_view text, Kind
   for (;;) pause();
 }
 
+const Topology& Control::topology() const {
+  return state_->topology;
+}
 bool Control::may_commit() const {
   return state_->lease.load();
 }

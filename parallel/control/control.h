@@ -66,11 +66,12 @@ class Control {
   /// once.
   std::string connect(const Options& options, const Bootstrap& bootstrap, const Hooks& hooks);
   bool connected() const;
+  const Topology& topology() const;  ///< after connect(): the nodes that verdicts name
 
   /// Ends the run: evidence of this rank, or of a peer that it lost (Evidence::secondary). Any thread, after
-  /// connect(). `exit_code` is that of all ranks, unless stronger evidence wins. Does not return.
+  /// connect(). All ranks leave with `exit_code`, unless stronger evidence wins. Does not return.
   [[noreturn]] void fail(Evidence evidence, int exit_code, std::string_view text, Kind kind = Kind::error);
-  /// Of rank 0: a majority of nodes is in reach and no evidence of a failure is known. Not in the first
+  /// For rank 0: a majority of nodes is in reach and no evidence of a failure is known. Not in the first
   /// second after connect(). True without a connection.
   bool may_commit() const;
   /// Evidence of a failure is known here: a signal to stop is the launcher's clean-up, and no request.

@@ -79,6 +79,7 @@ class Protocol {
   /// failure. Only of rank 0.
   bool has_lease(Nanos now) const;
   std::span<const Suspicion> evidence() const { return {evidence_.data(), evidence_count_}; }
+  bool said_bye(size_t link) const { return peers_[link].bye; }
   /// Time since the peer of a link was heard; 0 after its BYE.
   Nanos silence(size_t link, Nanos now) const;
 
