@@ -260,8 +260,10 @@ void Protocol::judge_silence(size_t link, Nanos now, Actions& actions) {
                            in_seconds(now - peer.heard),
                            peer.process_state == 'T' ? "T (stopped)" : "Z (zombie)");
   } else {
-    end = fmt::format_to_n(buffer.data(), buffer.size(), "no {} for {:.1f} s, no step completed",
-                           local ? "heartbeat" : "control traffic", in_seconds(now - peer.heard));
+    end = fmt::format_to_n(
+        buffer.data(), buffer.size(), "no {} for {:.1f} s, no step completed{}",
+        local ? "heartbeat" : "control traffic", in_seconds(now - peer.heard),
+        peer.process_state == 'D' ? ", process state D (waits for a device or a file system)" : "");
   }
   suspect_peer(link, evidence, kind, since, {buffer.data(), std::min(end.size, buffer.size())}, now, actions);
 }

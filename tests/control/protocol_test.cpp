@@ -139,6 +139,19 @@ TEST_CASE("a slow step lengthens the silence that is allowed") {
   CHECK(t < 33_s);
 }
 
+TEST_CASE("a process that waits in the kernel is named so") {
+  Root root;
+  for (Nanos t = 0; t < 15_s && root.actions.verdicts.empty(); t += 500_ms) {
+    root.protocol.on_message(0, {}, t, root.actions);
+    root.protocol.on_message(2, {}, t, root.actions);
+    if (t > 2_s) root.protocol.on_process_state(1, 'D');
+    root.protocol.on_tick(t, 500_ms, root.actions);
+  }
+  REQUIRE(root.actions.verdicts.size() == 1);
+  CHECK_THAT(std::string(root.actions.verdicts[0].text.view()),
+             ContainsSubstring("no step completed, process state D"));
+}
+
 TEST_CASE("a debugger suspends the limits of the whole run") {
   Simulation s(two_by_two());
   s.at(5_s, [&] { s.debug(3); });

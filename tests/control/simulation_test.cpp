@@ -37,6 +37,7 @@ class Scenario {
     Nanos latest = 5_s;
     for (int i = 0; i < harmless; ++i) latest = std::max(latest, add_harmless());
     const Nanos begin = latest;  // no fault hides another
+    fatal_ = fatal;
     for (int i = 0; i < fatal; ++i) add_fatal(begin + draw(3000) * 1_ms * i);
     const Nanos end = begin + 100_s;
     bool lease_seen = false;
@@ -192,6 +193,12 @@ class Scenario {
               fmt::format("ranks left {:.1f} s apart", in_seconds(std::abs(p.left_at - leader->left_at))));
         if (p.verdict.exit_code != leader->verdict.exit_code)
           return complain("ranks leave with different codes");
+        if (p.verdict.issuer == leader->verdict.issuer &&
+            p.verdict.text.view() != leader->verdict.text.view())
+          return complain("one issuer, two verdicts");
+        if (fatal_ == 1 &&
+            (p.verdict.kind != leader->verdict.kind || p.verdict.ranks != leader->verdict.ranks))
+          return complain("ranks that can reach each other leave with different verdicts");
       }
     }
   }
@@ -203,6 +210,7 @@ class Scenario {
   std::set<std::pair<int, Kind>> truth_;
   std::set<int> stopped_;
   Nanos cut_at_ = 0;
+  int fatal_ = 0;
   bool root_minority_ = false, cut_used_ = false;
   std::string complaints_, story_;
 };
