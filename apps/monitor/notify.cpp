@@ -12,18 +12,16 @@
 #include <utility>
 #include <vector>
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <curl/curl.h>
-
 #include "core/base/clock.h"
 #include "core/base/error.h"
 #include "core/base/spawn.h"
 #include "core/base/threads.h"
+#include "core/io/http_post.h"
 
 extern char** environ;
 
@@ -31,41 +29,10 @@ namespace nrl::monitor {
 namespace {
 
 constexpr size_t most_waiting = 64;
+constexpr size_t longest_answer = size_t{1} << 20;  // of a webhook
 
 std::string_view level_text(const Alert& alert) {
   return alert.level == AlertLevel::critical ? "critical" : "warning";
-}
-
-/// libcurl, which brings twenty libraries along: opened on use.
-struct Curl {
-  decltype(&curl_easy_init) init = nullptr;
-  CURLcode (*setopt)(CURL*, CURLoption, ...) = nullptr;
-  decltype(&curl_easy_perform) perform = nullptr;
-  CURLcode (*getinfo)(CURL*, CURLINFO, ...) = nullptr;
-  decltype(&curl_easy_cleanup) cleanup = nullptr;
-  decltype(&curl_easy_strerror) strerror = nullptr;
-  curl_slist* (*append)(curl_slist*, const char*) = nullptr;
-  void (*free_all)(curl_slist*) = nullptr;
-  bool loaded = false;
-
-  Curl() {
-    void* library = nullptr;
-    for (const char* name : {"libcurl.so.4", "libcurl-gnutls.so.4"})
-      if (!library) library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    if (!library) return;
-    const auto load = [&](auto*& function, const char* name) {
-      function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name));
-      return function != nullptr;
-    };
-    loaded = load(init, "curl_easy_init") && load(setopt, "curl_easy_setopt") &&
-             load(perform, "curl_easy_perform") && load(getinfo, "curl_easy_getinfo") &&
-             load(cleanup, "curl_easy_cleanup") && load(strerror, "curl_easy_strerror") &&
-             load(append, "curl_slist_append") && load(free_all, "curl_slist_free_all");
-  }
-};
-
-size_t discard(char*, size_t size, size_t count, void*) {
-  return size * count;
 }
 
 // Waits for a child until `deadline`; true if it has ended.
@@ -117,34 +84,6 @@ std::string run_command(const std::string& command, const std::string& input,
   return WEXITSTATUS(status) == 0 ? "" : fmt::format("exit status {}", WEXITSTATUS(status));
 }
 
-std::string post_json(const std::string& url, const std::string& body, double limit_s) {
-  if (!url.starts_with("http://") && !url.starts_with("https://"))
-    return "the URL is neither http:// nor https://";
-  static const Curl curl;
-  if (!curl.loaded) return "libcurl.so.4 cannot be opened. Fix: install libcurl4";
-  CURL* handle = curl.init();
-  if (!handle) return "libcurl does not start";
-  curl_slist* headers = curl.append(nullptr, "Content-Type: application/json");
-  curl.setopt(handle, CURLOPT_URL, url.c_str());
-  curl.setopt(handle, CURLOPT_HTTPHEADER, headers);
-  curl.setopt(handle, CURLOPT_POSTFIELDS, body.c_str());
-  curl.setopt(handle, CURLOPT_POSTFIELDSIZE, static_cast<long>(body.size()));
-  curl.setopt(handle, CURLOPT_WRITEFUNCTION, &discard);
-  curl.setopt(handle, CURLOPT_NOSIGNAL, 1L);
-  curl.setopt(handle, CURLOPT_TIMEOUT_MS, static_cast<long>(limit_s * 1e3));
-  const CURLcode failed = curl.perform(handle);
-  long status = 0;
-  curl.getinfo(handle, CURLINFO_RESPONSE_CODE, &status);
-  std::string problem;
-  if (failed != CURLE_OK)
-    problem = curl.strerror(failed);
-  else if (status >= 300)
-    problem = fmt::format("HTTP status {}", status);
-  curl.free_all(headers);
-  curl.cleanup(handle);
-  return problem;
-}
-
 struct Notifier::State {
   explicit State(Options o) : options(std::move(o)) {}
 
@@ -165,7 +104,7 @@ struct Notifier::State {
                  options.command_s));
     if (options.webhook)
       report("monitoring.alerting.webhook", webhook_failed,
-             post_json(*options.webhook, json.dump(), options.webhook_s));
+             http_post(*options.webhook, json.dump(), options.webhook_s, longest_answer).problem);
   }
 
   void report(const char* key, bool& failed, const std::string& problem) {

@@ -44,8 +44,4 @@ class Notifier {
 std::string run_command(const std::string& command, const std::string& input,
                         const std::vector<std::string>& environment, double limit_s);
 
-/// Posts JSON. Returns what went wrong; empty: the answer's status is below 300. libcurl is opened by the
-/// first call.
-std::string post_json(const std::string& url, const std::string& body, double limit_s);
-
 }  // namespace nrl::monitor

@@ -78,13 +78,22 @@ RunFile run_file_from(const JsonValue& json, const std::string& where) {
   return run;
 }
 
+RunFile read_run_file(const std::string& log_dir) {
+  const std::string path = join_path(log_dir, run_file);
+  if (!path_exists(path))
+    fail(Exit::no_input,
+         "{}: is not the log directory of a run: it has no {}. Fix: name logger.log_dir of the run", log_dir,
+         run_file);
+  JsonLimits limits;
+  limits.text_bytes = max_bytes;
+  return run_file_from(parse_json(read_file(path, max_bytes), path, limits), path);
+}
+
 RunFile begin_session(const std::string& log_dir, int64_t step, double now) {
   const std::string path = join_path(log_dir, run_file);
   RunFile run;
   if (path_exists(path)) {
-    JsonLimits limits;
-    limits.text_bytes = max_bytes;
-    run = run_file_from(parse_json(read_file(path, max_bytes), path, limits), path);
+    run = read_run_file(log_dir);
     const bool killed = !run.last().end;
     if (step == 0 && !killed) run = {};
   }

@@ -29,11 +29,16 @@ struct RunFile {
   std::vector<RunSession> sessions = {};  ///< in order, not empty
 
   const RunSession& last() const { return sessions.back(); }
+  /// The number of the last session, from 1.
+  int attempt() const { return static_cast<int>(sessions.size()); }
 };
 
 JsonValue to_json(const RunFile& run);
 /// Inverse of to_json(). Error(Exit::data), naming `where` and the fix, for anything else.
 RunFile run_file_from(const JsonValue& json, const std::string& where);
+
+/// run.json of a log directory. Error(Exit::no_input) if there is none, Exit::data if it is malformed.
+RunFile read_run_file(const std::string& log_dir);
 
 /// Begins a session of the run in `log_dir`, at `step`, and writes run.json (atomically). A session continues
 /// the run of the file if it starts from a checkpoint, or if the last session was killed; otherwise it begins

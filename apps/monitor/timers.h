@@ -4,8 +4,10 @@
 #include <array>
 #include <chrono>
 #include <cstddef>
+#include <exception>
 
 #include "core/base/clock.h"
+#include "core/base/status.h"
 
 namespace nrl::monitor {
 
@@ -53,7 +55,8 @@ class Timers {
   class [[nodiscard]] Scope {
    public:
     Scope(Timers& timers, RunSection section) : timers_(timers), outer_(timers.enter(section)) {}
-    ~Scope() { timers_.enter(outer_); }
+    // A failure is reported in the phase that it happened in.
+    ~Scope() { timers_.enter(outer_, std::uncaught_exceptions() == 0); }
     Scope(const Scope&) = delete;
     Scope& operator=(const Scope&) = delete;
 
@@ -79,12 +82,29 @@ class Timers {
   static double steady_seconds() { return nrl::steady_seconds(); }
 
  private:
-  RunSection enter(RunSection section) {
+  static status::Phase phase_of(RunSection section) {
+    switch (section) {
+      case RunSection::compute:
+      case RunSection::comm:
+        return status::Phase::computing;
+      case RunSection::data:
+        return status::Phase::data;
+      case RunSection::eval:
+        return status::Phase::evaluation;
+      case RunSection::checkpoint:
+        return status::Phase::checkpoint;
+      default:
+        return status::Phase::between;
+    }
+  }
+
+  RunSection enter(RunSection section, bool shows = true) {
     const double now = clock_();
     times_.seconds[static_cast<size_t>(current_)] += now - since_;
     since_ = now;
     const RunSection outer = current_;
     current_ = section;
+    if (shows) status::enter(phase_of(section));
     return outer;
   }
 

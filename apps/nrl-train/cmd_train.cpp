@@ -6,6 +6,7 @@
 
 #include "apps/nrl-train/commands.h"
 #include "apps/nrl-train/nsys.h"
+#include "apps/train/launch/faults.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/start/run_config.h"
@@ -17,6 +18,7 @@ namespace {
 
 int run_train(const ConfigArgs& args) {
   start_under_nsys(args);
+  train::fault::requested();  // a mistake in it ends the program here
   train::stop::handle_at_start();
   output::background();
   return train::run_in_world([&](comm::World& world) {

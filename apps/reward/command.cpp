@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <utility>
@@ -14,7 +13,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "apps/data/text_source.h"
 #include "core/base/error.h"
 #include "core/base/spawn.h"
 #include "core/base/text.h"
@@ -26,7 +24,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t longest_answer = size_t{64} << 10, longest_log = size_t{1} << 20, kept_words = 500;
-constexpr int64_t failures_to_end = 5;  ///< without any answer
 
 struct Ends {
   int read = -1, write = -1;
@@ -152,19 +149,21 @@ void CommandWorkers::read_errors(Worker& w) {
   }
 }
 
-void CommandWorkers::failed(Worker& w, std::string why) {
+void CommandWorkers::worker_failed(Worker& w, std::string why) {
   read_errors(w);
   std::string words = w.words;
   while (!words.empty() && words.back() == '\n') words.pop_back();
   if (!words.empty()) why += ": " + printable(words.substr(words.rfind('\n') + 1));
   stop(w);
-  ++failures_;
-  last_failure_ = std::move(why);
-  if (!answered_ && failures_ >= failures_to_end)
-    fail(Exit::unavailable,
-         "the reward command failed {} times and never answered: {}. Fix: it must answer each line with "
-         "{{\"id\": ID, \"reward\": NUMBER}} and flush its output: {}",
-         failures_, last_failure_, clipped(options_.command));
+  failed(std::move(why),
+         "it must answer each line with {\"id\": ID, \"reward\": NUMBER} and flush its output");
+}
+
+std::string CommandWorkers::note() const {
+  return fmt::format("the command {} with the rights of this user{}", clipped(options_.command),
+                     without_network()    ? " and without network"
+                     : can_deny_network() ? ", network included (network: true)"
+                                          : ", network included (this system cannot deny it)");
 }
 
 std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> items) {
@@ -177,13 +176,7 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
   const auto give = [&](Worker& w) {
     if (next == items.size()) return;
     if (w.pid < 0) start(w);
-    const Item& item = items[next];
-    JsonValue line = JsonValue::object({{"id", next},
-                                        {"prompt", data::with_replacements(item.prompt)},
-                                        {"completion", data::with_replacements(item.completion)},
-                                        {"ended", item.ended}});
-    line.set("record", *item.record);
-    w.to_send = line.dump() + "\n";
+    w.to_send = request_of(items[next], next).dump() + "\n";
     w.received.clear();
     w.item = next++;
     w.until = Clock::now() + std::chrono::duration_cast<Clock::duration>(
@@ -192,17 +185,7 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
   // An answer, or why the line is none.
   const auto take = [&](Worker& w, const std::string& text) -> std::string {
     try {
-      const JsonValue answer = parse_json(text, "answer", {.depth = 8});
-      if (!answer.is_object() || !answer.contains("id") || !answer.at("id").is_integer() ||
-          answer.get_int("id") != static_cast<int64_t>(*w.item))
-        return "an answer with another id";
-      const JsonValue* reward = answer.find("reward");
-      if (!reward || !(reward->is_null() || reward->is_number())) return "an answer without a reward";
-      if (reward->is_number()) {
-        if (!std::isfinite(reward->as_double())) return "a reward that is not finite";
-        rewards[*w.item] = reward->as_double();
-      }
-      return {};
+      return read_answer(parse_json(text, "answer", {.depth = 8}), *w.item, rewards[*w.item]);
     } catch (const Error&) {
       return "a line that is no JSON: " + printable(text.substr(0, 80));
     }
@@ -262,7 +245,7 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
           why = take(w, w.received.substr(0, end));
           if (why.empty() && end + 1 < w.received.size()) why = "more than one line for a completion";
           if (why.empty()) {
-            answered_ = true;
+            answered();
             finish(w);
             continue;
           }
@@ -274,12 +257,12 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
         continue;
       }
       if (why.empty()) continue;
-      failed(w, std::move(why));
+      worker_failed(w, std::move(why));
       finish(w);
     }
     for (const auto& worker : workers_)
       if (worker->item && Clock::now() >= worker->until) {
-        failed(*worker, fmt::format("no answer in {:g} s", options_.time_limit_s));
+        worker_failed(*worker, fmt::format("no answer in {:g} s", options_.time_limit_s));
         finish(*worker);
       }
   }

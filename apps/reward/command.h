@@ -8,8 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/reward/spec.h"
-#include "apps/reward/verifier.h"
+#include "apps/reward/external.h"
 
 namespace nrl::reward {
 
@@ -27,40 +26,33 @@ CommandOptions command_options(const Spec& spec);
 ///
 ///   {"id": 7, "prompt": TEXT, "completion": TEXT, "ended": BOOL, "record": {...}}
 ///
-/// and answers with one line {"id": 7, "reward": NUMBER or null} before it reads the next. It runs in a
-/// process group of its own, without new privileges, with the environment variables HOME, LANG, LC_ALL, PATH,
-/// TMPDIR and TZ only, with limits of memory and of processor time, and is killed with its children after the
-/// time limit, after another line than an answer, with the run, and at its end. It is then replaced.
-///
-/// Not thread-safe: of one thread, which must live as long as the workers.
-class CommandWorkers {
+/// (request_of()) and answers with one line {"id": 7, "reward": NUMBER or null} before it reads the next. It
+/// runs in a process group of its own, without new privileges, with the environment variables HOME, LANG,
+/// LC_ALL, PATH, TMPDIR and TZ only, with limits of memory and of processor time, and is killed with its
+/// children after the time limit, after another line than an answer, with the run, and at its end. It is then
+/// replaced.
+class CommandWorkers final : public ExternalJudge {
  public:
   explicit CommandWorkers(CommandOptions options);
-  ~CommandWorkers();
+  ~CommandWorkers() override;
   CommandWorkers(const CommandWorkers&) = delete;
   CommandWorkers& operator=(const CommandWorkers&) = delete;
 
-  /// The rewards in order; absent: null, or the worker failed. Throws Error (`unavailable`) with its last
-  /// words if workers have failed several times and never answered.
-  std::vector<std::optional<double>> judge(std::span<const Item> items);
+  std::vector<std::optional<double>> judge(std::span<const Item> items) override;
+  std::string note() const override;
 
   /// True if the workers have no network.
   bool without_network() const;
-  int64_t failures() const { return failures_; }
-  const std::string& last_failure() const { return last_failure_; }
 
  private:
   struct Worker;
   void start(Worker& worker);
   void stop(Worker& worker);
-  void failed(Worker& worker, std::string why);
+  void worker_failed(Worker& worker, std::string why);
   void read_errors(Worker& worker);
 
   const CommandOptions options_;
   std::vector<std::unique_ptr<Worker>> workers_;
-  bool answered_ = false;
-  int64_t failures_ = 0;
-  std::string last_failure_;
   size_t logged_ = 0;  ///< bytes in the log
 };
 

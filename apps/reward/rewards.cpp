@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "apps/reward/command.h"
+#include "apps/reward/http.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
@@ -11,8 +13,8 @@ namespace nrl::reward {
 struct Rewards::Entry {
   Spec spec;
   std::unique_ptr<Verifier> verifier;
-  std::unique_ptr<CommandWorkers> command;
-  int64_t told = 0;  ///< of the command's failures
+  std::unique_ptr<ExternalJudge> external;
+  int64_t told = 0;  ///< of its failures
 };
 
 Rewards::Rewards(const std::vector<Spec>& specs, const std::string& log_dir) {
@@ -20,10 +22,12 @@ Rewards::Rewards(const std::vector<Spec>& specs, const std::string& log_dir) {
     Entry& entry = entries_.emplace_back();
     entry.spec = spec;
     entry.verifier = make_verifier(spec);
-    if (!entry.verifier) {
+    if (spec.type == "http") {
+      entry.external = std::make_unique<HttpJudge>(http_options(spec));
+    } else if (!entry.verifier) {
       CommandOptions options = command_options(spec);
       if (!log_dir.empty()) options.log = join_path(log_dir, fmt::format("reward-{}.log", spec.name));
-      entry.command = std::make_unique<CommandWorkers>(std::move(options));
+      entry.external = std::make_unique<CommandWorkers>(std::move(options));
     }
     names_.push_back(spec.name);
   }
@@ -40,8 +44,8 @@ std::vector<Judgement> Rewards::judge(std::span<const Item> items) {
   std::vector<Judgement> out(items.size(), Judgement{.total = 0.0, .parts = {}});
   for (Entry& entry : entries_) {
     std::vector<std::optional<double>> parts;
-    if (entry.command)
-      parts = entry.command->judge(items);
+    if (entry.external)
+      parts = entry.external->judge(items);
     else
       for (const Item& item : items) parts.push_back(entry.verifier->judge(item));
     for (size_t i = 0; i < items.size(); ++i) {
@@ -58,22 +62,17 @@ std::vector<Judgement> Rewards::judge(std::span<const Item> items) {
 std::vector<std::string> Rewards::notes() const {
   std::vector<std::string> out;
   for (const Entry& entry : entries_)
-    if (entry.command)
-      out.push_back(fmt::format("{} runs with the rights of this user{}: {}", entry.spec.name,
-                                entry.command->without_network() ? " and without network"
-                                : can_deny_network()             ? ", network included (network: true)"
-                                                     : ", network included (this system cannot deny it)",
-                                clipped(entry.spec.options.get_string("command"))));
+    if (entry.external) out.push_back(fmt::format("{}: {}", entry.spec.name, entry.external->note()));
   return out;
 }
 
 std::string Rewards::take_failures() {
   std::vector<std::string> out;
   for (Entry& entry : entries_) {
-    if (!entry.command || entry.command->failures() == entry.told) continue;
-    out.push_back(fmt::format("{} of {}: {}", entry.command->failures() - entry.told, entry.spec.name,
-                              entry.command->last_failure()));
-    entry.told = entry.command->failures();
+    if (!entry.external || entry.external->failures() == entry.told) continue;
+    out.push_back(fmt::format("{} of {}: {}", entry.external->failures() - entry.told, entry.spec.name,
+                              entry.external->last_failure()));
+    entry.told = entry.external->failures();
   }
   return joined(out, "; ");
 }

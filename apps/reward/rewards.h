@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "apps/reward/command.h"
 #include "apps/reward/verifier.h"
 
 namespace nrl::reward {
@@ -28,13 +27,14 @@ class Rewards {
 
   /// Throws Error (`data`) with file and line if a verifier cannot judge completions of this record.
   void check(const JsonValue& record, const std::string& where) const;
-  /// Not thread-safe, see CommandWorkers.
+  /// Not thread-safe, see ExternalJudge.
   std::vector<Judgement> judge(std::span<const Item> items);
 
   const std::vector<std::string>& names() const { return names_; }
-  /// How commands run, for the user; a line each.
+  /// How commands and services are used, for the user; a line each.
   std::vector<std::string> notes() const;
-  /// Failures of commands since the last call, with the last reason: "12 of NAME: no answer in 10 s"; empty.
+  /// Failures of commands and services since the last call, with the last reason: "12 of NAME: no answer in
+  /// 10 s"; empty.
   std::string take_failures();
 
  private:

@@ -46,6 +46,12 @@ const std::vector<Type>& types() {
         {"time_limit_s", Is::positive},
         {"memory_mib", Is::count},
         {"network", Is::flag}}},
+      {"http",
+       {{"url", Is::text, true},
+        {"batch", Is::count},
+        {"workers", Is::count},
+        {"retries", Is::count},
+        {"time_limit_s", Is::positive}}},
   };
   return all;
 }

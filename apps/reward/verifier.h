@@ -29,7 +29,7 @@ class Verifier {
   virtual void check(const JsonValue& /*record*/, const std::string& /*where*/) const {}
 };
 
-/// The verifier of an entry; null: it is no verifier (command). Throws Error (`config`).
+/// The verifier of an entry; null: it is no verifier (command, http). Throws Error (`config`).
 std::unique_ptr<Verifier> make_verifier(const Spec& spec);
 
 /// True if two texts state the same answer of a calculation: numbers, fractions, tuples, sets and intervals

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "apps/train/launch/launch.h"
+#include "apps/train/launch/run_records.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/loop/reference.h"
 #include "apps/train/loop/step_loop.h"
@@ -42,7 +43,8 @@ Exit train(comm::World& world, const ConfigResult& config) {
   cpu::release_free_heap();  // of the set-up: the plan does not count it
   cpu::arrange_heap();
   stop::handle_in_steps();
-  return StepLoop(*run, *report, samples.get()).run();
+  RunRecords records(world, logger.log_dir, report->run_file().run_id, report->run_file().attempt());
+  return records.keep([&] { return StepLoop(*run, *report, samples.get()).run(); });
 }
 
 }  // namespace nrl::train

@@ -4,7 +4,6 @@
 #include <cerrno>
 #include <cstring>
 #include <ctime>
-#include <fstream>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -13,6 +12,7 @@
 
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/process.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/io/json.h"
@@ -31,32 +31,13 @@ struct Owner {
   }
 };
 
-std::string first_line(const char* path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
-// Field 22 of /proc/PID/stat; 0 when there is no such process.
-int64_t start_ticks(int64_t pid) {
-  std::string stat = first_line(fmt::format("/proc/{}/stat", pid).c_str());
-  const size_t name_end = stat.rfind(')');  // the name may hold spaces and parentheses
-  if (name_end == std::string::npos) return 0;
-  size_t at = name_end + 1;
-  for (int field = 3; field < 22 && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
-  return at == std::string::npos ? 0 : std::atoll(stat.c_str() + at);
-}
-
 Owner ourselves() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
   char since[32] = {};
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   ::gmtime_r(&now, &utc);
   std::strftime(since, sizeof since, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  return {host, first_line("/proc/sys/kernel/random/boot_id"), since, ::getpid(), start_ticks(::getpid())};
+  return {host_name(), boot_id(), since, ::getpid(), start_ticks_of(::getpid())};
 }
 
 // The owner of an unreadable or partially written lock has an empty name.
@@ -138,7 +119,8 @@ bool RunLock::try_take() {
     const Owner owner = read_owner(file_);
     const double age = std::difftime(std::time(nullptr), opened.st_mtime);
     const bool this_boot = owner.host == self.host && owner.boot_id == self.boot_id;
-    if (this_boot && !kernel_lock && owner.start_ticks != 0 && start_ticks(owner.pid) == owner.start_ticks) {
+    if (this_boot && !kernel_lock && owner.start_ticks != 0 &&
+        start_ticks_of(owner.pid) == owner.start_ticks) {
       refuse(path_, owner, "Fix: choose another output directory, or stop that run");
     }
     if (owner.host != self.host && !owner.host.empty() && age < timing_.stale_after_s) {

@@ -1,12 +1,18 @@
 #include "parallel/comm/collective_log.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <type_traits>
 #include <utility>
 
+#include <spdlog/fmt/ranges.h>
+
 #include "core/base/error.h"
+#include "core/base/status.h"
 
 namespace nrl::comm {
 
@@ -41,6 +47,59 @@ int64_t now_ns() {
       .count();
 }
 
+namespace {
+
+constexpr int64_t most_members = 1'000'000;
+
+bool read_number(std::string_view text, int64_t& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && value >= 0 && value <= INT32_MAX;
+}
+
+// The text up to the separator, which is removed with it.
+std::string_view take_until(std::string_view& text, char separator) {
+  const size_t at = std::min(text.find(separator), text.size());
+  const std::string_view taken = text.substr(0, at);
+  text.remove_prefix(std::min(at + 1, text.size()));
+  return taken;
+}
+
+}  // namespace
+
+std::string to_line(const LogGroup& group) {
+  const std::vector<int>& m = group.members;
+  const int distance = m.size() > 1 ? m[1] - m[0] : 1;
+  bool even = !m.empty();
+  for (size_t i = 1; i < m.size(); ++i) even = even && m[i] - m[i - 1] == distance;
+  return fmt::format("{} {} {} {}", group.name, group.ranks,
+                     even && distance > 0 ? fmt::format("{}:{}:{}", m.front(), distance, m.size())
+                                          : fmt::format("{},", fmt::join(m, ",")),
+                     group.label);
+}
+
+bool from_line(std::string_view line, LogGroup& group) {
+  group = {};
+  group.name = take_until(line, ' ');
+  int64_t number = 0;
+  if (group.name.empty() || !read_number(take_until(line, ' '), number)) return false;
+  group.ranks = static_cast<int>(number);
+  std::string_view members = take_until(line, ' ');
+  group.label = line;
+  if (members.find(':') == std::string_view::npos) {
+    while (members.size() > 1) {
+      if (!read_number(take_until(members, ','), number)) return false;
+      group.members.push_back(static_cast<int>(number));
+    }
+    return true;
+  }
+  int64_t first = 0, distance = 0, count = 0;
+  if (!read_number(take_until(members, ':'), first) || !read_number(take_until(members, ':'), distance) ||
+      !read_number(members, count) || count > most_members || first + distance * count > INT32_MAX)
+    return false;
+  for (int64_t i = 0; i < count; ++i) group.members.push_back(static_cast<int>(first + i * distance));
+  return true;
+}
+
 struct CollectiveLog::State {
   mutable std::mutex mutex;
   struct Sum {
@@ -51,7 +110,9 @@ struct CollectiveLog::State {
   std::vector<LogGroup> groups;
   std::map<std::pair<std::string, Op>, uint32_t> index;  // into sums
   std::vector<Sum> sums;
-  std::vector<LogEntry> ring;
+  std::vector<LogEntry> own_ring;
+  LogEntry* ring = nullptr;  // capacity entries
+  Memory memory;             // empty: own_ring
   uint64_t next = 0;
   bool records = false;
   std::vector<LogEntry> kept;  // of a window, with consecutive ids
@@ -63,10 +124,22 @@ struct CollectiveLog::State {
     if (!kept.empty() && id >= kept.front().id && id - kept.front().id < kept.size())
       apply(kept[id - kept.front().id]);
   }
+
+  void write_group(const LogGroup& group) {
+    if (!memory.groups) return;
+    const std::string line = to_line(group) + "\n";
+    const uint32_t used = memory.group_bytes_used->load(std::memory_order_relaxed);
+    if (used + line.size() > memory.group_bytes) return;  // readers know later groups by their number only
+    std::memcpy(memory.groups + used, line.data(), line.size());
+    memory.group_bytes_used->store(used + static_cast<uint32_t>(line.size()), std::memory_order_release);
+  }
 };
 
+static_assert(std::is_trivially_copyable_v<LogEntry>);
+
 CollectiveLog::CollectiveLog() : state_(std::make_unique<State>()) {
-  state_->ring.resize(capacity);
+  state_->own_ring.resize(capacity);
+  state_->ring = state_->own_ring.data();
 }
 CollectiveLog::~CollectiveLog() = default;
 
@@ -74,6 +147,7 @@ uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label,
                                   std::vector<int> members) {
   std::lock_guard lock(state_->mutex);
   state_->groups.push_back({std::string(name), std::string(label), ranks, std::move(members)});
+  state_->write_group(state_->groups.back());
   return static_cast<uint32_t>(state_->groups.size() - 1);
 }
 
@@ -116,6 +190,7 @@ LogTicket CollectiveLog::enqueue(uint32_t group, uint64_t seq, Op op, DType dtyp
   entry.message = number.message;
   entry.bytes = bytes;
   entry.enqueued_ns = now_ns();
+  if (state_->memory.next) state_->memory.next->store(state_->next, std::memory_order_release);
   if (state_->records) state_->kept.push_back(entry);
   return {id, it->second, 0};
 }
@@ -137,12 +212,25 @@ void CollectiveLog::finish(const LogTicket& ticket, bool failed, int64_t busy_ns
     entry.ended_ns = now;
     entry.progress = failed ? Progress::failed : Progress::done;
   });
+  status::made_progress();
 }
 
 void CollectiveLog::expose(const LogTicket& ticket, int64_t ns) {
   std::lock_guard lock(state_->mutex);
   state_->sums[ticket.total].exposed_ns += ns;
   state_->change(ticket.id, [&](LogEntry& entry) { entry.exposed_ns += ns; });
+}
+
+void CollectiveLog::place(const Memory& memory) {
+  std::lock_guard lock(state_->mutex);
+  State& s = *state_;
+  LogEntry* to = memory.entries ? memory.entries : s.own_ring.data();
+  if (to == s.ring) return;
+  std::copy_n(s.ring, capacity, to);
+  s.ring = to;
+  s.memory = memory;
+  for (const LogGroup& group : s.groups) s.write_group(group);
+  if (memory.next) memory.next->store(s.next, std::memory_order_release);
 }
 
 std::vector<LogEntry> CollectiveLog::latest(size_t count) const {

@@ -2,6 +2,7 @@
 // The log of all communication of a process, collectives and messages: totals for reports, and a ring of the
 // latest entries for a flight recorder and the trace.
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -72,6 +73,12 @@ struct LogGroup {
   std::vector<int> members;  ///< ranks of the world
 };
 
+/// "dp 4 0:2:4 dp[0,2,4,6]": name, ranks, members, label. Members at equal distances are
+/// first:distance:count, others separated by commas.
+std::string to_line(const LogGroup& group);
+/// Inverse. False if the text is no such line, or names more than 1,000,000 members.
+bool from_line(std::string_view line, LogGroup& group);
+
 /// Sums over the operations of one kind in the groups of one name.
 struct LogTotal {
   std::string group;
@@ -124,6 +131,17 @@ class CollectiveLog {
   /// `busy_ns`: duration, for backends that notice the end late; negative: since start().
   void finish(const LogTicket& ticket, bool failed, int64_t busy_ns = -1);
   void expose(const LogTicket& ticket, int64_t ns);
+
+  /// Memory that outlives the process, for the entries and groups.
+  struct Memory {
+    LogEntry* entries = nullptr;            ///< capacity of them; entry `id` lies at id % capacity
+    std::atomic<uint64_t>* next = nullptr;  ///< id of the next entry
+    char* groups = nullptr;                 ///< lines of to_line(), in the order of LogEntry::group
+    size_t group_bytes = 0;
+    std::atomic<uint32_t>* group_bytes_used = nullptr;
+  };
+  /// Continues in other memory, which must stay valid; null pointers: in memory of its own again.
+  void place(const Memory& memory);
 
   /// The latest entries, oldest first; at most capacity.
   std::vector<LogEntry> latest(size_t count = capacity) const;

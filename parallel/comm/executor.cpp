@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/base/status.h"
 #include "core/base/threads.h"
 #include "core/trace/trace.h"
 
@@ -38,10 +39,14 @@ void Work::wait() {
   const int64_t begin = now_ns();
   if (unwaited_) unwaited_->fetch_sub(1, std::memory_order_relaxed);
   if (log_) {
+    status::Page& page = status::page();
+    page.wait_id.store(ticket_.id, std::memory_order_relaxed);
+    page.wait_since.store(begin, std::memory_order_relaxed);
     // Within a range for messages between stages it is one of these.
     const bool message = trace::innermost_kind() == trace::Kind::message;
     const trace::Range range("wait", message ? trace::Kind::message : trace::Kind::wait);
     block();
+    page.wait_since.store(0, std::memory_order_relaxed);
   } else {
     block();
   }

@@ -21,6 +21,7 @@
 #include "core/base/clock.h"
 #include "core/base/threads.h"
 #include "core/config/alert_rule.h"
+#include "core/io/http_post.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 #include "tests/monitor/sample.h"
@@ -428,7 +429,7 @@ TEST_CASE("a command that never ends is killed with its children", "[alerts]") {
 
 TEST_CASE("a webhook gets JSON, and one that hangs holds nothing up", "[alerts]") {
   Listener hook("HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-  const std::string sent = post_json(hook.url(), R"({"text": "hello"})", 5);
+  const std::string sent = http_post(hook.url(), R"({"text": "hello"})", 5, 1000).problem;
   if (contains(sent, "libcurl")) {
     WARN("no libcurl here: " << sent);
     return;
@@ -437,8 +438,8 @@ TEST_CASE("a webhook gets JSON, and one that hangs holds nothing up", "[alerts]"
   CHECK_THAT(hook.received(), ContainsSubstring("POST /hook") && ContainsSubstring("application/json") &&
                                   ContainsSubstring("hello"));
   Listener refuses("HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
-  CHECK(post_json(refuses.url(), R"({"text": 1})", 5) == "HTTP status 500");
-  CHECK_THAT(post_json("file:///etc/passwd", "{}", 5), ContainsSubstring("neither http"));
+  CHECK(http_post(refuses.url(), R"({"text": 1})", 5, 1000).problem == "HTTP status 500");
+  CHECK_THAT(http_post("file:///etc/passwd", "{}", 5, 1000).problem, ContainsSubstring("neither http"));
 
   Listener hangs("");
   std::vector<std::string> warnings;

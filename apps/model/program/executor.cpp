@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/base/status.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::model {
@@ -75,6 +76,10 @@ const Step& Executor::pass() {
   trace::Tag& tag = trace::tag();
   tag.tick = tick;
   tag.microbatch = s.of_microbatch() ? microbatch(s) : -1;
+  status::Page& page = status::page();
+  page.microbatch.store(tag.microbatch, std::memory_order_relaxed);
+  page.layer.store(s.of_microbatch() ? s.layer : -1, std::memory_order_relaxed);
+  status::made_progress();
   if (all_.at_tick) all_.at_tick(tick);
   ++next_;
   return s;

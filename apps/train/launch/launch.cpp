@@ -1,5 +1,6 @@
 #include "apps/train/launch/launch.h"
 
+#include "apps/train/launch/run_records.h"
 #include "core/base/log.h"
 #include "core/base/threads.h"
 
@@ -32,6 +33,7 @@ engine::StepResult collect_step(comm::World& world, engine::Engine& engine) {
     return engine.collect();
   } catch (const engine::StepStuck& e) {
     log::error_text(e.what());
+    if (RunRecords* records = RunRecords::current()) records->failed(records->describe(e.code(), e.what()));
     world.abort(e.code());
   }
 }
@@ -47,7 +49,7 @@ void run_collectively(comm::World& world, const std::function<void()>& work) {
 void require_agreed(comm::World& world, const comm::ErrorConsensus& consensus) {
   if (consensus.code == Exit::ok) return;
   if (world.rank() == consensus.rank) log::error_text(consensus.message);
-  throw AgreedExit{consensus.code};
+  throw AgreedExit{consensus.code, consensus.message};
 }
 
 }  // namespace nrl::train

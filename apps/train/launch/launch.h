@@ -2,6 +2,7 @@
 // Starts the ranks of a run and makes them fail together: one message, one exit code.
 
 #include <functional>
+#include <string>
 
 #include "apps/engine/engine.h"
 #include "parallel/comm/agreement.h"
@@ -12,6 +13,7 @@ namespace nrl::train {
 /// Thrown on all ranks with the same exit code, after one rank has printed the message.
 struct AgreedExit {
   Exit code;
+  std::string text = {};  ///< the message
 };
 
 /// Initializes the world, runs `body`, and finalizes the world. Returns the exit code, of an error too. An

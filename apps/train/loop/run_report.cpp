@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "apps/monitor/communication.h"
+#include "apps/monitor/failure.h"
 #include "apps/monitor/open_sinks.h"
 #include "apps/monitor/rows.h"
 #include "apps/monitor/settings.h"
@@ -27,7 +28,7 @@ constexpr const char* own_files[] = {config_file,           memory_file,
                                      monitor::metrics_file, monitor::telemetry_file,
                                      monitor::alerts_file,  monitor::target_file,
                                      monitor::run_file,     monitor::summary_file,
-                                     samples_file};
+                                     monitor::failure_file, samples_file};
 
 double directory_bytes(const std::string& path) {
   double sum = 0;
@@ -125,6 +126,7 @@ std::vector<std::unique_ptr<monitor::Sink>> RunReport::begin_session() {
   if (!first()) return {};
   const LoggerConfig& logger = reported_.logger;
   const double now = monitor::wall_seconds();
+  monitor::put_failure_aside(logger.log_dir);
   file_ = monitor::begin_session(logger.log_dir, run_.position.step, now);
   if (!logger.tensorboard_enabled && !logger.wandb_enabled && !logger.mlflow_enabled) return {};
   const monitor::RunInfo info{.id = file_.run_id,

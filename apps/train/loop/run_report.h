@@ -80,6 +80,8 @@ class RunReport {
   void summary(std::string outcome, Exit code);
 
   monitor::Timers& timers() { return timers_; }
+  /// Rank 0.
+  const monitor::RunFile& run_file() const { return file_; }
   StepProfile& profile() { return profile_; }
   /// What the groups of ranks communicated since the first step, the most exposed first.
   std::vector<monitor::CommFacts> communication() const;

@@ -4,12 +4,15 @@
 #include <utility>
 #include <vector>
 
+#include "apps/train/launch/faults.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/launch/run_records.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/loop/evaluator.h"
 #include "apps/train/loop/nan_search.h"
 #include "apps/train/start/initial_state.h"
 #include "core/base/log.h"
+#include "core/base/status.h"
 #include "core/base/text.h"
 #include "core/io/checkpoint_store.h"
 #include "core/trace/device_timeline.h"
@@ -126,6 +129,7 @@ engine::StepBounds StepLoop::bounds(const StepSource::Totals& totals) const {
 // Reads the data of a step and enqueues all its work.
 void StepLoop::begin_step(StepSource& source) {
   Position& at = run_.position;
+  status::page().step = at.step + 1;
   if (in_flight_.empty()) report_.restart_step_clock();
   monitor::Timers& timers = report_.timers();
   const auto compute = timers.time(monitor::RunSection::compute);
@@ -135,12 +139,14 @@ void StepLoop::begin_step(StepSource& source) {
   {
     const auto scope = timers.time(monitor::RunSection::data);
     const trace::Range range("data", trace::Kind::data);
+    fault::reach(status::Phase::data, at.step + 1);
     const FilledStep filled = fill_step(*run_.engine, source);
     step.totals = filled.totals;
     if (!step.totals.metrics.empty()) report_.profile().skip();  // the kernels of generation
     step.keys = filled.keys;
   }
   step.step = at.step + 1;
+  fault::reach(status::Phase::computing, step.step);
   step.lr = learning_rate(schedule_, step.step) * at.lr_factor;
   step.first_sample = at.consumed_samples;
   run_.engine->step({.number = step.step,
@@ -183,6 +189,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       at.tokens -= step.totals.tokens;
       continue;
     }
+    status::page().completed = step.step;
     at.updates = result.updates;
     at.skipped_in_a_row = result.skipped_in_a_row;
     at.skipped += result.skipped ? 1 : 0;
@@ -323,6 +330,7 @@ std::optional<Exit> StepLoop::stopped() {
 void StepLoop::evaluate() {
   report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::eval);
+  fault::reach(status::Phase::evaluation, run_.position.step);
   const double begin = monitor::Timers::steady_seconds();
   if (rollouts_)
     return report_.evaluation(rollouts_->validate().metrics, monitor::Timers::steady_seconds() - begin);
@@ -335,10 +343,12 @@ void StepLoop::save(bool stopping) {
   require_locks();
   report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
+  fault::reach(status::Phase::checkpoint, run_.position.step);
   const double begin = monitor::Timers::steady_seconds();
   report_.before_checkpoint();
   try {
     const std::string path = run_.saver->save(*run_.engine, run_.position);
+    if (RunRecords* records = RunRecords::current()) records->saved(path);
     report_.checkpoint(path, monitor::Timers::steady_seconds() - begin);
     failed_saves_ = 0;
   } catch (const Error& e) {
@@ -354,6 +364,7 @@ void StepLoop::save(bool stopping) {
 }
 
 Exit StepLoop::finish(std::string outcome, Exit code) {
+  status::enter(status::Phase::finishing);
   run_.engine->finish_gathers();
   report_.summary(std::move(outcome), code);
   stop::set_final_exit_code(static_cast<int>(code));

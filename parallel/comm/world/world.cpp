@@ -4,9 +4,8 @@
 #include <exception>
 #include <utility>
 
-#include <unistd.h>
-
 #include "core/base/output.h"
+#include "core/base/process.h"
 #include "parallel/comm/self/self_comm.h"
 
 namespace nrl::comm {
@@ -46,9 +45,7 @@ std::unique_ptr<World> World::init(const WorldOptions& options) {
   std::unique_ptr<World> w(new World);
   w->log_ = std::make_unique<CollectiveLog>();
   if (!options.always_mpi && !launched_with_peers()) {
-    char host[256] = {};
-    gethostname(host, sizeof(host) - 1);
-    w->hosts_ = {host};
+    w->hosts_ = {host_name()};
     w->comm_ = make_self("world", 0, w->log_.get());
     return w;
   }

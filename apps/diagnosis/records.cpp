@@ -1,0 +1,71 @@
+#include "apps/diagnosis/records.h"
+
+#include <algorithm>
+#include <charconv>
+#include <map>
+
+#include "apps/diagnosis/flight_files.h"
+#include "apps/monitor/run_file.h"
+#include "core/base/process.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::diagnosis {
+namespace {
+
+Life life_of(const comm::FlightIdentity& of) {
+  if (of.host != host_name() || of.boot_id != boot_id()) return Life::unknown;
+  // A number that another process has now.
+  if (of.start_ticks == 0 || start_ticks_of(of.pid) != of.start_ticks) return Life::ended;
+  const char state = state_of(of.pid);
+  return state == 'Z' || state == 0     ? Life::ended
+         : state == 'T' || state == 't' ? Life::stopped
+                                        : Life::alive;
+}
+
+std::vector<std::string> flights_in(const std::string& directory) {
+  std::vector<std::string> paths;
+  if (!is_directory(directory)) return paths;
+  for (const std::string& name : list_directory(directory))
+    if (int rank = 0, attempt = 0; parse_flight_name(name, rank, attempt))
+      paths.push_back(join_path(directory, name));
+  return paths;
+}
+
+}  // namespace
+
+Records read_records(const std::string& log_dir) {
+  Records records;
+  const monitor::RunFile run = monitor::read_run_file(log_dir);
+  records.run_id = run.run_id;
+  records.attempt = run.attempt();
+  std::vector<std::string> paths = flights_in(flight_directory(records.run_id));
+  const std::string saved = join_path(log_dir, "flight");
+  if (is_directory(saved))
+    for (const std::string& name : list_directory(saved))
+      for (std::string& path : flights_in(join_path(saved, name))) paths.push_back(std::move(path));
+  std::map<int, Rank> ranks;
+  for (const std::string& path : paths) {
+    try {
+      Rank rank{.flight = comm::read_flight(path)};
+      const comm::FlightIdentity& of = rank.flight.identity;
+      if (of.run_id != records.run_id || of.attempt != records.attempt) continue;
+      rank.life = life_of(of);
+      if (rank.life == Life::alive || rank.life == Life::stopped) rank.now_ns = comm::now_ns();
+      ranks.insert_or_assign(of.rank, std::move(rank));
+    } catch (const Error& e) {
+      records.unreadable.emplace_back(e.what());
+    }
+  }
+  for (auto& [number, rank] : ranks) {
+    if (!records.ranks.empty() && rank.flight.identity.ranks != records.ranks.front().flight.identity.ranks) {
+      records.unreadable.push_back(fmt::format("the flight file of rank {} is of a run of {} ranks", number,
+                                               rank.flight.identity.ranks));
+      continue;
+    }
+    records.ranks.push_back(std::move(rank));
+  }
+  records.failure = monitor::read_failure(log_dir);
+  return records;
+}
+
+}  // namespace nrl::diagnosis

@@ -1,0 +1,65 @@
+#pragma once
+// NRL_FAULTS: faults that a run gives itself, so that what follows a real one can be tried on any machine.
+//
+//   NRL_FAULTS="kill:rank=3@step=5; io:rank=0@op=fsync#2:errno=ENOSPC" mpirun -n 4 nrl-train run.yaml
+//
+//   faults = fault {";" fault}     fault = kind ":" target "@" when [":" key=value {"," key=value}]
+//   target = rank=N | node=N | all     when = step=N | op=NAME#COUNT
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::train::fault {
+
+enum class Kind : uint8_t {
+  kill,   ///< SIGKILL
+  segv,   ///< SIGSEGV
+  abort,  ///< SIGABRT
+  stop,   ///< SIGSTOP
+  hang,   ///< sleeps for `for` seconds, or forever
+  slow,   ///< sleeps `seconds` in each of `steps` steps
+  error,  ///< an Error with exit code 70, which the other ranks do not know of
+  io,     ///< `times` operations of files fail with `errno`, or take `delay` seconds longer
+};
+
+struct Fault {
+  Kind kind = Kind::kill;
+  int rank = -1, node = -1;                        ///< both -1: every rank
+  int64_t step = 0;                                ///< from 1; io: 0
+  status::Phase phase = status::Phase::computing;  ///< which of the step
+  FileOp op = FileOp::write;
+  int64_t count = 0;   ///< io: the first operation that it meets, from 1
+  int64_t times = 1;   ///< io: operations; slow: steps
+  double seconds = 0;  ///< of sleep; hang: 0 is forever
+  int error = 0;       ///< errno; 0: none
+  int attempt = 1;     ///< the session of the run (run.json) in which it happens; 0: in any
+};
+
+/// Of the environment; none where NRL_FAULTS is not set. Fails like parse().
+std::vector<Fault> requested();
+/// Error(Exit::usage), with the position in the text and what may stand there.
+std::vector<Fault> parse(std::string_view text);
+
+/// "kill of rank 3 in step 5 (computing), attempt 1"
+std::string describe(const Fault& fault);
+
+/// Arms the faults of this rank. Without any, reach() costs one load.
+void arm(const std::vector<Fault>& faults, int rank, int node, int attempt);
+
+namespace detail {
+extern bool armed;
+void reach(status::Phase phase, int64_t step);
+}  // namespace detail
+
+/// Called where a phase of a step begins, by the thread of the steps. Does what is armed there.
+inline void reach(status::Phase phase, int64_t step) {
+  if (detail::armed) [[unlikely]]
+    detail::reach(phase, step);
+}
+
+}  // namespace nrl::train::fault

@@ -1,0 +1,130 @@
+#include "apps/train/launch/run_records.h"
+
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <utility>
+
+#include <unistd.h>
+
+#include "apps/diagnosis/flight_files.h"
+#include "apps/monitor/timers.h"
+#include "apps/train/launch/faults.h"
+#include "apps/train/launch/launch.h"
+#include "core/base/log.h"
+#include "core/base/process.h"
+#include "core/base/status.h"
+#include "core/base/threads.h"
+
+namespace nrl::train {
+namespace {
+
+std::atomic<RunRecords*> only{nullptr};
+
+}  // namespace
+
+RunRecords* RunRecords::current() {
+  return only.load();
+}
+
+RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::string& run_id, int attempt)
+    : world_(world), log_dir_(std::move(log_dir)) {
+  std::string identity = fmt::format("{} {}", run_id, attempt);
+  world.comm().broadcast_text(identity, 0);
+  const size_t space = identity.find(' ');
+  run_id_ = identity.substr(0, space);
+  attempt_ = std::atoi(identity.c_str() + space + 1);
+  const int node = world.nodes()[world.rank()];
+  const std::vector<fault::Fault> faults = fault::requested();
+  fault::arm(faults, world.rank(), node, attempt_);
+  if (world.rank() == 0)
+    for (const fault::Fault& f : faults) log::warn("NRL_FAULTS: this run will have {}", fault::describe(f));
+  if (world.local_rank() == 0) diagnosis::collect_flights(log_dir_, run_id_, attempt_);
+  comm::FlightIdentity self = comm::this_process();
+  self.run_id = run_id_;
+  self.attempt = attempt_;
+  self.rank = world.rank();
+  self.ranks = world.size();
+  self.node = node;
+  try {
+    flight_ = std::make_unique<comm::FlightFile>(
+        join_path(diagnosis::make_flight_directory(run_id_), diagnosis::flight_name(self.rank, attempt_)),
+        self, world.collective_log());
+  } catch (const Error& e) {
+    if (world.local_rank() == 0)
+      log::warn("the latest communication is not recorded for nrl-train diagnose: {}", e.what());
+  }
+  only = this;
+}
+
+RunRecords::~RunRecords() {
+  only = nullptr;
+  if (!flight_) return;
+  if (!failed_) flight_->remove();
+  flight_.reset();
+  diagnosis::leave_flights(run_id_);
+}
+
+Exit RunRecords::keep(const std::function<Exit()>& run) {
+  try {
+    const Exit code = run();
+    // All ranks leave with it.
+    if (code != Exit::ok && code != Exit::stopped && world_.rank() == 0) {
+      monitor::Failure failure =
+          describe(code, fmt::format("the run ended with exit code {}", static_cast<int>(code)));
+      failure.rank.reset();
+      failed(std::move(failure));
+    }
+    return code;
+  } catch (const AgreedExit& agreed) {
+    if (world_.rank() == 0) {
+      monitor::Failure failure = describe(agreed.code, agreed.text);
+      failure.rank.reset();
+      failed(std::move(failure));
+    }
+    throw;
+  } catch (const std::exception& e) {
+    const Error error = error_from(e);
+    failed(describe(error.code(), error.what()));
+    throw;
+  }
+}
+
+void RunRecords::saved(const std::string& checkpoint) {
+  const std::lock_guard lock(mutex_);
+  checkpoint_ = checkpoint;
+}
+
+monitor::Failure RunRecords::describe(Exit code, const std::string& text) const {
+  const status::Page& page = status::page();
+  const std::lock_guard lock(mutex_);
+  return {.kind = monitor::kind_of(code),
+          .exit_code = static_cast<int>(code),
+          .retryable = monitor::is_retryable(code),
+          .text = text,
+          .run_id = run_id_,
+          .attempt = attempt_,
+          .rank = world_.rank(),
+          .host = host_name(),
+          .pid = ::getpid(),
+          .phase = std::string(status::name_of(page.phase.load())),
+          .step = page.step.load(),
+          .completed = page.completed.load(),
+          .checkpoint = checkpoint_,
+          .failed_at = monitor::wall_seconds()};
+}
+
+void RunRecords::failed(monitor::Failure failure) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(failed_, true)) return;
+  }
+  try {
+    monitor::write_failure(log_dir_, failure);
+  } catch (const Error& e) {
+    log::warn("{}", e.what());
+  }
+  diagnosis::save_flights(log_dir_, run_id_, attempt_);
+}
+
+}  // namespace nrl::train

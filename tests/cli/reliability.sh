@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Runs that hang or fail, and what they leave. reliability.sh CASE NRL_TRAIN SOURCE_DIR
+# shellcheck source=common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
+
+# shared RUN: the directory of the run's flight files in shared memory.
+shared() {
+  echo "/dev/shm/nrl-$(id -u)/$(sed -nE 's/.*"run_id": "([^"]*)".*/\1/p' "$1/logs/run.json")"
+}
+
+# diagnosed CODE DIRECTORY: nrl-train diagnose leaves with this code; the output goes to diagnosis.txt.
+diagnosed() {
+  local code=0
+  "$nrl_train" diagnose "$2/logs" >diagnosis.txt 2>&1 || code=$?
+  ((code == $1)) || fail "diagnose left with $code: $(cat diagnosis.txt)"
+}
+
+case $case_name in
+  hang)
+    # A rank that hangs is named while all processes live, and after they were killed; the next start goes on.
+    corpus
+    config run
+    NRL_FAULTS="hang:rank=1@step=4" run 2 run.yaml checkpointing.save_period=2 &
+    for ((i = 0; i < 600; ++i)); do
+      [[ $(wc -l 2>/dev/null <run/logs/metrics.jsonl) -ge 3 ]] && break
+      sleep 0.1
+    done
+    sleep 1
+    diagnosed 0 run
+    grep -q '^cause: rank_hung, rank 1$' diagnosis.txt || fail "no culprit: $(cat diagnosis.txt)"
+    grep -q 'waited for by 0 for .* not begun by 1$' diagnosis.txt || fail "no operation: $(cat diagnosis.txt)"
+    grep -q '^rank 1 .*: computing of step 4$' diagnosis.txt || fail "no place: $(cat diagnosis.txt)"
+    sed -nE 's/.*, pid ([0-9]+).*/\1/p' diagnosis.txt | xargs kill -KILL
+    wait $! || true
+    diagnosed 0 run
+    grep -q '^cause: rank_lost, rank 1$' diagnosis.txt || fail "no culprit afterwards: $(cat diagnosis.txt)"
+    [[ -d $(shared run) ]] || fail "no flight files are left"
+    # The fault was of the first attempt.
+    NRL_FAULTS="hang:rank=1@step=4" expect 0 run 2 run.yaml checkpointing.save_period=2
+    [[ -f run/logs/flight/attempt-1/rank-1.attempt-1.flight ]] || fail "the flight files of the first attempt are lost"
+    [[ ! -e $(shared run) ]] || fail "flight files of a run that ended: $(ls "$(shared run)")"
+    config plain
+    expect 0 run 2 plain.yaml
+    same plain/logs/metrics.jsonl run/logs/metrics.jsonl 0
+    ;;
+  failures)
+    # The record of a failure: who, where, and whether to try again; gone after a start that succeeds.
+    corpus
+    config run
+    NRL_FAULTS="error:rank=1@step=3:phase=data" expect 70 run 2 run.yaml
+    grep -q 'NRL_FAULTS: this run will have error of rank 1 in step 3 (data), attempt 1' err.txt || fail "no warning: $(cat err.txt)"
+    for line in '"kind": "internal"' '"exit_code": 70' '"retryable": false' '"rank": 1' '"phase": "data"' '"step": 3' '"last_completed_step": 2'; do
+      grep -qF "$line" run/logs/failure.json || fail "failure.json lacks $line: $(cat run/logs/failure.json)"
+    done
+    diagnosed 0 run
+    grep -q '^failure: internal (exit 70), rank 1 on .*, data of step 3: ' diagnosis.txt || fail "diagnosis: $(cat diagnosis.txt)"
+    # An error of files on all ranks: three saves in a row fail.
+    NRL_FAULTS="io:rank=0@op=rename#1:errno=ENOSPC,times=1000000,attempt=2" expect 74 run 2 run.yaml checkpointing.save_period=1
+    [[ $(wc -l <run/logs/failures.jsonl) == 1 ]] || fail "failures.jsonl: $(cat run/logs/failures.jsonl)"
+    expect 0 run 2 run.yaml
+    [[ ! -e run/logs/failure.json ]] || fail "a failure of a run that succeeded"
+    diagnosed 66 run
+    grep -q 'no records of the last attempt' diagnosis.txt || fail "diagnosis: $(cat diagnosis.txt)"
+    ;;
+  faults_refused)
+    corpus
+    config run
+    NRL_FAULTS="kil:rank=1@step=3" expect 64 run 2 run.yaml
+    [[ $(grep -c "NRL_FAULTS:1: 'kil' is not a kind of fault" err.txt) == 1 ]] || fail "not one message: $(cat err.txt)"
+    [[ ! -e run ]] || fail "files of a run that did not start"
+    ;;
+  *) fail "no case $case_name" ;;
+esac
