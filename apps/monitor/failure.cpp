@@ -116,8 +116,9 @@ void put_failure_aside(const std::string& log_dir) {
   const std::string path = join_path(log_dir, failure_file);
   if (!path_exists(path)) return;
   try {
+    const Failure failure = *read_failure(log_dir);
     const AppendFile lines(join_path(log_dir, failures_file));
-    lines.append(to_json(*read_failure(log_dir)).dump() + "\n");
+    lines.append(to_json(failure).dump() + "\n");
   } catch (const Error& e) {
     if (e.code() != Exit::data) throw;
   }

@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/base/spawn.h"
+#include "core/base/status.h"
 #include "core/base/text.h"
 #include "core/io/append_file.h"
 
@@ -171,6 +172,7 @@ std::vector<std::optional<double>> CommandWorkers::judge(std::span<const Item> i
   size_t next = 0, done = 0;
   const auto finish = [&](Worker& w) {
     w.item.reset();
+    status::made_progress();
     ++done;
   };
   const auto give = [&](Worker& w) {

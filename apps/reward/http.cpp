@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/philox.h"
+#include "core/base/status.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/io/http_post.h"
@@ -54,6 +55,7 @@ void send(const HttpOptions& options, Batch& batch) {
   for (int64_t attempt = 0;; ++attempt) {
     const HttpAnswer answer = http_post(options.url, batch.body, options.time_limit_s, longest_body);
     batch.problem = answer.problem;
+    status::made_progress();
     if (batch.problem.empty()) batch.problem = read_rewards(answer.body, batch);
     if (answer.problem.empty() || !answer.passing || attempt >= options.retries) break;
     // Requests that failed together do not come back together.

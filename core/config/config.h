@@ -475,6 +475,15 @@ struct ProfilingConfig {
   bool operator==(const ProfilingConfig&) const = default;
 };
 
+struct ReliabilityConfig {
+  ControlMode control = ControlMode::automatic;
+  std::optional<std::string> interface;   ///< network interface or address; unset: of the default route
+  double heartbeat_timeout_seconds = 10;  ///< silence of a rank, for the others of its node
+  double network_timeout_seconds = 30;    ///< silence of a node
+  AutoOr<double> step_timeout_seconds;    ///< without progress; auto: learned from the steps
+  bool operator==(const ReliabilityConfig&) const = default;
+};
+
 struct KernelsConfig {
   AutoOr<int64_t> num_threads;       ///< per rank
   std::string cpu_binding = "none";  ///< "none", "auto", or CPUs of the node: "0-3,8"
@@ -510,6 +519,7 @@ struct Config {
   MemoryConfig memory;
   LoggerConfig logger;
   MonitoringConfig monitoring;
+  ReliabilityConfig reliability;
   ProfilingConfig profiling;
   KernelsConfig kernels;
   bool operator==(const Config&) const = default;

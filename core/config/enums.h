@@ -77,6 +77,8 @@ NRL_ENUM(ScheduleUnit, (optimizer_steps, samples), ("optimizer_steps", "samples"
 NRL_ENUM(OnNonfinite, (skip, stop), ("skip", "stop"), ())
 /// How far the cause of a non-finite step is searched for.
 NRL_ENUM(NanCheck, (off, loss, grads, all), ("off", "loss", "grads", "all"), ())
+/// Watching for ranks that are lost or hang (parallel/control). `automatic`: where ranks can connect.
+NRL_ENUM(ControlMode, (automatic, off, require), ("auto", "off", "require"), ())
 NRL_ENUM(OnInstability, (off, warn, skip_step, rollback), ("off", "warn", "skip_step", "rollback"), ())
 NRL_ENUM(ResumeChange, (data, seed, sequence_length, model), ("data", "seed", "sequence_length", "model"), ())
 /// policy.loss_scaling: a number, or one that adapts.

@@ -510,6 +510,7 @@ void add_model_keys(PolicyTable& table);
 void add_adapter_keys(PolicyTable& table);
 void add_data_keys(Table& table);
 /// Keys that are not built yet, and keys of other trainers.
+void add_reliability_keys(Table& table);
 void add_other_keys(Table& table);
 
 }  // namespace nrl::config_detail

@@ -498,6 +498,7 @@ void add_run_keys(Table& t) {
   add_rollout_keys(t);
   add_checkpointing(t);
   add_logger(t);
+  add_reliability_keys(t);
   t.section("kernels", "Kernels of the CPU and the GPU.");
   t.resume("kernels", OnResume::unrelated);
   NRL_KEY(t, kernels.num_threads)

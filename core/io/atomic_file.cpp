@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/base/status.h"
 
 namespace nrl {
 namespace {
@@ -109,6 +110,7 @@ void File::pread_all(void* dst, size_t bytes, uint64_t offset) const {
     }
     if (n == 0)
       fail(Exit::data, "{}: the file ends at byte {}, {} more bytes are needed", path_, offset, bytes);
+    status::made_progress();
     p += n;
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<size_t>(n);
@@ -127,6 +129,7 @@ void File::pwrite_all(const void* src, size_t bytes, uint64_t offset) const {
     }
     if (error == EINTR) continue;
     if (error != 0) fail(Exit::io, "{}: cannot write {} bytes at {}: {}", path_, bytes, offset, cause(error));
+    status::made_progress();
     p += n;
     offset += static_cast<uint64_t>(n);
     bytes -= static_cast<size_t>(n);

@@ -108,6 +108,7 @@ struct CollectiveLog::State {
     std::string_view algorithm;
   };
   std::vector<LogGroup> groups;
+  std::vector<uint64_t> numbers;                         // of groups: a hash of name and members
   std::map<std::pair<std::string, Op>, uint32_t> index;  // into sums
   std::vector<Sum> sums;
   std::vector<LogEntry> own_ring;
@@ -144,10 +145,13 @@ CollectiveLog::CollectiveLog() : state_(std::make_unique<State>()) {
 CollectiveLog::~CollectiveLog() = default;
 
 uint32_t CollectiveLog::add_group(std::string_view name, std::string_view label, int ranks,
-                                  std::vector<int> members) {
+                                  std::vector<int> members, int self) {
   std::lock_guard lock(state_->mutex);
-  state_->groups.push_back({std::string(name), std::string(label), ranks, std::move(members)});
-  state_->write_group(state_->groups.back());
+  state_->groups.push_back({std::string(name), std::string(label), ranks, std::move(members), self});
+  const LogGroup& group = state_->groups.back();
+  state_->write_group(group);
+  state_->numbers.push_back(
+      std::hash<std::string>()(fmt::format("{}:{}", group.name, fmt::join(group.members, ","))));
   return static_cast<uint32_t>(state_->groups.size() - 1);
 }
 
@@ -231,6 +235,37 @@ void CollectiveLog::place(const Memory& memory) {
   s.memory = memory;
   for (const LogGroup& group : s.groups) s.write_group(group);
   if (memory.next) memory.next->store(s.next, std::memory_order_release);
+}
+
+bool CollectiveLog::try_pending(uint64_t id, Pending& pending) const {
+  const std::unique_lock lock(state_->mutex, std::try_to_lock);
+  if (!lock) return false;
+  const LogEntry& e = state_->ring[id % capacity];
+  if (e.id != id || e.enqueued_ns == 0 || e.progress >= Progress::done) return false;
+  const LogGroup& group = state_->groups[e.group];
+  const bool message = (e.op == Op::send || e.op == Op::recv) && e.peer >= 0 &&
+                       static_cast<size_t>(e.peer) < group.members.size();
+  pending = {.group = state_->numbers[e.group],
+             .sequence = e.seq,
+             .bytes = e.bytes,
+             .ranks = group.ranks,
+             .call = static_cast<uint32_t>(e.op) << 8 | static_cast<uint32_t>(e.dtype)};
+  if (message) {
+    // Two ranks exchange messages of a lane in two directions, which are numbered apart.
+    const auto peer = static_cast<uint64_t>(group.members[static_cast<size_t>(e.peer)]),
+               self = static_cast<uint64_t>(group.self);
+    const uint64_t sender = e.op == Op::send ? self : peer, receiver = e.op == Op::send ? peer : self;
+    pending.group ^= ((sender << 32 | receiver) * 0x9e3779b97f4a7c15u) ^ static_cast<uint64_t>(e.lane) << 20;
+    pending.sequence = static_cast<uint64_t>(e.message);
+    pending.ranks = 2;
+    pending.call = static_cast<uint32_t>(Op::send) << 8 | static_cast<uint32_t>(e.dtype);
+    *fmt::format_to_n(pending.text, sizeof pending.text - 1, "{} {} rank {}", name_of(e.op),
+                      e.op == Op::send ? "to" : "from", peer)
+         .out = 0;
+  } else {
+    *fmt::format_to_n(pending.text, sizeof pending.text - 1, "{} of {}", name_of(e.op), group.label).out = 0;
+  }
+  return true;
 }
 
 std::vector<LogEntry> CollectiveLog::latest(size_t count) const {

@@ -71,6 +71,7 @@ struct LogGroup {
   std::string label;  ///< "dp[0,2,4,6]"
   int ranks = 1;
   std::vector<int> members;  ///< ranks of the world
+  int self = 0;              ///< this process's
 };
 
 /// "dp 4 0:2:4 dp[0,2,4,6]": name, ranks, members, label. Members at equal distances are
@@ -118,7 +119,7 @@ class CollectiveLog {
   /// Registers a communicator; several may have one name, their totals are then summed. `members`: ranks of
   /// the world, for readers of groups().
   uint32_t add_group(std::string_view name, std::string_view label, int ranks = 1,
-                     std::vector<int> members = {});
+                     std::vector<int> members = {}, int self = 0);
   /// By LogEntry::group.
   std::vector<LogGroup> groups() const;
   /// The label, for example "dp[0,2,4,6]".
@@ -142,6 +143,19 @@ class CollectiveLog {
   };
   /// Continues in other memory, which must stay valid; null pointers: in memory of its own again.
   void place(const Memory& memory);
+
+  /// An operation as all of its ranks know it.
+  struct Pending {
+    uint64_t group = 0;  ///< the same number on all ranks of the communicator; of a message, on its two
+    uint64_t sequence = 0;
+    int64_t bytes = 0;
+    int ranks = 0;
+    uint32_t call = 0;   ///< operation and type; of a message the same for sender and receiver
+    char text[63] = {};  ///< "all_reduce of dp[0,1]", ends with 0
+  };
+  /// The operation `id`, if it has not ended. For watchdogs: does not block or allocate; false also while
+  /// another thread uses the log.
+  bool try_pending(uint64_t id, Pending& pending) const;
 
   /// The latest entries, oldest first; at most capacity.
   std::vector<LogEntry> latest(size_t count = capacity) const;

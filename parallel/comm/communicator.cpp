@@ -92,7 +92,7 @@ std::vector<Call> Call::parts() const {
 Communicator::Communicator(std::string name, int rank, std::vector<int> members, CollectiveLog* log)
     : name_(std::move(name)), rank_(rank), members_(std::move(members)), log_(log) {
   NRL_CHECK(rank_ >= 0 && rank_ < size(), "rank {} of {}", rank_, size());
-  if (log_) group_ = log_->add_group(name_, label(), size(), members_);
+  if (log_) group_ = log_->add_group(name_, label(), size(), members_, members_[rank_]);
 }
 
 Communicator::~Communicator() {

@@ -62,6 +62,47 @@ case $case_name in
     diagnosed 66 run
     grep -q 'no records of the last attempt' diagnosis.txt || fail "diagnosis: $(cat diagnosis.txt)"
     ;;
+  control)
+    # Without a launcher that notices: a rank that hangs, stops or dies ends all ranks with one message and exit code 80,
+    # and the same command resumes.
+    corpus
+    config run
+    quick=(checkpointing.save_period=2 reliability.step_timeout_seconds=3 reliability.heartbeat_timeout_seconds=2)
+    attempt=0
+    for kind in hang stop kill segv; do
+      attempt=$((attempt + 1))
+      NRL_FAULTS="$kind:rank=1@step=$((2 * attempt)):attempt=$attempt" run 3 run.yaml "${quick[@]}" \
+        policy.train_global_batch_size=6 policy.train_micro_batch_size=1 && fail "$kind: exit code 0"
+      case $kind in
+        hang) name=rank_hung words='rank 1 (node 0) hangs for ' ;;
+        stop) name=rank_stopped words='rank 1 ' ;;
+        *) name=rank_killed words='rank 1 ' ;;
+      esac
+      grep -q "error: $words" err.txt || fail "$kind: no message: $(cat err.txt)"
+      [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "$kind: not one message: $(cat err.txt)"
+      grep -q "\"kind\": \"$name\"" run/logs/failure.json || fail "$kind: $(cat run/logs/failure.json)"
+      grep -q '"rank": 1,' run/logs/failure.json || fail "$kind: $(cat run/logs/failure.json)"
+      grep -q '"retryable": true' run/logs/failure.json || fail "$kind: $(cat run/logs/failure.json)"
+      grep -q '"exit_code": 80' run/logs/failure.json || fail "$kind: $(cat run/logs/failure.json)"
+      diagnosed 0 run
+      pgrep -f "$nrl_train run.yaml checkpointing.save_period=2 reliability" >left.txt && fail "$kind: processes are left: $(cat left.txt)"
+    done
+    expect 0 run 3 run.yaml "${quick[@]}" policy.train_global_batch_size=6 policy.train_micro_batch_size=1
+    config plain
+    expect 0 run 3 plain.yaml policy.train_global_batch_size=6 policy.train_micro_batch_size=1 reliability.control=off
+    same plain/logs/metrics.jsonl run/logs/metrics.jsonl 0
+    [[ ! -e $(shared run) ]] || fail "shared memory is left: $(ls "$(shared run)")"
+    ;;
+  control_error)
+    # An error that one rank has is the exit code of all, with its message once; one that the launcher cannot see.
+    corpus
+    config run
+    NRL_FAULTS="error:rank=2@step=3" expect 70 run 3 run.yaml policy.train_global_batch_size=6 policy.train_micro_batch_size=1
+    [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "not one message: $(cat err.txt)"
+    grep -q '^\[rank 2\] error: step 3: an error that NRL_FAULTS asked for' err.txt || fail "no message: $(cat err.txt)"
+    expect 78 run 2 run.yaml reliability.control=off reliability.network_timeout_seconds=5
+    expect 0 run 2 run.yaml reliability.network_timeout_seconds=5 reliability.interface=lo
+    ;;
   faults_refused)
     corpus
     config run

@@ -10,6 +10,8 @@
 
 namespace nrl::train {
 
+class RunControl;
+
 /// Thrown on all ranks with the same exit code, after one rank has printed the message.
 struct AgreedExit {
   Exit code;
@@ -19,6 +21,10 @@ struct AgreedExit {
 /// Initializes the world, runs `body`, and finalizes the world. Returns the exit code, of an error too. An
 /// error that not all ranks have agreed on aborts the other ranks.
 int run_in_world(const std::function<int(comm::World&)>& body);
+
+/// The same of a training run, whose body may connect the control plane (run_control.h). From then on the
+/// ranks end together whatever happens.
+int run_watched(const std::function<int(comm::World&, RunControl&)>& body);
 
 /// engine.collect(). If the device does not respond, prints the error and ends every process of the run: the
 /// unwinding of an exception would block.

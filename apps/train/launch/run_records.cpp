@@ -114,6 +114,14 @@ monitor::Failure RunRecords::describe(Exit code, const std::string& text) const 
           .failed_at = monitor::wall_seconds()};
 }
 
+void RunRecords::keep_flights() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (std::exchange(failed_, true)) return;
+  }
+  if (world_.local_rank() == 0) diagnosis::save_flights(log_dir_, run_id_, attempt_);
+}
+
 void RunRecords::failed(monitor::Failure failure) {
   {
     const std::lock_guard lock(mutex_);

@@ -33,6 +33,8 @@ class RunRecords {
   /// Writes failure.json, unless another rank has, and copies the flight files of this host to the log
   /// directory. Errors are left out: the process ends anyway. Thread-safe; only the first call counts.
   void failed(monitor::Failure failure);
+  /// Copies the flight files of this host, as failed() does: another rank has the failure.
+  void keep_flights();
   /// The failure of this rank with this error.
   monitor::Failure describe(Exit code, const std::string& text) const;
 

@@ -6,6 +6,7 @@
 
 #include "apps/train/launch/faults.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/launch/run_control.h"
 #include "apps/train/launch/run_records.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/loop/evaluator.h"
@@ -22,6 +23,12 @@ namespace nrl::train {
 namespace {
 
 constexpr int failed_saves_to_end = 3;  // in a row
+
+// The launcher ends the other ranks by signals once it has seen a rank die: that is no request.
+bool stops() {
+  const RunControl* control = RunControl::current();
+  return stop::requested() != 0 && !(control && control->failing());
+}
 
 }  // namespace
 
@@ -152,7 +159,7 @@ void StepLoop::begin_step(StepSource& source) {
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
-                     .stop = source.complete() && (stop::requested() != 0 || run_.saver->lost_lock()),
+                     .stop = source.complete() && (stops() || run_.saver->lost_lock()),
                      .gather = report_.wants_gathering(),
                      .profile = report_.profile().requested(),
                      .bounds = bounds(step.totals),

@@ -1,0 +1,51 @@
+#pragma once
+// The control plane of a training run: ranks that die, stop or hang end the run on all ranks, with one
+// message and one exit code (parallel/control).
+
+#include <memory>
+
+#include "apps/train/launch/watchdog.h"
+#include "core/config/config.h"
+#include "parallel/comm/world/world.h"
+#include "parallel/control/control.h"
+
+namespace nrl::train {
+
+class RunControl {
+ public:
+  /// Watches the start of a run: ends the process if it is not connected within half an hour, or if its
+  /// launcher ends. Nothing for a process without peers.
+  RunControl();
+  RunControl(const RunControl&) = delete;
+  RunControl& operator=(const RunControl&) = delete;
+  ~RunControl();
+
+  /// Collective. `world` must outlive the object; it is renumbered no more.
+  void connect(comm::World& world, const ReliabilityConfig& config);
+  bool connected() const { return connected_; }
+  /// A failure of this rank that the others do not know of: ends the run. After connect(). Any thread.
+  [[noreturn]] void fail(const Error& error);
+  /// The device does not respond: all ranks are asked what they wait for.
+  [[noreturn]] void hangs(const Error& error);
+  /// A failure is known here: a signal to stop is the launcher's clean-up.
+  bool failing() const { return connected_ && control_->is_failing(); }
+  /// After the last collective.
+  void finish();
+
+  /// The object that exists, if any.
+  static RunControl* current();
+
+ private:
+  control::StatusSample sample();
+  void leave(const control::Failure& failure);
+
+  comm::World* world_ = nullptr;
+  Watchdog watchdog_;  // of the control thread
+  bool connected_ = false;
+  std::unique_ptr<control::Control> control_;  // last: its threads use the others
+};
+
+WatchdogLimits watchdog_limits(const ReliabilityConfig& config);
+control::Options control_options(const ReliabilityConfig& config);
+
+}  // namespace nrl::train

@@ -1,0 +1,39 @@
+// Keys of section reliability.
+#include "core/config/schema.h"
+
+namespace nrl::config_detail {
+
+void add_reliability_keys(Table& t) {
+  const Need watched{is_not("reliability.control", "off", "auto or require")};
+  t.section("reliability", "Runs that lose a rank, or hang.");
+  t.resume("reliability", OnResume::unrelated);
+  NRL_KEY(t, reliability.control)
+      .help(
+          "Find ranks that died, stopped or hang, and end all ranks with one message and one exit code. "
+          "auto: "
+          "with several ranks; where nodes cannot connect, each node by itself, with a warning. require: "
+          "refuse to run there. off: leave it to the launcher, which does not see a rank that hangs.");
+  NRL_KEY(t, reliability.interface)
+      .help("Network interface, or IPv4 address, for the messages between nodes; null: the default route's.")
+      .only_with(watched);
+  NRL_KEY(t, reliability.heartbeat_timeout_seconds)
+      .at_least(1)
+      .at_most(86400)
+      .help("Silence after which a rank is lost for the others of its node, unless steps complete.")
+      .only_with(watched);
+  NRL_KEY(t, reliability.network_timeout_seconds)
+      .at_least(2)
+      .at_most(86400)
+      .help("Silence after which a node is lost for the others, unless steps complete.")
+      .only_with(watched);
+  NRL_KEY(t, reliability.step_timeout_seconds)
+      .at_least(1)
+      .at_most(864000)
+      .help(
+          "Time without any progress on a rank after which all ranks are asked what they wait for. auto: 20 "
+          "times the median step and at least 60 s; 600 s in the first steps, evaluations and checkpoints; 1800 "
+          "s while the run starts.")
+      .only_with(watched);
+}
+
+}  // namespace nrl::config_detail
