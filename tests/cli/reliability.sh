@@ -62,7 +62,7 @@ case $case_name in
     diagnosed 66 run
     grep -q 'no records of the last attempt' diagnosis.txt || fail "diagnosis: $(cat diagnosis.txt)"
     ;;
-  control)
+  lost_rank)
     # Without a launcher that notices: a rank that hangs, stops or dies ends all ranks with one message and exit code 80,
     # and the same command resumes.
     corpus
@@ -93,14 +93,16 @@ case $case_name in
     same plain/logs/metrics.jsonl run/logs/metrics.jsonl 0
     [[ ! -e $(shared run) ]] || fail "shared memory is left: $(ls "$(shared run)")"
     ;;
-  control_error)
+  one_error)
     # An error that one rank has is the exit code of all, with its message once; one that the launcher cannot see.
     corpus
     config run
     NRL_FAULTS="error:rank=2@step=3" expect 70 run 3 run.yaml policy.train_global_batch_size=6 policy.train_micro_batch_size=1
     [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "not one message: $(cat err.txt)"
     grep -q '^\[rank 2\] error: step 3: an error that NRL_FAULTS asked for' err.txt || fail "no message: $(cat err.txt)"
-    expect 78 run 2 run.yaml reliability.control=off reliability.network_timeout_seconds=5
+    expect 0 run 2 run.yaml reliability.control=off reliability.network_timeout_seconds=5
+    grep -q 'reliability.network_timeout_seconds has no effect' err.txt || fail "an unused key is not named: $(cat err.txt)"
+    rm -r run/checkpoints/step-10
     expect 0 run 2 run.yaml reliability.network_timeout_seconds=5 reliability.interface=lo
     ;;
   faults_refused)

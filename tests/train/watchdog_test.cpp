@@ -43,8 +43,8 @@ TEST_CASE("the limit is learned from the steps", "[watchdog]") {
   CHECK(p.watchdog.look(p.page, p.now).limit_s == 1800);  // while it starts
   CHECK(p.steps(2, 10).limit_s == 600);
   const auto found = p.steps(20, 10);
-  CHECK(found.median_step_s == Catch::Approx(10.0));
-  CHECK(found.limit_s == Catch::Approx(200.0));
+  CHECK(found.median_step_s == Approx(10.0));
+  CHECK(found.limit_s == Approx(200.0));
   CHECK(!p.silence(199).over);
   CHECK(p.silence(3).over);
   CHECK(Process().steps(10, 0.1).limit_s == 60);

@@ -17,7 +17,7 @@ namespace {
 constexpr double start_seconds = 1800;
 constexpr std::chrono::milliseconds flush_limit{400};
 
-std::atomic<RunControl*> only{nullptr};
+std::atomic<RunControl*> the_control{nullptr};
 
 std::string_view phase_name(uint8_t phase) {
   return status::name_of(static_cast<status::Phase>(phase));
@@ -74,16 +74,16 @@ control::Options control_options(const ReliabilityConfig& config) {
 }
 
 RunControl* RunControl::current() {
-  return only.load();
+  return the_control.load();
 }
 
 RunControl::RunControl() {
   if (comm::launched_with_peers()) control_ = std::make_unique<control::Control>(start_seconds, true);
-  only = this;
+  the_control = this;
 }
 
 RunControl::~RunControl() {
-  only = nullptr;
+  the_control = nullptr;
   control_.reset();
 }
 

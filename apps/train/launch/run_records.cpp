@@ -19,12 +19,12 @@
 namespace nrl::train {
 namespace {
 
-std::atomic<RunRecords*> only{nullptr};
+std::atomic<RunRecords*> the_records{nullptr};
 
 }  // namespace
 
 RunRecords* RunRecords::current() {
-  return only.load();
+  return the_records.load();
 }
 
 RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::string& run_id, int attempt)
@@ -54,11 +54,11 @@ RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::strin
     if (world.local_rank() == 0)
       log::warn("the latest communication is not recorded for nrl-train diagnose: {}", e.what());
   }
-  only = this;
+  the_records = this;
 }
 
 RunRecords::~RunRecords() {
-  only = nullptr;
+  the_records = nullptr;
   if (!flight_) return;
   if (!failed_) flight_->remove();
   flight_.reset();
