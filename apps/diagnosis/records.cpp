@@ -14,12 +14,11 @@ namespace {
 
 Life life_of(const comm::FlightIdentity& of) {
   if (of.host != host_name() || of.boot_id != boot_id()) return Life::unknown;
-  // A number that another process has now.
-  if (of.start_ticks == 0 || start_ticks_of(of.pid) != of.start_ticks) return Life::ended;
-  const char state = state_of(of.pid);
-  return state == 'Z' || state == 0     ? Life::ended
-         : state == 'T' || state == 't' ? Life::stopped
-                                        : Life::alive;
+  const auto process = read_process(of.pid);
+  // Its number may be another process's by now.
+  if (!process || static_cast<int64_t>(process->start_ticks) != of.start_ticks || process->state == 'Z')
+    return Life::ended;
+  return process->state == 'T' || process->state == 't' ? Life::stopped : Life::alive;
 }
 
 std::vector<std::string> flights_in(const std::string& directory) {

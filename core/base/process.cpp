@@ -1,33 +1,16 @@
 #include "core/base/process.h"
 
+#include <algorithm>
+#include <array>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 
+#include <fcntl.h>
 #include <unistd.h>
 
-#include <spdlog/fmt/fmt.h>
-
 namespace nrl {
-namespace {
-
-std::string first_line(const std::string& path) {
-  std::ifstream in(path);
-  std::string line;
-  std::getline(in, line);
-  return line;
-}
-
-// Field `number` of /proc/PID/stat, from 3; empty when there is no such process.
-std::string stat_field(int64_t pid, int number) {
-  const std::string stat = first_line(fmt::format("/proc/{}/stat", pid));
-  const size_t name_end = stat.rfind(')');  // the name may hold spaces and parentheses
-  if (name_end == std::string::npos) return {};
-  size_t at = name_end + 1;
-  for (int field = 3; field < number && at != std::string::npos; ++field) at = stat.find(' ', at + 1);
-  return at == std::string::npos ? "" : stat.substr(at + 1, stat.find(' ', at + 1) - at - 1);
-}
-
-}  // namespace
 
 std::string host_name() {
   char host[256] = {};
@@ -36,16 +19,43 @@ std::string host_name() {
 }
 
 std::string boot_id() {
-  return first_line("/proc/sys/kernel/random/boot_id");
+  std::ifstream in("/proc/sys/kernel/random/boot_id");
+  std::string line;
+  std::getline(in, line);
+  return line;
+}
+
+std::optional<ProcessFacts> read_process(int64_t pid) {
+  std::array<char, 32> path;
+  std::array<char, 1024> text;
+  std::snprintf(path.data(), path.size(), "/proc/%lld/stat", static_cast<long long>(pid));
+  const int fd = ::open(path.data(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return std::nullopt;
+  const ssize_t n = ::read(fd, text.data(), text.size() - 1);
+  ::close(fd);
+  if (n <= 0) return std::nullopt;
+  text[static_cast<size_t>(n)] = 0;
+  const char* field = std::strrchr(text.data(), ')');  // a name may contain spaces and brackets
+  if (field == nullptr || field[1] != ' ') return std::nullopt;
+  ProcessFacts facts;
+  if (const char* name = std::strchr(text.data(), '('); name != nullptr)
+    std::memcpy(facts.name, name + 1,
+                std::min<size_t>(sizeof facts.name - 1, static_cast<size_t>(field - name - 1)));
+  field += 2;  // the third one
+  facts.state = *field;
+  for (int number = 3; field != nullptr; ++number) {
+    if (number == 22) facts.start_ticks = std::strtoull(field, nullptr, 10);
+    if (number == 52 && facts.state == 'Z')
+      facts.wait_status = static_cast<int>(std::strtol(field, nullptr, 10));
+    field = std::strchr(field, ' ');
+    if (field != nullptr) ++field;
+  }
+  return facts;
 }
 
 int64_t start_ticks_of(int64_t pid) {
-  return std::atoll(stat_field(pid, 22).c_str());
-}
-
-char state_of(int64_t pid) {
-  const std::string state = stat_field(pid, 3);
-  return state.empty() ? 0 : state.front();
+  const auto facts = read_process(pid);
+  return facts ? static_cast<int64_t>(facts->start_ticks) : 0;
 }
 
 }  // namespace nrl

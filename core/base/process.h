@@ -2,6 +2,7 @@
 // The identity of processes on this machine.
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace nrl {
@@ -9,11 +10,18 @@ namespace nrl {
 std::string host_name();
 /// A text that the kernel makes anew at every boot: a pid means something together with it only.
 std::string boot_id();
-/// Start of a process since boot, in clock ticks, which tells it from a later one with its number. 0: there
-/// is no such process.
+
+/// /proc/PID/stat.
+struct ProcessFacts {
+  char name[16] = {};
+  /// As in ps: 'R', 'S', 'D' (waits for a device), 'T' (stopped), 't' (by a debugger), 'Z' (has ended).
+  char state = '?';
+  uint64_t start_ticks = 0;  ///< since boot: tells a process from a later one with its number
+  int wait_status = -1;      ///< of one that has ended, if the system shows it
+};
+/// Unset if there is no such process. Does not allocate.
+std::optional<ProcessFacts> read_process(int64_t pid);
+/// 0: there is no such process.
 int64_t start_ticks_of(int64_t pid);
-/// The state of a process as in ps: 'R', 'S', 'D' (waits for a device), 'T' (stopped), 't' (of a debugger),
-/// 'Z' (has ended); 0: there is no such process.
-char state_of(int64_t pid);
 
 }  // namespace nrl

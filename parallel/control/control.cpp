@@ -18,6 +18,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "core/base/error.h"
+#include "core/base/process.h"
 #include "parallel/control/transport.h"
 
 namespace nrl::control {

@@ -53,14 +53,6 @@ void set_tcp_options(int fd, Nanos network_timeout);
 int accept_connection(int listener);
 int socket_error(int fd);
 
-/// /proc/PID/stat.
-struct ProcessFacts {
-  char name[16] = {};
-  char state = '?';
-  uint64_t start_ticks = 0;
-  int wait_status = -1;  ///< of a zombie, if the system shows it
-};
-std::optional<ProcessFacts> read_process(pid_t pid);
 /// Number of the own process-id namespace.
 uint64_t pid_namespace();
 /// The same on ranks that share /dev/shm, and only there.

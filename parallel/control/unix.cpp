@@ -137,29 +137,6 @@ bool is_own_user(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.uid == geteuid();
 }
 
-std::optional<ProcessFacts> read_process(pid_t pid) {
-  std::array<char, 32> path;
-  std::array<char, 1024> text;
-  std::snprintf(path.data(), path.size(), "/proc/%d/stat", static_cast<int>(pid));
-  if (read_file(path.data(), text) <= 0) return std::nullopt;
-  const char* field = std::strrchr(text.data(), ')');  // a name may contain spaces and brackets
-  if (field == nullptr || field[1] != ' ') return std::nullopt;
-  ProcessFacts facts;
-  if (const char* name = std::strchr(text.data(), '('); name != nullptr)
-    std::memcpy(facts.name, name + 1,
-                std::min<size_t>(sizeof facts.name - 1, static_cast<size_t>(field - name - 1)));
-  field += 2;  // the third one
-  facts.state = *field;
-  for (int number = 3; field != nullptr; ++number) {
-    if (number == 22) facts.start_ticks = std::strtoull(field, nullptr, 10);
-    if (number == 52 && facts.state == 'Z')
-      facts.wait_status = static_cast<int>(std::strtol(field, nullptr, 10));
-    field = std::strchr(field, ' ');
-    if (field != nullptr) ++field;
-  }
-  return facts;
-}
-
 uint64_t pid_namespace() {
   struct stat facts {};
   return stat("/proc/self/ns/pid", &facts) == 0 ? facts.st_ino : 0;
