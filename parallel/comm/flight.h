@@ -47,7 +47,7 @@ class FlightFile {
   void* memory_ = nullptr;
 };
 
-/// What a flight file held when it was read. The entries of a live process may be incomplete.
+/// A flight file as it was read. The entries of a live process may be incomplete.
 struct Flight {
   FlightIdentity identity;
   double created = 0;      ///< seconds since the epoch

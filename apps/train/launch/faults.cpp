@@ -197,7 +197,7 @@ class Parser {
   size_t at_ = 0;
 };
 
-// Of this rank. File operations of several threads are counted.
+// This rank has these. File operations of all threads are counted together.
 std::vector<Fault> own;
 std::array<std::atomic<int64_t>, std::size(operations)> operations_seen;
 

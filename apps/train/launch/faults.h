@@ -40,7 +40,7 @@ struct Fault {
   int attempt = 1;     ///< the session of the run (run.json) in which it happens; 0: in any
 };
 
-/// Of the environment; none where NRL_FAULTS is not set. Fails like parse().
+/// Reads NRL_FAULTS; none where it is not set. Fails like parse().
 std::vector<Fault> requested();
 /// Error(Exit::usage), with the position in the text and what may stand there.
 std::vector<Fault> parse(std::string_view text);

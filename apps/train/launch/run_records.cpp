@@ -9,8 +9,8 @@
 
 #include "apps/diagnosis/flight_files.h"
 #include "apps/monitor/timers.h"
+#include "apps/train/launch/agreed.h"
 #include "apps/train/launch/faults.h"
-#include "apps/train/launch/launch.h"
 #include "core/base/log.h"
 #include "core/base/process.h"
 #include "core/base/status.h"

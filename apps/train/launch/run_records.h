@@ -1,5 +1,5 @@
 #pragma once
-// What a run leaves for a diagnosis if it fails: failure.json and the flight files of its ranks.
+// Records that a run leaves for a diagnosis if it fails: failure.json and the flight files of its ranks.
 
 #include <functional>
 #include <memory>
