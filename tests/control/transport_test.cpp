@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include <sys/socket.h>
@@ -171,5 +172,7 @@ TEST_CASE("a directory that others could write is not used") {
   LocalListener listener;
   CHECK_THROWS_AS(listener.open(run, 0, 1), Error);
   std::filesystem::remove(directory);
+  std::error_code used;  // by another run
+  std::filesystem::remove(directory.parent_path(), used);
   CHECK_THROWS_AS(open_interface("no-such-interface"), Error);
 }
