@@ -187,6 +187,33 @@ void packed_bits(Exec& e) {
   for (const DType t : {DType::f32, DType::bf16, DType::f16}) packed_bits_of(e, t);
 }
 
+/// Few rows are multiplied by another kernel, in pieces of the inner dimension too: with the bits of many.
+void few_rows_bits(Exec& e) {
+  if (e.libraries) return;
+  for (const DType t : {DType::f32, DType::bf16, DType::f16})
+    for (const Shape& s :
+         {Shape{64, 70, 96}, Shape{64, 129, 2112}, Shape{64, 300, 4160, 6}, Shape{64, 45, 61}}) {
+      const Buffer x = Buffer(t, {s.n, s.k}, s.gap).normal("x"), w = Buffer(t, {s.m, s.k}, s.gap).normal("w"),
+                   b = Buffer(t, {s.m}).normal("b");
+      const auto product = [&](int64_t first, int64_t rows, int threads) {
+        Buffer out(t, {rows, s.m}, 3);
+        Exec own = e;
+        own.threads = threads;
+        ExactWorkspace exact(own, {rows, s.m, s.k}, t);
+        linear_forward(exact.exec, {.x = x.tensor().rows(first, rows), .weight = w, .bias = b, .out = out});
+        return out;
+      };
+      const Buffer all = product(0, s.n, 1);
+      for (const auto& [first, rows] : {std::pair<int64_t, int64_t>{3, 2}, {5, 16}, {7, 17}, {32, 32}}) {
+        const Buffer few = product(first, rows, 3);
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t j = 0; j < s.m; ++j)
+            expect(few.get(i * s.m + j) == all.get((first + i) * s.m + j),
+                   fmt::format("{}: {} of {} rows, ({}, {})", name_of(t), rows, s.n, s.m, s.k));
+      }
+    }
+}
+
 /// Packed GEMMs over several blocks of columns, rows and inner elements, against the reference.
 void packed_blocks_of(Exec& e, DType t) {
   Exec reference{.kernels = &reference_kernels(), .threads = 1};
@@ -333,6 +360,7 @@ NRL_OP_CASES(linear) {
                                     [=](Exec& e) { return fused_activation(e, s, t, f, bias); }});
   registry.properties.push_back({"linear of mixed types over blocks", mixed_types});
   registry.properties.push_back({"linear sums in a fixed order", packed_bits});
+  registry.properties.push_back({"linear of few rows has the bits of many", few_rows_bits});
   registry.properties.push_back({"linear in blocks of packed operands", packed_blocks});
   registry.properties.push_back({"linear passes on what is not finite", non_finite});
   registry.properties.push_back({"linear of parts of matrices", parts_of_matrices});

@@ -1,12 +1,15 @@
 #pragma once
 // The packed GEMM (packed.h), and its kernel of operands that are both bf16 on this instruction set.
 
+#include "core/ops/gemm/few_rows.h"
 #include "core/ops/gemm/packed.h"
 #include "core/ops/linear.h"
 #if defined(NRL_ISA_avx512_amx)
+#include "core/ops/gemm/few_rows_amx.h"
 #include "core/ops/gemm/packed_amx.h"
 #include "core/ops/gemm/tiles_amx.h"
 #elif defined(NRL_ISA_amx_emulated)
+#include "core/ops/gemm/few_rows_amx.h"
 #include "core/ops/gemm/packed_amx.h"
 #include "core/ops/gemm/tiles_emulated.h"
 #elif defined(NRL_ISA_avx512_bf16)

@@ -60,11 +60,13 @@ void one_row(Exec& exec, const float* x, const Tensor& weight, const float* bias
     const W* w = data_of<const W>(weight);
     const int64_t k = weight.dim(1), ld = weight.step(0);
     cpu::parallel_for(exec.threads, weight.dim(0), row_grain(k), [=](int64_t begin, int64_t end) {
-      constexpr int64_t ahead = 2048 / static_cast<int64_t>(sizeof(W));
+      // To the first-level cache, and before that to the second one: the hardware does not look beyond a row.
+      constexpr int64_t near = 512 / static_cast<int64_t>(sizeof(W)), far = 8 * near;
       for (int64_t j = begin; j < end; ++j) {
         const W* const row = w + j * ld;
         const float sum = sum_lanes_of<8>(k, [&](int64_t i, auto part) {
-          __builtin_prefetch(row + i + ahead);
+          __builtin_prefetch(row + i + far, 0, 2);
+          __builtin_prefetch(row + i + near);
           return part.load(x + i) * part.load(row + i);
         });
         y[j] = sum + (accumulate ? y[j] : bias ? bias[j] : 0.0f);
@@ -92,11 +94,16 @@ packed::Operand operand(const Tensor& t, bool transposed = false) {
   return {t.data, t.dtype, t.step(0), transposed};
 }
 
+template <class Kernel>
+void multiply_as(int threads, const packed::Product& p, Scratch& scratch) {
+  if (!packed::multiply_few_rows<Kernel>(threads, p, scratch)) packed::multiply<Kernel>(threads, p, scratch);
+}
+
 void multiply(int threads, const packed::Product& p, Scratch& scratch) {
   if (p.a.dtype == DType::bf16 && p.b.dtype == DType::bf16)
-    packed::multiply<packed::Bf16Kernel>(threads, p, scratch);
+    multiply_as<packed::Bf16Kernel>(threads, p, scratch);
   else
-    packed::multiply<packed::VectorKernel<float>>(threads, p, scratch);
+    multiply_as<packed::VectorKernel<float>>(threads, p, scratch);
 }
 
 /// The forward GEMM of operands in FP8.
