@@ -41,6 +41,8 @@ class Machine {
   double seconds(const std::function<void(int)>& work, int sets);
   /// Bytes read and written per second by a copy within device memory. Measured once.
   double copy_bandwidth();
+  /// The bandwidth of the fastest copy so far, after another measurement.
+  double copy_bandwidth_again();
 
  private:
   double round(const std::function<void(int)>& work, int& next, int calls);

@@ -50,15 +50,19 @@ int run_bench(const bench::Args& args) {
     return std::find(names.begin(), names.end(), args.benchmark) != names.end();
   };
   // {option, whether it is given, whether the benchmark has it, which do}
-  const bool kernels = one_of({"ops", "gemm", "attention"}), steps = one_of({"step", "compare", "overhead"});
+  const bool kernels = one_of({"ops", "gemm", "attention"}), generates = one_of({"generate"}),
+             steps = one_of({"step", "compare", "overhead"});
   const std::tuple<const char*, bool, bool, const char*> options[] = {
       {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
       {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
       {"--roofline", args.roofline, one_of({"step"}), "bench step"},
       {"--profile", !args.profile.empty(), one_of({"step"}), "bench step"},
       {"--only", !args.only.empty(), kernels || one_of({"compare"}), "bench ops, gemm, attention or compare"},
-      {"--precision", args.precision != "auto", kernels,
-       steps ? "the configuration's policy.precision" : "bench ops, gemm or attention"},
+      {"--precision", args.precision != "auto", kernels || generates,
+       steps ? "the configuration's policy.precision" : "bench ops, gemm, attention or generate"},
+      {"--batch", !args.batches.empty(), generates, "bench generate"},
+      {"--prompt-tokens", args.prompt_tokens.has_value(), generates, "bench generate"},
+      {"--new-tokens", args.new_tokens.has_value(), generates, "bench generate"},
       {"--page", !args.page.empty(), one_of({"compare"}), "bench compare"},
       {"--with", !args.with.empty(), one_of({"compare"}), "bench compare"},
       {"--history", !args.history.empty(), one_of({"step"}), "bench step"},
@@ -68,7 +72,8 @@ int run_bench(const bench::Args& args) {
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
       fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);
-  if (!one_of({"step", "comm", "overhead", "compare"}) && (!args.config.empty() || !args.overrides.empty()))
+  if (!one_of({"step", "generate", "comm", "overhead", "compare"}) &&
+      (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
   if (args.benchmark == "gemm") return bench::gemm(args);
@@ -88,6 +93,7 @@ int run_bench(const bench::Args& args) {
   if (args.config.empty())
     fail(Exit::usage, "bench {0} needs a configuration, e.g. nrl-train bench {0} configs/bench-tiny.yaml",
          args.benchmark);
+  if (generates) return bench::generate(args);
   if (args.benchmark == "overhead")
     return train::run_in_world([&](comm::World& world) { return bench::overhead(world, args); });
   if (comm::launched_with_peers() && !args.predict.empty())
@@ -117,23 +123,31 @@ void add_bench(CommandLine& line) {
   c->add_option(
        "benchmark", args->benchmark,
        "ops: memory-bound kernels; gemm: matmuls; attention;\n"
-       "step: training steps of CONFIG on random tokens; comm: communication, in the groups of\n"
+       "step: training steps of CONFIG on random tokens; generate: generation with random weights for\n"
+       "the model of CONFIG; comm: communication, in the groups of\n"
        "CONFIG, or inside and across nodes; overhead: steps of CONFIG on its data with all monitoring\n"
        "beside steps without;\n"
        "compare SUITE [CONFIG]: variants of CONFIG, by default that of the suite, beside what is\n"
        "promised of them, as the YAML file SUITE says")
       ->required()
-      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "comm", "overhead", "compare"}));
+      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "generate", "comm", "overhead", "compare"}));
   add_config(c, args->config, args->overrides,
-             "YAML file, for step, comm, overhead and compare, with key=value after it", false,
+             "YAML file, for step, generate, comm, overhead and compare, with key=value after it", false,
              [args] { return args->benchmark == "compare" ? &args->suite : nullptr; });
   c->add_option("--device", args->device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
        "--precision", args->precision,
-       "Of ops, gemm and attention: auto (default: bfloat16 on a GPU, else float32), float32, bfloat16 or\n"
-       "float16")
+       "Of ops, gemm, attention and generate: auto (default: bfloat16 on a GPU, else float32; generate on a\n"
+       "CPU: both), float32, bfloat16 or float16")
       ->check(CLI::IsMember({"auto", "float32", "bfloat16", "float16"}));
+  c->add_option("--batch", args->batches, "Numbers of sequences (generate; default 1,16)")
+      ->delimiter(',')
+      ->check(CLI::Range(1, 4096));
+  c->add_option("--prompt-tokens", args->prompt_tokens, "Tokens of each prompt (generate; default 128)")
+      ->check(CLI::Range(1, 1 << 20));
+  c->add_option("--new-tokens", args->new_tokens, "Tokens generated after each prompt (generate; default 64)")
+      ->check(CLI::Range(2, 1 << 20));
   c->add_option("--json", args->json, "Write the results to this file");
   c->add_option("--history", args->history,
                 "Append the figures as lines to this file, which nrl-train report --history reads (step)");

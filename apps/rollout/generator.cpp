@@ -1,6 +1,7 @@
 #include "apps/rollout/generator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <utility>
 
 #include "core/base/error.h"
@@ -26,7 +27,8 @@ void LocalGenerator::submit(std::span<const Request> requests, const SamplingOpt
   for (const Request& r : requests) {
     NRL_CHECK(r.prompt && !r.prompt->empty(), "request {} has no prompt", r.id);
     const auto size = static_cast<int64_t>(r.prompt->size());
-    if (size + options.max_new_tokens > pass_.limits().longest)
+    // The last token has no row.
+    if (size + options.max_new_tokens - 1 > pass_.limits().longest)
       fail(Exit::usage,
            "the prompt is too long: {} tokens and {} new ones; there is room for {}. Fix: shorten it", size,
            options.max_new_tokens, pass_.limits().longest);
@@ -42,7 +44,8 @@ void LocalGenerator::submit(std::span<const Request> requests, const SamplingOpt
     const std::vector<int32_t>& prompt = *requests[begin].prompt;
     for (end = begin + 1; end < requests.size() && requests[end].prompt == requests[begin].prompt;) ++end;
     const auto size = static_cast<int64_t>(prompt.size());
-    int64_t sequence = scheduler_.add(size, size + options.max_new_tokens, static_cast<int64_t>(end - begin));
+    int64_t sequence =
+        scheduler_.add(size, size + options.max_new_tokens - 1, static_cast<int64_t>(end - begin));
     for (size_t i = begin; i < end; ++i)
       sequences_.emplace(
           sequence++,
@@ -66,6 +69,7 @@ std::optional<Completion> LocalGenerator::next() {
 }
 
 void LocalGenerator::run(const Pass& pass) {
+  const auto begin = std::chrono::steady_clock::now();
   for (const auto& [from, to] : pass.copies) pass_.copy_page(from, to);
   model::GenerationRows rows;
   std::vector<int64_t> sampled;
@@ -89,14 +93,33 @@ void LocalGenerator::run(const Pass& pass) {
     }
   }
   pass_.run(rows);
-  const std::vector<model::SampledToken> next = pass_.sample(keys, vocabulary_);
+  const bool by_host = !sampled.empty() && sequences_.at(sampled.front()).options->choose;
+  const std::vector<model::SampledToken> next = by_host ? chosen(sampled) : pass_.sample(keys, vocabulary_);
   ++counts_.passes;
-  counts_.sampled_tokens += static_cast<int64_t>(next.size());
-  counts_.prompt_tokens +=
+  const int64_t prompts =
       row - static_cast<int64_t>(std::count_if(pass.rows.begin(), pass.rows.end(), [this](const PassRows& r) {
         return r.count == 1 && r.first >= sequences_.at(r.sequence).prompt;
       }));
+  counts_.sampled_tokens += static_cast<int64_t>(next.size());
+  counts_.prompt_tokens += prompts;
+  if (prompts == 0) counts_.decoded_tokens += static_cast<int64_t>(next.size());
+  (prompts == 0 ? counts_.decode_seconds : counts_.prefill_seconds) +=
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   for (size_t i = 0; i < next.size(); ++i) append(sampled[i], next[i]);
+}
+
+std::vector<model::SampledToken> LocalGenerator::chosen(std::span<const int64_t> sequences) {
+  const std::span<const float> logits = pass_.logits();
+  const auto rows = static_cast<size_t>(pass_.vocabulary()),
+             usable = static_cast<size_t>(std::min(vocabulary_, pass_.vocabulary()));
+  std::vector<model::SampledToken> next;
+  for (size_t i = 0; i < sequences.size(); ++i) {
+    const Sequence& s = sequences_.at(sequences[i]);
+    NRL_CHECK(s.options->choose, "request {} leaves the choice to the device, others do not",
+              s.completion.id);
+    next.push_back({.token = s.options->choose(s.completion.id, logits.subspan(i * rows, usable))});
+  }
+  return next;
 }
 
 void LocalGenerator::append(int64_t sequence, const model::SampledToken& sampled) {
@@ -107,7 +130,7 @@ void LocalGenerator::append(int64_t sequence, const model::SampledToken& sampled
          s.completion.id, s.tokens.size());
   s.tokens.push_back(sampled.token);
   s.completion.ids.push_back(sampled.token);
-  s.completion.log_probs.push_back(sampled.log_prob);
+  if (!s.options->choose) s.completion.log_probs.push_back(sampled.log_prob);
   const std::vector<int32_t>& stops = s.options->stop_ids;
   const bool stopped = std::find(stops.begin(), stops.end(), sampled.token) != stops.end(),
              asked = s.options->on_token && s.options->on_token(s.completion.id, sampled.token),

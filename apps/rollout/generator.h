@@ -27,6 +27,10 @@ struct SamplingOptions {
   /// Called with each token as soon as it is sampled; true ends the sequence as a stop token does. May be
   /// empty.
   std::function<bool(int64_t id, int32_t token)> on_token = {};
+  /// Chooses the next token of a sequence from its logits of the tokens that may be sampled, in host memory,
+  /// instead of the device; completions then have no log-probabilities. All sequences in progress have it or
+  /// none. Not with tensor parallelism. May be empty.
+  std::function<int32_t(int64_t id, std::span<const float> logits)> choose = {};
 };
 
 /// A sequence to generate. Requests of one submit() that follow each other with the same prompt object share
@@ -42,8 +46,9 @@ enum class Finish : uint8_t { stop, length };
 
 struct Completion {
   int64_t id = 0;
-  std::vector<int32_t> ids;      ///< without the prompt
-  std::vector<float> log_probs;  ///< of each id in softmax(logits / temperature); greedy: in softmax(logits)
+  std::vector<int32_t> ids;  ///< without the prompt
+  /// Of each id in softmax(logits / temperature); greedy: in softmax(logits). Empty with `choose`.
+  std::vector<float> log_probs;
   Finish finish = Finish::stop;
   int64_t weight_version = 0;
 };
@@ -67,9 +72,11 @@ struct GeneratorLimits {
   int64_t vocabulary = 0;  ///< tokens from this one on are never sampled; 0: the model's vocabulary
 };
 
-/// Rows of the passes that have been executed.
+/// The passes that have been executed. Decoding passes have only rows of the newest tokens of sequences.
 struct GeneratorCounts {
   int64_t passes = 0, prompt_tokens = 0, sampled_tokens = 0, preemptions = 0;
+  int64_t decoded_tokens = 0;                      ///< sampled by decoding passes
+  double prefill_seconds = 0, decode_seconds = 0;  ///< of the passes with rows of prompts, and of the others
 };
 
 /// Continuous batching over model::GenerationPass. With tensor parallelism every rank makes the same calls.
@@ -96,6 +103,7 @@ class LocalGenerator final : public Generator {
     std::shared_ptr<const SamplingOptions> options = {};
   };
   void run(const Pass& pass);
+  std::vector<model::SampledToken> chosen(std::span<const int64_t> sequences);
   void append(int64_t sequence, const model::SampledToken& sampled);
 
   model::GenerationPass pass_;

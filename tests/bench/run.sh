@@ -67,6 +67,12 @@ all() {
   expect 0 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device "$1" --json step.json
   for key in step_ms tokens_per_s planned_bytes first_step_s loss_last flops_per_token; do positive step.json $key; done
   [[ $(value step.json tokens_per_step) == 32 ]] || fail "the overrides were not used"
+  expect 0 "$nrl_train" bench generate "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device "$1" --batch 1,3 --json generate.json
+  for key in prefill_tokens_per_s first_token_s decode_tokens_per_s fraction_of_bound copy_bandwidth; do positive generate.json $key; done
+  [[ $(grep -c '^{"precision":"bfloat16","batch":[13],' generate.json) == 2 ]] || fail "not both batches: $(cat generate.json)"
+  # Keys and values of 10 tokens more for each of two sequences more, in 1 layer of 1 head of 16 numbers of 2 bytes.
+  awk -F'"bytes_per_pass":' '/bfloat16","batch":1/ { one = $2 + 0 } /bfloat16","batch":3/ { exit !($2 - one == 2 * 10 * 2 * 16 * 2) }' generate.json ||
+    fail "other bytes: $(cat generate.json)"
   # Examples fill their microbatches, packed or not.
   local packing
   for packing in false true; do
@@ -122,6 +128,10 @@ TEXT
     expect 0 "$nrl_train" bench ops --quick --device cpu --only rope --tokens 5 --json one.json
     [[ $(value one.json tokens) == 5 ]] || fail "--tokens is not used"
     expect 64 "$nrl_train" bench gemm --tokens 5
+    [[ $(grep -c '^{"precision":"float32"' generate.json) == 2 ]] || fail "not both precisions: $(cat generate.json)"
+    expect 64 "$nrl_train" bench gemm --batch 2
+    expect 64 "$nrl_train" bench generate
+    expect 66 "$nrl_train" bench generate nowhere.yaml
     expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --roofline \
       distributed.tensor_parallel_size=2 policy.model.num_key_value_heads=2 --json two.json
     [[ $(grep -c '^roofline ' out.txt) == 1 ]] || fail "not one table: $(cat out.txt)"

@@ -477,8 +477,8 @@ TEST_CASE("texts of every shape survive the round trip", "[config]") {
 
 TEST_CASE("the configurations that are shipped load cleanly", "[config]") {
   int count = 0;
-  for (const char* name :
-       {"llama-17m.yaml", "gpt2-124m.yaml", "quickstart.yaml", "experts-tiny.yaml", "lora-quickstart.yaml"}) {
+  for (const char* name : {"llama-17m.yaml", "smollm-135m.yaml", "gpt2-124m.yaml", "quickstart.yaml",
+                           "experts-tiny.yaml", "lora-quickstart.yaml"}) {
     const ConfigResult result = load_config(std::string(NRL_SOURCE_DIR "/configs/") + name);
     INFO(name);
     INFO(render(result.diagnostics));
@@ -489,5 +489,5 @@ TEST_CASE("the configurations that are shipped load cleanly", "[config]") {
     require_round_trip(result);
     ++count;
   }
-  CHECK(count == 5);
+  CHECK(count == 6);
 }

@@ -188,7 +188,7 @@ TEST_CASE("only tokens of the tokenizer are sampled; requests are checked", "[ro
   };
   CHECK_THROWS_AS(
       g.submit(std::vector<Request>{{1, prompt({1})}, {2, prompt({1, 67})}}, {.max_new_tokens = 2}), Error);
-  CHECK_THROWS_AS(g.submit(std::vector<Request>{{1, prompt({1, 2})}}, {.max_new_tokens = 11}), Error);
+  CHECK_THROWS_AS(g.submit(std::vector<Request>{{1, prompt({1, 2})}}, {.max_new_tokens = 12}), Error);
   CHECK(!g.next());
   g.submit(std::vector<Request>{{1, prompt({1, 2})}}, {.max_new_tokens = 2});
   CHECK_THROWS_AS(g.weights_changed(3), Error);
@@ -196,4 +196,29 @@ TEST_CASE("only tokens of the tokenizer are sampled; requests are checked", "[ro
   g.weights_changed(3);
   g.submit(std::vector<Request>{{1, prompt({1, 2})}}, {.max_new_tokens = 2});
   CHECK(g.next()->weight_version == 3);
+}
+
+TEST_CASE("the host may choose tokens from logits, and a sequence may fill all positions", "[rollout]") {
+  TinyModel m(test::tiny_configs().begin()->second, ops::cpu_kernels(cpu::best_isa()), 1);
+  const std::vector<Request> of = requests();
+  LocalGenerator g = generator(m, {.tokens = 64, .sequences = 16, .pages = 40, .page_tokens = 4}, 5);
+  SamplingOptions options{.max_new_tokens = 7, .temperature = 0};  // 6 + 7 - 1 tokens have rows
+  const Completions device = all_of(g, of, options);
+  std::map<int64_t, int> asked;
+  options.choose = [&](int64_t id, std::span<const float> logits) {
+    ++asked[id];
+    REQUIRE(logits.size() == 5);
+    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  };
+  const Completions host = all_of(g, of, options);
+  for (const auto& [id, c] : host) {
+    CHECK(c.ids == device.at(id).ids);
+    CHECK(asked[id] == 7);
+    CHECK(c.log_probs.empty());
+  }
+  const rollout::GeneratorCounts counts = g.counts();
+  CHECK(counts.sampled_tokens == 2 * 8 * 7);
+  CHECK(counts.decoded_tokens > 0);
+  CHECK(counts.decoded_tokens < counts.sampled_tokens);
+  CHECK((counts.prefill_seconds > 0 && counts.decode_seconds > 0));
 }
