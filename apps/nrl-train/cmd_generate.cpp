@@ -4,8 +4,10 @@
 #include <cstdio>
 #include <functional>
 #include <iostream>
+#include <map>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -30,9 +32,11 @@
 #include "apps/train/state/model_source.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cpu/threads.h"
+#include "core/io/atomic_file.h"
 #include "core/io/json.h"
 #include "core/ops/transfer.h"
 #include "core/trace/trace.h"
@@ -42,7 +46,9 @@ namespace {
 
 struct GenerateArgs {
   std::string directory;
-  std::optional<std::string> prompt;
+  std::vector<std::string> prompt;
+  std::string prompts;  ///< a file of them; empty: none
+  int64_t n = 1;        ///< continuations of each prompt
   bool chat = false;
   std::optional<std::string> system;
   std::string chat_template = "default";
@@ -112,24 +118,24 @@ data::ChatPrompts chat_prompts(const GenerateArgs& args, const std::string& dire
   return {chosen->chat, data::render_options(tokenizer, data::today()), tokenizer};
 }
 
-// Answers the prompt of the command line, or each line of standard input. `answer` prints and returns the
-// answer to a prompt.
+JsonValue message(std::string_view role, std::string content, const std::string& source) {
+  try {
+    return data::chat_message(role, std::move(content));
+  } catch (const Error& e) {
+    fail(e.code(), "{}: {}", source, e.what());
+  }
+}
+
+JsonValue first_messages(const GenerateArgs& args) {
+  JsonValue messages = JsonValue::array();
+  if (args.system) messages.push_back(message("system", *args.system, "--system"));
+  return messages;
+}
+
+// Answers each line of standard input. `answer` prints and returns the answer to a prompt.
 void converse(const GenerateArgs& args, const data::ChatPrompts& prompts,
               const std::function<std::string(data::Prompt)>& answer) {
-  JsonValue messages = JsonValue::array();
-  const auto add = [&](std::string_view role, std::string content, const std::string& source) {
-    try {
-      messages.push_back(data::chat_message(role, std::move(content)));
-    } catch (const Error& e) {
-      fail(e.code(), "{}: {}", source, e.what());
-    }
-  };
-  if (args.system) add("system", *args.system, "--system");
-  if (args.prompt) {
-    add("user", *args.prompt, "--prompt");
-    answer(prompts.prompt(messages));
-    return;
-  }
+  JsonValue messages = first_messages(args);
   const bool asks = isatty(STDIN_FILENO) != 0 && isatty(STDOUT_FILENO) != 0;
   const auto ask = [&] {
     if (asks) std::cout << "> " << std::flush;
@@ -140,16 +146,61 @@ void converse(const GenerateArgs& args, const data::ChatPrompts& prompts,
     ++number;
     if (line.ends_with('\r')) line.pop_back();
     if (line.find_first_not_of(" \t") == std::string::npos) continue;
-    add("user", line, fmt::format("standard input:{}", number));
+    messages.push_back(message("user", line, fmt::format("standard input:{}", number)));
     // A model may generate bytes that are no text.
-    add("assistant", data::with_replacements(answer(prompts.prompt(messages))), "the answer");
+    messages.push_back(
+        message("assistant", data::with_replacements(answer(prompts.prompt(messages))), "the answer"));
   }
   if (asks) std::cout << std::endl;
 }
 
+/// A prompt of the command line or of a file.
+struct Asked {
+  std::string text, source;
+};
+
+std::vector<Asked> asked(const GenerateArgs& args) {
+  std::vector<Asked> all;
+  for (const std::string& text : args.prompt) all.push_back({text, "--prompt"});
+  if (args.prompts.empty()) return all;
+  std::istringstream file(read_file(args.prompts, uint64_t{1} << 30));
+  const bool json = args.prompts.ends_with(".jsonl");
+  int64_t number = 0;
+  for (std::string line; std::getline(file, line);) {
+    const std::string source = fmt::format("{}:{}", args.prompts, ++number);
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.find_first_not_of(" \t") == std::string::npos) continue;
+    if (json) {
+      const JsonValue record = parse_json(line, source);
+      const JsonValue* const prompt = record.is_object() ? record.find("prompt") : nullptr;
+      if (!prompt || !prompt->is_string())
+        fail(Exit::data, R"({}: expected an object {{"prompt": TEXT}})", source);
+      line = prompt->as_string();
+    }
+    all.push_back({std::move(line), source});
+  }
+  if (all.empty()) fail(Exit::data, "{}: no prompts; expected one in each line", args.prompts);
+  return all;
+}
+
+std::string speed_text(const train::GenerationSpeed& speed) {
+  const auto rate = [](int64_t tokens, double seconds) {
+    return tokens > 0 && seconds > 0 ? human_count(static_cast<double>(tokens) / seconds) : "-";
+  };
+  return fmt::format("generation  prefill {} tok/s, decode {} tok/s, first token after {:.3f} s\n",
+                     rate(speed.prompt_tokens, speed.prefill_seconds),
+                     rate(speed.decoded_tokens, speed.decode_seconds), speed.first_token_seconds);
+}
+
 int run_generate(const GenerateArgs& args) {
-  if (!args.chat && !args.prompt)
+  const std::vector<Asked> texts = asked(args);
+  if (!args.chat && texts.empty())
     fail(Exit::usage, "generate: --prompt is missing. Fix: give a text to continue, or --chat");
+  if (texts.empty() && args.n > 1)
+    fail(Exit::usage, "--n {} answers prompts of the command line. Fix: add --prompt or --prompts", args.n);
+  const bool many = texts.size() * static_cast<size_t>(args.n) > 1;
+  if (many && !args.profile.empty())
+    fail(Exit::usage, "--profile records one continuation. Fix: give one --prompt, without --n");
   std::string note;
   const std::string directory = train::find_model_directory(args.directory, note);
   if (!note.empty()) log::warn_text(note);
@@ -201,20 +252,20 @@ int run_generate(const GenerateArgs& args) {
   };
   std::optional<RecordedPieces> recorded;
   if (!args.profile.empty()) recorded.emplace(exec, spec, threads);
-  std::optional<train::TextGenerator> generator;
+  train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.max_tokens, exec);
   train::SamplingOptions sampling{
       .temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed};
+  const auto warn_cut = [&](bool ended) {
+    if (args.chat && !ended)
+      log::warn_text(fmt::format("the answer is cut off at --max-tokens ({}) or at the model's last position",
+                                 args.max_tokens));
+  };
   // Prints the text before the continuation, and the continuation, which it returns.
   const auto run = [&](data::Prompt prompt, std::string_view before) {
-    if (generator) {
-      generator->set_prompt(std::move(prompt));
-      ++sampling.seed;
-    } else {
-      generator.emplace(spec, parameters, weights, *tokenizer, std::move(prompt), args.max_tokens, exec);
-    }
+    generator.set_prompt(std::move(prompt));
     std::string text;
     print(before);
-    const bool ended = generator->run(sampling, [&](std::string_view piece) {
+    const bool ended = generator.run(sampling, [&](std::string_view piece) {
       {
         const trace::Range range("print", trace::Kind::report);
         text += piece;
@@ -223,16 +274,39 @@ int run_generate(const GenerateArgs& args) {
       if (recorded) recorded->next();
     });
     print("\n");
-    if (args.chat && !ended)
-      log::warn_text(fmt::format("the answer is cut off at --max-tokens ({}) or at the model's last position",
-                                 args.max_tokens));
+    warn_cut(ended);
+    ++sampling.seed;
     return text;
   };
-  if (prompts) {
+  const auto prompt_of = [&](const Asked& a) {
+    if (!prompts) return data::text_prompt(a.text, *tokenizer);
+    JsonValue messages = first_messages(args);
+    messages.push_back(message("user", a.text, a.source));
+    return prompts->prompt(messages);
+  };
+  if (texts.empty()) {
     converse(args, *prompts, [&](data::Prompt prompt) { return run(std::move(prompt), ""); });
+  } else if (!many) {
+    run(prompt_of(texts.front()), args.chat ? std::string_view() : texts.front().text);
   } else {
-    run(data::text_prompt(*args.prompt, *tokenizer), *args.prompt);
+    std::vector<data::Prompt> all;
+    for (const Asked& a : texts) all.push_back(prompt_of(a));
+    // In the order of the prompts, each as soon as it and all before it are complete.
+    const auto n = static_cast<size_t>(args.n);
+    std::map<size_t, train::TextGenerator::Text> complete;
+    size_t next = 0;
+    generator.run_all(all, args.n, sampling, [&](size_t i, const train::TextGenerator::Text& text) {
+      for (complete.emplace(i, text); !complete.empty() && complete.begin()->first == next; ++next) {
+        const auto& [text_of_next, ended] = complete.begin()->second;
+        print(fmt::format("--- prompt {}, sample {}\n", next / n + 1, next % n + 1));
+        print(args.chat ? text_of_next : texts[next / n].text + text_of_next);
+        print("\n");
+        warn_cut(ended);
+        complete.erase(complete.begin());
+      }
+    });
   }
+  output::write(output::Stream::err, speed_text(generator.speed()));
   if (recorded) recorded->write(args.profile);
   return 0;
 }
@@ -246,6 +320,7 @@ void add_generate(CommandLine& line) {
       "  nrl-train generate results/quickstart/checkpoints --prompt \"Once upon a time\"\n"
       "  nrl-train generate results/quickstart/checkpoints/step-500 --prompt \"Once\" --temperature 0\n"
       "  nrl-train generate ~/models/Llama-3.2-1B --prompt \"The sky is\" --top-p 0.9 --seed 7\n"
+      "  nrl-train generate ~/models/Llama-3.2-1B --prompts questions.txt --n 4 --max-tokens 50\n"
       "  nrl-train generate results/sft/checkpoints --chat --prompt \"What is 2 plus 3?\"\n"
       "  nrl-train generate ~/models/Llama-3.2-1B --chat --chat-template llama3 --system \"Be brief.\"");
   c->add_option(
@@ -253,8 +328,16 @@ void add_generate(CommandLine& line) {
        "Checkpoint (step-N), a directory of checkpoints (the newest one) or a Hugging Face directory")
       ->required();
   c->add_option(
-      "--prompt", args->prompt,
-      "Text to continue; with --chat the user's message (default: one for each line of standard input)");
+       "--prompt", args->prompt,
+       "Text to continue; with --chat the user's message (default: one for each line of standard input).\n"
+       "Several are computed together")
+      ->allow_extra_args(false);
+  c->add_option("--prompts", args->prompts,
+                "File of prompts: one in each line, or in *.jsonl the member \"prompt\" of each record");
+  c->add_option("--n", args->n,
+                "Continuations of each prompt (default: 1), which is computed once; number i, counted over\n"
+                "all prompts from 0, is that of the seed --seed + i alone")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 20));
   CLI::Option* chat = c->add_flag(
       "--chat", args->chat, "Answer messages, in the model's chat template, instead of continuing a text");
   c->add_option("--system", args->system, "System message of the conversation")->needs(chat);

@@ -54,6 +54,34 @@ case $case_name in
     cmp defaults.txt named.txt || fail "other defaults"
     text other.txt $model --seed 1
     ! cmp -s other.txt defaults.txt || fail "the seed makes no difference"
+    # Several continuations of several prompts: each is that of its own seed.
+    printf 'int x\n\nreturn 7\r\n' >prompts.txt
+    printf '%s\n' '{"prompt": "int x", "answer": 1}' '{"prompt": "return 7"}' >prompts.jsonl
+    for file in prompts.txt prompts.jsonl; do
+      expect 0 run 1 generate $model --prompt "$prompt" --prompts $file --n 2 --max-tokens 12 --top-k 9 --seed 4
+      cp out.txt many.txt
+      grep -qE '^generation  prefill [0-9.]+( k| M)? tok/s, decode [0-9.]+( k| M)? tok/s, first token after [0-9]+\.[0-9]{3} s$' err.txt ||
+        fail "no speed: $(cat err.txt)"
+      number=4
+      for text in "$prompt" "int x" "return 7"; do
+        for sample in 1 2; do
+          expect 0 run 1 generate $model --prompt "$text" --max-tokens 12 --top-k 9 --seed $number
+          printf -- '--- prompt %s, sample %s\n' $(((number - 4) / 2 + 1)) $sample
+          cat out.txt
+          number=$((number + 1))
+        done
+      done >want.txt
+      cmp many.txt want.txt || fail "$file: other texts: $(diff many.txt want.txt)"
+    done
+    printf '{"prompt": "a"}\n{"promt": "b"}\n' >wrong.jsonl
+    expect 65 run 1 generate $model --prompts wrong.jsonl
+    grep -q 'wrong.jsonl:2: expected an object {"prompt": TEXT}' err.txt || fail "$(cat err.txt)"
+    printf '{"prompt": \n' >wrong.jsonl
+    expect 65 run 1 generate $model --prompts wrong.jsonl
+    printf '\n\n' >empty.txt
+    expect 65 run 1 generate $model --prompts empty.txt
+    expect 66 run 1 generate $model --prompts nowhere.txt
+    expect 64 run 1 generate $model --prompt x --n 2 --profile logs
     # Samples of the training are what generate prints, with the run's seed.
     for step in 6 12; do
       sampled g/logs/metrics.jsonl $step >sample.txt
@@ -107,7 +135,11 @@ YAML
       grep -qF "nrl-train generate $name/checkpoints/step-120 --chat --prompt" out.txt || fail "$(cat out.txt)"
       model=$name/checkpoints/step-120
       expect 0 run 1 generate "$model" --chat --prompt fruit --temperature 0.1 --seed 3 --max-tokens 20
-      [[ $(<out.txt) == plum && ! -s err.txt ]] || fail "$template: $(cat out.txt err.txt)"
+      [[ $(<out.txt) == plum && $(grep -vc '^generation  ' err.txt) == 0 ]] || fail "$template: $(cat out.txt err.txt)"
+      expect 0 run 1 generate "$model" --chat --prompt fruit --prompt color --n 2 --temperature 0 --max-tokens 20
+      printf -- '--- prompt %s, sample %s\n%s\n' 1 1 plum 1 2 plum 2 1 blue 2 2 blue >want.txt
+      cmp out.txt want.txt || fail "$template: $(cat out.txt)"
+      expect 64 run 1 generate "$model" --chat --n 2 </dev/null
       # Samples of the training are the prompt and the same answer.
       sampled "$name"/logs/metrics.jsonl 120 >sample.txt
       [[ $(<sample.txt) == $'fruit\nplum' ]] || fail "the sample: $(cat sample.txt)"

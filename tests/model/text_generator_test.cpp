@@ -385,3 +385,29 @@ TEST_CASE("text follows its prompt as if both were one", "[generate]") {
         " cat \xe2\x82\xac\xf0\x9f\x98\x80 on");
   CHECK(continued(*data::make_byte_tokenizer(), "a", "\xe2\x82\xac b") == "\xe2\x82\xac b");
 }
+
+TEST_CASE("texts that are computed together are those of their seeds alone", "[generate]") {
+  const Model m("llama");
+  train::TextGenerator together(m.loaded->spec, m.loaded->parameters, m.loaded->weights, m.tokenizer, 12,
+                                train::cpu_exec(1));
+  const std::vector<std::string> texts{"AB", "HELLO", "Q"};
+  std::vector<data::Prompt> prompts;
+  for (const std::string& t : texts) prompts.push_back(data::text_prompt(t, m.tokenizer));
+  const SamplingOptions options{.temperature = 0.9, .top_k = 20, .top_p = 0.9, .seed = 5};
+  std::map<size_t, std::string> all;
+  together.run_all(prompts, 3, options, [&](size_t i, const train::TextGenerator::Text& text) {
+    CHECK(all.emplace(i, text.text).second);
+    CHECK(!text.ended);
+  });
+  REQUIRE(all.size() == 9);
+  for (const auto& [i, text] : all) {
+    SamplingOptions own = options;
+    own.seed += i;
+    CHECK(text == m.text(texts[i / 3], 12, own));
+  }
+  CHECK(all.at(0) != all.at(1));
+  const train::GenerationSpeed& speed = together.speed();
+  CHECK(speed.prompt_tokens == 2 + 5 + 1);
+  CHECK(speed.decoded_tokens > 0);
+  CHECK(speed.first_token_seconds > 0);
+}

@@ -1,14 +1,18 @@
 #include "apps/train/loop/text_generator.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
+#include <deque>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/base/philox.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
+#include "core/device/cpu/memory.h"
 #include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
 #include "core/trace/trace.h"
@@ -31,21 +35,22 @@ int32_t sample_token(std::span<const float> logits, const SamplingOptions& optio
   order.resize(static_cast<size_t>(keep));
   if (options.top_p < 1) std::sort(order.begin(), order.end(), likelier);
   const float top = logits[*std::min_element(order.begin(), order.end(), likelier)];
-  auto weight = [&](int32_t id) {
-    return std::exp((static_cast<double>(logits[id] - top)) / options.temperature);
-  };
+  // Kept, because the exponentials of a large vocabulary take longer than the choice.
+  thread_local std::vector<double> weights;
+  weights.resize(order.size());
   double total = 0;
-  for (int32_t id : order) total += weight(id);
+  for (size_t i = 0; i < order.size(); ++i)
+    total += weights[i] = std::exp((static_cast<double>(logits[order[i]] - top)) / options.temperature);
   if (options.top_p < 1) {
     double sum = 0;
     size_t count = 0;
-    while (count < order.size() && (count == 0 || sum < options.top_p * total)) sum += weight(order[count++]);
+    while (count < order.size() && (count == 0 || sum < options.top_p * total)) sum += weights[count++];
     order.resize(count);
     total = sum;
   }
   double left = static_cast<double>(uniform) * total;
-  for (int32_t id : order)
-    if ((left -= weight(id)) < 0) return id;
+  for (size_t i = 0; i < order.size(); ++i)
+    if ((left -= weights[i]) < 0) return order[i];
   return order.back();
 }
 
@@ -86,17 +91,22 @@ std::string TextEnd::append(std::string_view piece) {
 
 TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                              const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
-                             data::Prompt prompt, int64_t max_tokens, const ops::Exec& exec)
+                             int64_t max_tokens, const ops::Exec& exec)
     : spec_(spec),
       parameters_(parameters),
       weights_(weights),
       tokenizer_(tokenizer),
       max_tokens_(max_tokens),
-      exec_(exec) {
+      exec_(exec) {}
+
+TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
+                             const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
+                             data::Prompt prompt, int64_t max_tokens, const ops::Exec& exec)
+    : TextGenerator(spec, parameters, weights, tokenizer, max_tokens, exec) {
   set_prompt(std::move(prompt));
 }
 
-void TextGenerator::set_prompt(data::Prompt prompt) {
+int64_t TextGenerator::length_of(const data::Prompt& prompt) const {
   NRL_CHECK(!prompt.ids.empty());
   for (int32_t id : prompt.ids)
     if (id >= spec_.vocab_size)
@@ -105,50 +115,127 @@ void TextGenerator::set_prompt(data::Prompt prompt) {
            "tokenizer",
            id, spec_.vocab_size);
   const auto size = static_cast<int64_t>(prompt.ids.size());
-  const auto limited = [&](int64_t tokens) {
-    return spec_.learned_positions ? std::min(tokens, spec_.max_positions) : tokens;
-  };
-  const int64_t length = limited(size + max_tokens_);
+  const int64_t length =
+      spec_.learned_positions ? std::min(size + max_tokens_, spec_.max_positions) : size + max_tokens_;
   if (size >= length)
     fail(Exit::usage, "the prompt is too long: {} tokens, but the model has {} positions. Fix: shorten it",
          size, spec_.max_positions);
+  return length;
+}
+
+void TextGenerator::set_prompt(data::Prompt prompt) {
+  reserve(length_of(prompt), 1);
   prompt_ = std::move(prompt);
-  const int64_t held = inference_ ? inference_->max_tokens() : 0;
-  if (length <= held) return;
-  inference_.reset();  // before the memory of a larger one is allocated
+}
+
+void TextGenerator::reserve(int64_t longest, int64_t sequences) {
+  if (longest <= longest_ && sequences <= sequences_) return;
+  const int64_t grown = spec_.learned_positions ? std::min(2 * longest_, spec_.max_positions) : 2 * longest_;
+  longest_ = longest <= longest_ ? longest_ : std::max(longest, grown);
+  sequences_ = std::max(sequences, sequences_);
+  generator_.reset();  // before the memory of a larger one is allocated
   std::vector<model::ParameterView> views;
   for (const Tensor& weight : weights_) views.push_back({weight, {}});
-  inference_ = std::make_unique<model::Inference>(spec_, parameters_, std::move(views), exec_,
-                                                  std::max(length, limited(2 * held)));
+  constexpr int64_t chunk_tokens = 128;  // prompt tokens of a pass
+  rollout::GeneratorLimits limits{.vocabulary = tokenizer_.vocab_size()};
+  model::GenerationLimits& pass = limits.pass;
+  pass.longest = longest_;
+  const int64_t of_sequence = (longest_ + pass.page_tokens - 1) / pass.page_tokens;
+  const int64_t page = model::GenerationPass::page_bytes(spec_, {}, pass.page_tokens,
+                                                         views[parameters_.embedding].weight.dtype);
+  const size_t room = exec_.device ? exec_.device->free_memory() : cpu::obtainable_memory();
+  // One page more for each sequence: a shared prompt's last page is copied.
+  pass.pages = sequences_ == 1 ? of_sequence
+                               : std::clamp(static_cast<int64_t>(room / 2) / page, of_sequence,
+                                            sequences_ * (of_sequence + 1));
+  pass.sequences = sequences_;
+  pass.tokens = sequences_ == 1 ? std::min(chunk_tokens, longest_) : std::max(4 * chunk_tokens, sequences_);
+  generator_ = std::make_unique<rollout::LocalGenerator>(spec_, parameters_, std::move(views), exec_, limits);
 }
 
 bool TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {
-  const PhiloxStream random(options.seed, "generate");
-  TextStream text(tokenizer_, prompt_.ids);
-  TextEnd end(prompt_.end_text);
-  const auto show = [&](const std::string& piece) {
-    if (!piece.empty()) print(piece);
+  bool ended = false;
+  generate(
+      {&prompt_, 1}, 1, options, [&](size_t, std::string_view piece) { print(piece); },
+      [&](size_t, bool end) { ended = end; });
+  return ended;
+}
+
+void TextGenerator::run_all(std::span<const data::Prompt> prompts, int64_t samples,
+                            const SamplingOptions& options,
+                            const std::function<void(size_t, const Text&)>& done) {
+  constexpr int64_t at_once = 64;
+  int64_t longest = 0;
+  for (const data::Prompt& prompt : prompts) longest = std::max(longest, length_of(prompt));
+  reserve(longest, std::min(at_once, static_cast<int64_t>(prompts.size()) * samples));
+  std::vector<Text> texts(prompts.size() * static_cast<size_t>(samples));
+  generate(
+      prompts, samples, options, [&](size_t i, std::string_view piece) { texts[i].text += piece; },
+      [&](size_t i, bool ended) {
+        texts[i].ended = ended;
+        done(i, texts[i]);
+      });
+}
+
+void TextGenerator::generate(std::span<const data::Prompt> prompts, int64_t samples,
+                             const SamplingOptions& options,
+                             const std::function<void(size_t, std::string_view)>& print,
+                             const std::function<void(size_t, bool)>& done) {
+  struct Growing {
+    const data::Prompt& prompt;
+    PhiloxStream random;
+    TextStream text;
+    TextEnd end;
+    uint64_t made = 0;
+  };
+  std::deque<Growing> all;
+  for (const data::Prompt& prompt : prompts)
+    for (int64_t i = 0; i < samples; ++i)
+      all.push_back({prompt, PhiloxStream(options.seed + all.size(), "generate"),
+                     TextStream(tokenizer_, prompt.ids), TextEnd(prompt.end_text)});
+  const auto show = [&](int64_t i, const std::string& piece) {
+    if (!piece.empty()) print(static_cast<size_t>(i), piece);
   };
   std::vector<int32_t> order;
-  inference_->reset();
-  std::span<const float> logits = inference_->append(prompt_.ids);
-  for (int64_t made = 0;; ++made) {
-    // Ids beyond the tokenizer's vocabulary (padding of the model's) are never sampled.
-    const auto usable = std::min<size_t>(logits.size(), static_cast<size_t>(tokenizer_.vocab_size()));
-    const int32_t next = [&] {
-      const trace::Range range("sample_token");
-      return sample_token(logits.first(usable), options, random.uniform(static_cast<uint64_t>(made)), order);
-    }();
-    const bool ends =
-        std::find(prompt_.end_ids.begin(), prompt_.end_ids.end(), next) != prompt_.end_ids.end();
-    if (!ends) show(end.append(text.append(next)));
-    const bool full = made + 1 == max_tokens_ || inference_->length() == inference_->max_tokens();
-    if (ends || end.reached() || full) {
-      show(end.rest());
-      return ends || end.reached();
-    }
-    logits = inference_->append(std::span(&next, 1));
+  const rollout::GeneratorCounts before = generator_->counts();
+  const auto begin = std::chrono::steady_clock::now();
+  speed_.first_token_seconds = 0;
+  const auto choose = [&](int64_t id, std::span<const float> logits) {
+    Growing& g = all[static_cast<size_t>(id)];
+    const trace::Range range("sample_token");
+    return sample_token(logits, options, g.random.uniform(g.made++), order);
+  };
+  const auto on_token = [&](int64_t id, int32_t token) {
+    if (speed_.first_token_seconds == 0)
+      speed_.first_token_seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    Growing& g = all[static_cast<size_t>(id)];
+    const std::vector<int32_t>& ends = g.prompt.end_ids;
+    if (std::find(ends.begin(), ends.end(), token) == ends.end())
+      show(id, g.end.append(g.text.append(token)));
+    return g.end.reached();
+  };
+  for (size_t p = 0; p < prompts.size(); ++p) {
+    const auto ids = std::make_shared<const std::vector<int32_t>>(prompts[p].ids);
+    std::vector<rollout::Request> requests;
+    for (int64_t i = 0; i < samples; ++i)
+      requests.push_back({.id = static_cast<int64_t>(p) * samples + i, .prompt = ids});
+    // The last token needs no position.
+    const int64_t room = length_of(prompts[p]) + 1 - std::ssize(*ids);
+    generator_->submit(requests, {.max_new_tokens = std::min(max_tokens_, room),
+                                  .stop_ids = prompts[p].end_ids,
+                                  .on_token = on_token,
+                                  .choose = choose});
   }
+  while (const std::optional<rollout::Completion> c = generator_->next()) {
+    show(c->id, all[static_cast<size_t>(c->id)].end.rest());
+    done(static_cast<size_t>(c->id), c->finish == rollout::Finish::stop);
+  }
+  const rollout::GeneratorCounts after = generator_->counts();
+  speed_.prompt_tokens += after.prompt_tokens - before.prompt_tokens;
+  speed_.decoded_tokens += after.decoded_tokens - before.decoded_tokens;
+  speed_.prefill_seconds += after.prefill_seconds - before.prefill_seconds;
+  speed_.decode_seconds += after.decode_seconds - before.decode_seconds;
 }
 
 }  // namespace nrl::train

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -10,7 +11,7 @@
 
 #include "apps/data/chat/chat_prompt.h"
 #include "apps/data/tokenizer.h"
-#include "apps/model/inference.h"
+#include "apps/rollout/generator.h"
 
 namespace nrl::train {
 
@@ -56,7 +57,15 @@ class TextEnd {
   bool reached_ = false;
 };
 
-/// Continues a prompt, any number of times. Memory is allocated once for it.
+/// Tokens and times of all texts so far.
+struct GenerationSpeed {
+  int64_t prompt_tokens = 0, decoded_tokens = 0;
+  double prefill_seconds = 0, decode_seconds = 0;
+  double first_token_seconds = 0;  ///< of the last run
+};
+
+/// Continues prompts, any number of times, with a rollout::LocalGenerator. Memory is allocated again only for
+/// longer texts, or for more at once.
 class TextGenerator {
  public:
   /// `weights` are indexed like ParameterList::all, in the memory of exec's device, and are read anew by
@@ -65,6 +74,10 @@ class TextGenerator {
   TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                 const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, data::Prompt prompt,
                 int64_t max_tokens, const ops::Exec& exec);
+  /// Without a prompt, for run_all().
+  TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
+                const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, int64_t max_tokens,
+                const ops::Exec& exec);
 
   /// Replaces the prompt; allocates more memory if it is longer than all before. Throws as the constructor.
   void set_prompt(data::Prompt prompt);
@@ -73,7 +86,25 @@ class TextGenerator {
   /// true if the text came to its end, false after max_tokens or at the model's last position.
   bool run(const SamplingOptions& options, const std::function<void(std::string_view)>& print);
 
+  struct Text {
+    std::string text;
+    bool ended = false;  ///< as run()
+  };
+  /// Computes `samples` continuations of each prompt together. Number i, counted over the prompts, equals the
+  /// text of run() with the seed options.seed + i. Calls `done` with each, in any order. Throws as
+  /// set_prompt().
+  void run_all(std::span<const data::Prompt> prompts, int64_t samples, const SamplingOptions& options,
+               const std::function<void(size_t, const Text&)>& done);
+
+  const GenerationSpeed& speed() const { return speed_; }
+
  private:
+  int64_t length_of(const data::Prompt& prompt) const;
+  void reserve(int64_t longest, int64_t sequences);
+  void generate(std::span<const data::Prompt> prompts, int64_t samples, const SamplingOptions& options,
+                const std::function<void(size_t, std::string_view)>& print,
+                const std::function<void(size_t, bool)>& done);
+
   const model::ModelSpec& spec_;
   const model::ParameterList& parameters_;
   const std::vector<Tensor>& weights_;
@@ -81,7 +112,9 @@ class TextGenerator {
   data::Prompt prompt_;
   int64_t max_tokens_;
   ops::Exec exec_;
-  std::unique_ptr<model::Inference> inference_;
+  std::unique_ptr<rollout::LocalGenerator> generator_;
+  int64_t longest_ = 0, sequences_ = 0;  ///< that it has room for
+  GenerationSpeed speed_;
 };
 
 /// An exec on the CPU with `threads` threads and the best instruction set.
