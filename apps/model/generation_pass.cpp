@@ -23,7 +23,7 @@ int64_t table_width(const GenerationLimits& l) {
 GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& parameters,
                                std::vector<ParameterView> views, const ops::Exec& exec,
                                const GenerationLimits& limits, const ModelLayout& layout,
-                               const parallel::Groups* groups)
+                               const parallel::Groups* groups, bool allocate)
     : part_(tensor_part(spec, layout)),
       vocabulary_(spec.vocab_size),
       own_(tensor_slice(layout, spec.vocab_size)),
@@ -103,6 +103,9 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
   const size_t workspace = needed_workspace([&] { bind(memory::Arenas::nowhere()); });
   const auto scratch = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace));
   plan.solve();
+  for (const memory::BufferId id : caches) memory_.pages += plan.buffers()[static_cast<size_t>(id)].bytes;
+  memory_.buffers = plan.total_bytes() - memory_.pages;
+  if (!allocate) return;
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);
   bind(arenas_);
   exec_.workspace = {static_cast<std::byte*>(arenas_.at(plan, scratch)), workspace};
@@ -113,6 +116,13 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
 }
 
 GenerationPass::~GenerationPass() = default;
+
+GenerationMemory GenerationPass::memory(const ModelSpec& spec, const ParameterList& parameters,
+                                        std::vector<ParameterView> views, const ops::Exec& exec,
+                                        const GenerationLimits& limits, const ModelLayout& layout,
+                                        const parallel::Groups* groups) {
+  return GenerationPass(spec, parameters, std::move(views), exec, limits, layout, groups, false).memory_;
+}
 
 int64_t GenerationPass::page_bytes(const ModelSpec& spec, const ModelLayout& layout, int64_t page_tokens,
                                    DType dtype) {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "apps/model/program/stage.h"
@@ -19,6 +20,13 @@ struct GenerationLimits {
   int64_t longest = 0;    ///< tokens of a sequence
   int64_t pages = 0;      ///< of the cache
   int64_t page_tokens = 16;
+};
+
+/// Bytes that a GenerationPass allocates.
+struct GenerationMemory {
+  int64_t pages = 0;    ///< keys and values
+  int64_t buffers = 0;  ///< activations of a pass, its rows, logits and the workspace of ops
+  int64_t total() const { return pages + buffers; }
 };
 
 /// The rows of a pass, in host memory: consecutive tokens of sequences, one sequence after the other.
@@ -51,13 +59,21 @@ class GenerationPass {
   /// parallel::group::tp. Fails with Exit::usage if a model with learned positions has fewer than `longest`.
   GenerationPass(const ModelSpec& spec, const ParameterList& parameters, std::vector<ParameterView> views,
                  const ops::Exec& exec, const GenerationLimits& limits, const ModelLayout& layout = {},
-                 const parallel::Groups* groups = nullptr);
+                 const parallel::Groups* groups = nullptr)
+      : GenerationPass(spec, parameters, std::move(views), exec, limits, layout, groups, true) {}
   ~GenerationPass();
   GenerationPass(GenerationPass&&) = delete;
 
   /// Bytes of a page in all layers of this rank, in this dtype.
   static int64_t page_bytes(const ModelSpec& spec, const ModelLayout& layout, int64_t page_tokens,
                             DType dtype);
+
+  /// The memory of a pass with these arguments. `exec` may be of a dry device and `views` of no memory.
+  static GenerationMemory memory(const ModelSpec& spec, const ParameterList& parameters,
+                                 std::vector<ParameterView> views, const ops::Exec& exec,
+                                 const GenerationLimits& limits, const ModelLayout& layout = {},
+                                 const parallel::Groups* groups = nullptr);
+  GenerationMemory memory() const { return memory_; }
 
   /// Copies a page of all layers to another one.
   void copy_page(int32_t from, int32_t to);
@@ -73,6 +89,9 @@ class GenerationPass {
   int64_t vocabulary() const { return vocabulary_; }  ///< of the model
 
  private:
+  GenerationPass(const ModelSpec& spec, const ParameterList& parameters, std::vector<ParameterView> views,
+                 const ops::Exec& exec, const GenerationLimits& limits, const ModelLayout& layout,
+                 const parallel::Groups* groups, bool allocate);
   /// The workspace that the ops need at most, from a dry run. `bind`: binds everything to no memory.
   size_t needed_workspace(const std::function<void()>& bind);
   Tensor upload(const Tensor& to, const void* from, std::initializer_list<int64_t> shape);
@@ -85,6 +104,7 @@ class GenerationPass {
   LayerContext context_;
   std::unique_ptr<Stage> stage_;
   memory::Arenas arenas_;
+  GenerationMemory memory_;
   PagedCache cache_;
   MicroBatch batch_;
   struct {

@@ -36,6 +36,10 @@ struct PlannedRank {
   BatchShape batch;  ///< of one microbatch
 };
 
+struct RunPlan;
+/// Refers to the parts of a solved plan.
+PlannedRank planned_rank(const RunPlan& plan);
+
 class DryRank {
  public:
   explicit DryRank(const PlannedRank& rank);

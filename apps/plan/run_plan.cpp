@@ -167,9 +167,7 @@ void add_staging(RunPlan& p) {
   p.staging = p.memory.add("checkpoint staging buffers", Category::data, 2 * bytes, memory::Tier::pinned);
 }
 
-namespace {
-
-PlannedRank planned_rank(RunPlan& p) {
+PlannedRank planned_rank(const RunPlan& p) {
   return {.decoder = *p.decoder,
           .grid = p.position.grid,
           .group_ids = p.group_ids,
@@ -182,8 +180,6 @@ PlannedRank planned_rank(RunPlan& p) {
           .products = p.products,
           .batch = p.tensors->shape()};
 }
-
-}  // namespace
 
 void add_workspace(RunPlan& plan) {
   plan.decoder->add_workspace(plan.memory, needed_workspace(planned_rank(plan)));

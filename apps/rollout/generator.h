@@ -94,6 +94,7 @@ class LocalGenerator final : public Generator {
 
   const Pages& pages() const { return scheduler_.pages(); }
   GeneratorCounts counts() const;
+  model::GenerationMemory memory() const { return pass_.memory(); }
 
  private:
   struct Sequence {

@@ -64,6 +64,30 @@ case $case_name in
     expect 65 run 2 "$source_dir/configs/rm-tiny.yaml" policy.model_name=sft/step-5 checkpointing.enabled=false
     grep -q 'data/chat/pairs-train.jsonl:7:' err.txt || fail "the record is not named: $(cat err.txt)"
     ;;
+  generation_memory) # a plan has the memory that the run takes for rollouts
+    config one
+    printf '{"prompt": "%d=", "answer": "1"}\n' 1 2 3 4 >prompts.jsonl
+    sed -e 's/^pretrain:/grpo:/' -e '/^data:/d' one.yaml >prompts.yaml
+    for ranks in 1 2; do
+      prompts=(prompts.yaml algorithm=grpo 'policy.tokenizer={name: bytes, chat_template: none}'
+        'data.train={data_path: prompts.jsonl, format: prompts}' 'reward=[exact]' policy.train_global_batch_size=4
+        grpo.num_prompts_per_step=2 grpo.num_generations_per_prompt=2 "distributed.tensor_parallel_size=$ranks")
+      expect 0 run 1 plan "${prompts[@]}" --world "$ranks" --device cpu
+      cp out.txt plan.txt
+      planned=$(sed -n 's/^  \(generation of up to 4 sequences at once, 12 pages of 16 tokens (.*), buffers .*\)$/\1/p' plan.txt)
+      [[ -n $planned ]] || fail "no generation: $(cat plan.txt)"
+      # The rows of the table add up to the total.
+      awk '/^memory / { inside = 1; next } $1 == "total" { gsub(",", "", $2); exit !(sum == $2 && generation > 0) }
+        inside { gsub(",", "", $2); sum += $2; if ($1 == "generation") generation = $2 }' plan.txt || fail "another sum: $(cat plan.txt)"
+      # Half of the keys and values on each tensor-parallel rank: 12 pages, 16 tokens, 2 layers, 2 heads of 12 numbers.
+      [[ $planned == *"($((12 * 16 * 2 * 2 * 24 * 4 / ranks / 1024)).0 KiB)"* ]] || fail "other pages: $planned"
+      expect 0 run "$ranks" "${prompts[@]}" grpo.max_num_steps=1 checkpointing.enabled=false
+      grep -qF "$planned" out.txt err.txt || fail "planned $planned: $(cat out.txt err.txt)"
+    done
+    # Pretraining generates nothing.
+    expect 0 run 1 plan one.yaml --device cpu
+    ! grep -q generation out.txt || fail "$(cat out.txt)"
+    ;;
   sft_recipes)
     model() { # DIRECTORY JSON: a model directory without weights
       mkdir -p "models/$1"
@@ -81,6 +105,7 @@ case $case_name in
     while read -r name ranks; do
       expect 0 run 1 plan "$source_dir/configs/$name.yaml" --world "$ranks" --device h100
       grep -q 'does not fit' out.txt err.txt && fail "$name does not fit: $(cat out.txt)"
+      [[ $name != grpo-* ]] || grep -qE '^  generation +[1-9][0-9,]+ ' out.txt || fail "$name: no generation: $(cat out.txt)"
       planned=$((planned + 1))
     done <<'LIST'
 sft-smollm2-135m 1

@@ -222,3 +222,19 @@ TEST_CASE("the host may choose tokens from logits, and a sequence may fill all p
   CHECK(counts.decoded_tokens < counts.sampled_tokens);
   CHECK((counts.prefill_seconds > 0 && counts.decode_seconds > 0));
 }
+
+TEST_CASE("the memory of generation is known without allocating it", "[rollout]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    INFO(name);
+    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
+    const model::GenerationLimits limits{
+        .tokens = 20, .sequences = 7, .longest = longest, .pages = 40, .page_tokens = 4};
+    const model::GenerationMemory planned =
+        model::GenerationPass::memory(m.spec_, m.parameters_, weights_of(m), m.exec_, limits);
+    CHECK(planned.pages == 40 * model::GenerationPass::page_bytes(m.spec_, {}, 4, DType::f32));
+    CHECK(planned.buffers > 7 * m.spec_.vocab_size * 4);
+    const LocalGenerator g = generator(m, limits);
+    CHECK(g.memory().pages == planned.pages);
+    CHECK(g.memory().buffers == planned.buffers);
+  }
+}

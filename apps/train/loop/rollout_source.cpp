@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "apps/data/text_source.h"
+#include "apps/plan/generation.h"
 #include "apps/plan/loss.h"
 #include "apps/reward/rewards.h"
 #include "apps/rollout/generator.h"
@@ -23,40 +24,17 @@ namespace {
 
 constexpr int64_t equal_to_warn = 10;
 
-int64_t page_bytes(const Run& run, const model::ModelLayout& layout, int64_t page_tokens) {
-  return model::GenerationPass::page_bytes(run.plan().spec, layout, page_tokens,
-                                           run.engine->weights().front().dtype);
-}
-
-/// Limits of this rank's generator: all sequences that it gets at once, if their pages fit into half of the
-/// memory that the plan leaves, else fewer.
-rollout::GeneratorLimits generator_limits(const Run& run, const model::ModelLayout& layout,
-                                          int64_t vocabulary) {
-  const Config& c = run.config;
-  const bool gpu = run.engine->exec().device != nullptr;
-  const int64_t dp = run.placement.grid_position().sizes.dp;
-  const int64_t most = std::max(
-      (c.rollout.num_prompts_per_step + dp - 1) / dp * c.rollout.num_generations_per_prompt, int64_t{1});
-  rollout::GeneratorLimits limits;
-  limits.vocabulary = vocabulary;
-  model::GenerationLimits& pass = limits.pass;
-  pass.longest = c.policy.max_total_sequence_length;
-  pass.page_tokens = gpu ? 64 : 16;
-  pass.sequences = std::min<int64_t>(most, gpu ? 256 : 128);
-  pass.tokens = gpu ? 2048 : 512;
-  const int64_t of_sequence = (pass.longest + pass.page_tokens - 1) / pass.page_tokens;
-  const int64_t page = page_bytes(run, layout, pass.page_tokens);
+/// The memory of this rank's generator.
+plan::GenerationPlan generation_of(const Run& run) {
   const auto left = static_cast<int64_t>(run.placement.capacity()) - run.plan().memory.total_bytes();
-  const int64_t fit = std::max<int64_t>(left / 2, 0) / page;
-  if (fit < of_sequence)
+  plan::GenerationPlan plan = plan::plan_generation(run.config, run.plan(), left);
+  if (!plan.fits)
     fail(Exit::out_of_memory,
          "generation: a sequence of {} tokens takes {} of cache, and the plan leaves {}. Fix: lower "
          "policy.max_total_sequence_length or the memory of training (docs/memory.md)",
-         pass.longest, human_bytes(static_cast<uint64_t>(of_sequence * page)),
+         plan.limits.longest, human_bytes(static_cast<uint64_t>(plan.sequence_bytes)),
          human_bytes(static_cast<uint64_t>(std::max<int64_t>(left, 0))));
-  // One page more for each sequence: a shared prompt's last page is copied.
-  pass.pages = std::min(fit, pass.sequences * (of_sequence + 1));
-  return limits;
+  return plan;
 }
 
 }  // namespace
@@ -120,20 +98,14 @@ RolloutSource::RolloutSource(Run& run)
   const Config& c = run.config;
   run_collectively(run.world, [&] {
     tools_->tokenizer = tokenizer_of_run(c);
-    model::ModelLayout layout;
-    layout.tensor = run.plan().layout.tensor;
-    layout.tensor_rank = run.plan().layout.tensor_rank;
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
-    const rollout::GeneratorLimits limits = generator_limits(run, layout, tools_->tokenizer->vocab_size());
-    tools_->generator = std::make_unique<rollout::LocalGenerator>(run.plan().spec, run.plan().parameters,
-                                                                  std::move(views), run.engine->exec(),
-                                                                  limits, layout, &run.placement.groups());
-    notes_.push_back(fmt::format(
-        "generation of up to {} sequences at once, {} pages of {} tokens: {} of cache", limits.pass.sequences,
-        grouped(limits.pass.pages), limits.pass.page_tokens,
-        human_bytes(
-            static_cast<uint64_t>(limits.pass.pages * page_bytes(run, layout, limits.pass.page_tokens)))));
+    const plan::GenerationPlan plan = generation_of(run);
+    tools_->generator = std::make_unique<rollout::LocalGenerator>(
+        run.plan().spec, run.plan().parameters, std::move(views), run.engine->exec(),
+        rollout::GeneratorLimits{.pass = plan.limits, .vocabulary = tools_->tokenizer->vocab_size()},
+        plan.layout, &run.placement.groups());
+    notes_.push_back("generation of " + plan.text());
     tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
     for (std::string& note : tools_->rewards->notes()) notes_.push_back("reward " + note);
     for (const data::Prompts* prompts :

@@ -3,12 +3,14 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/engine/step_traffic.h"
 #include "apps/plan/dry_rank.h"
+#include "apps/plan/generation.h"
 #include "apps/plan/host_memory.h"
 #include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
@@ -208,7 +210,7 @@ void print_offloaded(const plan::RunPlan& plan) {
 
 // The process around the planned memory.
 void print_host(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic,
-                int threads, const data::DatasetMemory& order) {
+                int threads, const data::DatasetMemory& order, int64_t generation) {
   const bool on_host = plan.device == DeviceType::cpu;
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
@@ -227,11 +229,13 @@ void print_host(const Config& config, const plan::RunPlan& plan, std::span<const
               text);
   };
   row("arena", arena, on_host ? "the buffers of the run" : "pinned buffers of the run");
+  if (!on_host) generation = 0;
+  if (generation > 0) row("generation", generation, "keys, values and buffers of rollouts");
   if (order.order + order.files > 0) row("sample order", order.order + order.files, "and the file index");
   for (const plan::HostPart& part : parts)
     row(part.name, part.bytes,
         part.formula + (part.passing ? " (at times; the largest such part counts)" : ""));
-  row("peak", arena + order.order + order.files + plan::sum_of(parts), "resident memory");
+  row("peak", arena + generation + order.order + order.files + plan::sum_of(parts), "resident memory");
 }
 
 }  // namespace
@@ -313,9 +317,25 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
     row(memory::name_of(category),
         plan.memory.bytes(category) + (category == memory::Category::data ? counted_order : 0));
   }
-  row("total", plan.memory.total_bytes() + counted_order);
+  int64_t total = plan.memory.total_bytes();
+  std::optional<plan::GenerationPlan> generation;
+  if (generates_rollouts(c)) {
+    std::optional<int64_t> left;
+    if (const size_t memory = rank_memory(c, world, choice); memory > 0)
+      left = static_cast<int64_t>(memory) - total;
+    generation = plan::plan_generation(c, *ranks.front().plan, left);
+    total += generation->memory.total();
+    row("generation", generation->memory.total());
+  }
+  row("total", total + counted_order);
+  if (generation) {
+    log::info("  generation of {}", generation->text());
+    log::info(
+        "  phases: generate uses weights and generation; score weights, activations, workspace and data; "
+        "train all but generation");
+  }
   if (choice.memory > 0) {
-    const double share = static_cast<double>(plan.memory.total_bytes()) / static_cast<double>(choice.memory);
+    const double share = static_cast<double>(total) / static_cast<double>(choice.memory);
     log::info("  {} of the GPU's {}{}",
               share < 10 ? fmt::format("{:.0f} %", share * 100) : fmt::format("{:.0f} times", share),
               human_bytes(choice.memory), share > 1 ? ": does not fit" : "");
@@ -331,7 +351,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
     log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
-  print_host(c, plan, traffic, ranks.front().threads, order);
+  print_host(c, plan, traffic, ranks.front().threads, order, generation ? generation->memory.total() : 0);
   if (unknown.empty())
     log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),
