@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The inputs, the runs and the table of scripts/bench-sft.sh and scripts/bench-dpo.sh.
+"""The inputs, the runs and the table of scripts/bench-sft.sh, scripts/bench-dpo.sh and scripts/bench-grpo.sh.
 
 usage: tuning.py check                              exits with 1 if a package is missing; prints the versions
        tuning.py write OBJECTIVE DIRECTORY EXAMPLES the model, its tokenizer and the file of conversations or pairs
@@ -12,6 +12,10 @@ quantiles of a log-normal distribution, which is what conversations have: a medi
 above 512. The loss is that of the assistant's tokens. A pair has two sequences of such lengths with the same prompt. Its
 reference is the model of the start, whose log-probabilities both programs compute before the first step; that is not
 timed. Losses are compared after the first step, or of pairs, whose first loss is log 2 for any model, after the last.
+
+grpo: a step generates EXAMPLES completions of ANSWER tokens, GROUP of a prompt, with a random Llama of 0.5 million
+parameters, judges them and trains on them. Programs sample other completions, so that no losses are compared; a random
+model hardly ever ends one early.
 """
 import argparse
 import json
@@ -28,6 +32,7 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 LENGTH, MEDIAN, SIGMA, SHORTEST = 512, 100, 0.9, 20
+GROUP, ANSWER = 16, 5
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-4, (0.9, 0.95), 0.1
 # <after>: a line break between messages. TRL's completions of pairs include the text after the end token, ours do not:
 # pairs have none.
@@ -79,7 +84,37 @@ def pair(draw, words, chosen, rejected):
             "rejected": message("assistant", rejected - 9 - asked)}
 
 
+def write_prompts(directory, examples):
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    draw = random.Random(1)
+    with open(os.path.join(directory, "examples.jsonl"), "w") as file:
+        for _ in range(1000):
+            digits = [str(draw.randrange(10)) for _ in range(4)]
+            file.write(json.dumps({"prompt": "".join(digits) + "=", "answer": "".join(sorted(digits))}) + "\n")
+    bpe = Tokenizer(models.BPE())  # of bytes
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.train_from_iterator([], trainers.BpeTrainer(
+        vocab_size=258, special_tokens=["<|endoftext|>", "<|pad|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|pad|>")
+    model = os.path.join(directory, "model")
+    tokenizer.save_pretrained(model)
+    torch.manual_seed(0)
+    # configs/grpo-sort-sft.yaml
+    LlamaForCausalLM(LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id)).float().save_pretrained(model)
+    print(f"{examples} completions of {ANSWER} tokens, {GROUP} of a prompt of 5 tokens")
+
+
 def write(objective, directory, examples):
+    if objective == "grpo":
+        return write_prompts(directory, examples)
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -136,12 +171,13 @@ def read_records(directory):
 def result(args, losses, **values):
     """losses: of all steps."""
     step = 1 if args.objective == "sft" else len(losses)
-    print(json.dumps({"variant": args.variant, "round": args.round, "title": TITLES[args.variant],
-                      "loss": losses[step - 1], "loss_step": step, **values}))
+    loss = {} if args.objective == "grpo" else {"loss": losses[step - 1], "loss_step": step}
+    print(json.dumps({"variant": args.variant, "round": args.round, "title": TITLES[args.variant], **loss, **values}))
 
 
 def train_nrl(args):
-    examples = len(read_records(args.directory))
+    rollouts = args.objective == "grpo"
+    examples = args.examples if rollouts else len(read_records(args.directory))
     logs = os.path.join(args.directory, "logs")
     config = {
         "algorithm": args.objective, "device": "cpu",
@@ -160,6 +196,12 @@ def train_nrl(args):
         "logger": {"log_dir": logs},
         "kernels": {"num_threads": args.threads},
     }
+    if rollouts:
+        config["policy"] |= {"max_total_sequence_length": 16, "generation": {"max_new_tokens": ANSWER},
+                             "tokenizer": {"chat_template": "none"}}
+        config["grpo"] |= {"num_prompts_per_step": examples // GROUP, "num_generations_per_prompt": GROUP}
+        config["reward"] = [{"type": "exact", "answer_key": "answer"}]
+        config["data"]["train"]["format"] = "prompts"
     path = os.path.join(args.directory, "run.yaml")
     with open(path, "w") as file:
         file.writelines(f"{key}: {json.dumps(value)}\n" for key, value in config.items())
@@ -184,7 +226,7 @@ def train_trl(args):
     import torch
     from datasets import Dataset, disable_progress_bars
     from transformers import AutoTokenizer, LlamaForCausalLM, TrainerCallback
-    from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
+    from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
     disable_progress_bars()
     torch.set_num_threads(args.threads)
@@ -196,15 +238,23 @@ def train_trl(args):
         random.Random(step).shuffle(order)
         repeated += order
     micro = 1 if args.variant == "single" else args.micro
+    rollouts = args.objective == "grpo"
+    examples = args.examples if rollouts else len(records)
     common = dict(
         output_dir=os.path.join(args.directory, "trl"), max_steps=args.warmup + args.steps,
-        per_device_train_batch_size=micro, gradient_accumulation_steps=len(records) // micro,
-        train_sampling_strategy="sequential", learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
+        per_device_train_batch_size=micro, gradient_accumulation_steps=examples // micro,
+        learning_rate=LEARNING_RATE, lr_scheduler_type="constant", warmup_steps=0,
         weight_decay=WEIGHT_DECAY, adam_beta1=BETAS[0], adam_beta2=BETAS[1], adam_epsilon=1e-8, max_grad_norm=1.0,
         bf16=False, fp16=False, gradient_checkpointing=False, logging_steps=1, save_strategy="no", report_to=[],
-        use_cpu=True, disable_tqdm=True,
-        max_length=None if args.variant == "padding-free" else LENGTH)  # which refuses a limit; no example is longer
-    if args.objective == "dpo":
+        use_cpu=True, disable_tqdm=True)
+    if not rollouts:  # padding-free refuses a limit; no example is longer
+        common |= {"train_sampling_strategy": "sequential",
+                   "max_length": None if args.variant == "padding-free" else LENGTH}
+    if args.objective == "grpo":
+        family = GRPOTrainer
+        config = GRPOConfig(num_generations=GROUP, max_completion_length=ANSWER, temperature=1.0, beta=0.0,
+                            loss_type="dapo", steps_per_generation=1, shuffle_dataset=False, **common)
+    elif args.objective == "dpo":
         family, config = DPOTrainer, DPOConfig(beta=0.1, loss_type=["sigmoid"], precompute_ref_log_probs=True, **common)
     else:
         family, config = SFTTrainer, SFTConfig(
@@ -220,9 +270,11 @@ def train_trl(args):
             self.ends.append((time.perf_counter(), time.process_time()))
 
     clock = Clock()
+    more = {"reward_funcs": lambda completions, answer, **_: [float(c == a) for c, a in zip(completions, answer)]}
     trainer = family(
         model=LlamaForCausalLM.from_pretrained(model, dtype=torch.float32, attn_implementation="sdpa"), args=config,
-        train_dataset=Dataset.from_list(repeated), processing_class=AutoTokenizer.from_pretrained(model), callbacks=[clock])
+        train_dataset=Dataset.from_list(records if rollouts else repeated),
+        processing_class=AutoTokenizer.from_pretrained(model), callbacks=[clock], **(more if rollouts else {}))
     collate, rows = trainer.data_collator, []
 
     def count(batch):
@@ -234,7 +286,8 @@ def train_trl(args):
         rows.append((out["input_ids"].numel(), *counts))
         return out
 
-    trainer.data_collator = count
+    if not rollouts:
+        trainer.data_collator = count
     stdout = os.dup(1)
     os.dup2(2, 1)  # the trainer prints its logs
     trainer.train()
@@ -244,11 +297,16 @@ def train_trl(args):
     step_ms = [(b[0] - a[0]) * 1e3 for a, b in zip(ends, ends[1:])]
     cpu_ms = (ends[-1][1] - ends[0][1]) * 1e3 / len(step_ms)
     steps = args.warmup + args.steps
-    rows = rows[:steps * len(records) // micro]
-    all_rows, tokens, loss_tokens = (sum(column) for column in zip(*rows))
-    result(args, examples=len(records), tokens=tokens / steps, loss_tokens=loss_tokens / steps,
-           padding=1 - tokens / all_rows, step_ms=step_ms, cpu_ms=cpu_ms,
-           losses=[row["loss"] for row in trainer.state.log_history if "loss" in row])
+    logged = [row for row in trainer.state.log_history if "loss" in row]
+    if rollouts:
+        answers = statistics.mean(row["completions/mean_length"] for row in logged) * examples
+        tokens, loss_tokens, all_rows = steps * (answers + 5 * examples), steps * answers, 0
+    else:
+        rows = rows[:steps * examples // micro]
+        all_rows, tokens, loss_tokens = (sum(column) for column in zip(*rows))
+    result(args, examples=examples, tokens=tokens / steps, loss_tokens=loss_tokens / steps,
+           padding=1 - tokens / all_rows if all_rows else 0.0, step_ms=step_ms, cpu_ms=cpu_ms,
+           losses=[row["loss"] for row in logged])
 
 
 def table(path):
@@ -277,6 +335,8 @@ def table(path):
     first = next(iter(rows.values()))
     print(f"Tokens of a step: {first['tokens']:.0f}, with a loss {first['loss_tokens']:.0f}. Speed is relative to "
           f"{TITLES['padded']}.")
+    if "loss" not in first:
+        return
     different = [row["title"] for row in rows.values() if abs(row["loss"] - first["loss"]) > 1e-4 * first["loss"]]
     print(f"Losses of step {first['loss_step']}: " + ", ".join(f"{row['loss']:.6f}" for row in rows.values()) + ".")
     if different:
@@ -288,13 +348,14 @@ def main():
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check")
     one = commands.add_parser("write")
-    one.add_argument("objective", choices=["sft", "dpo"])
+    one.add_argument("objective", choices=["sft", "dpo", "grpo"])
     one.add_argument("directory")
     one.add_argument("examples", type=int)
     for name, variants in ("nrl", ["packed", "plain"]), ("trl", ["padded", "single", "padding-free"]):
         one = commands.add_parser(name)
-        one.add_argument("objective", choices=["sft", "dpo"])
+        one.add_argument("objective", choices=["sft", "dpo", "grpo"])
         one.add_argument("directory")
+        one.add_argument("--examples", type=int, default=512, help="grpo: completions of a step")
         one.add_argument("--variant", choices=variants, required=True)
         one.add_argument("--round", type=int, default=1)
         one.add_argument("--steps", type=int, default=3, help="steps to time")

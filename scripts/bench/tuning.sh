@@ -1,12 +1,13 @@
 # shellcheck shell=bash
-# The arguments and the run of scripts/bench-sft.sh and scripts/bench-dpo.sh; sourced by them after common.sh.
-# Set before: usage(), objective (sft or dpo), title, known (array of all variants), variants_default (array).
+# The arguments and the run of scripts/bench-sft.sh, bench-dpo.sh and bench-grpo.sh; sourced by them after common.sh.
+# Set before: usage(), objective (sft, dpo or grpo), title, known (array of all variants), variants_default (array).
 # shellcheck disable=SC2154  # these, and root_dir of common.sh
 
 rounds=3
 steps=3
 examples=32
 micro=8
+if [[ $objective == grpo ]]; then examples=512 micro=512; fi
 threads=2
 variants=()
 pythons=()
@@ -86,6 +87,7 @@ for ((round = 1; round <= rounds; ++round)); do
   for variant in "${variants[@]}"; do
     command=trl options=()
     if [[ $variant == packed || $variant == plain ]]; then command=nrl options=(--binary "$binary"); fi
+    if [[ $objective == grpo ]]; then options+=(--examples "$examples"); fi
     tuning "$command" "$objective" "$work" --variant "$variant" --round "$round" --steps "$steps" --micro "$micro" --threads "$threads" \
       "${options[@]}" >>"$results"
     printf 'round %d, %s: median of a step %.0f ms\n' "$round" "$variant" \

@@ -187,12 +187,15 @@ TEXT
   bench_sft_arguments)
     expect 64 "--variant takes one of packed plain padded padding-free single; found 'trl'" "$scripts/bench-sft.sh" --variant trl
     expect 64 "--variant takes one of packed plain padded single; found 'padding-free'" "$scripts/bench-dpo.sh" --variant padding-free
+    expect 64 "--variant takes one of packed plain padded; found 'single'" "$scripts/bench-grpo.sh" --variant single
+    expect 64 "--examples: 96 is not a multiple of --micro, 512" "$scripts/bench-grpo.sh" --examples 96
     expect 64 "--examples: 12 is not a multiple of --micro, 8" "$scripts/bench-sft.sh" --examples 12
     expect 64 "--steps takes a number of 1 or more" "$scripts/bench-sft.sh" --steps 0
     expect 66 "--torch: no program './no-such-python'" "$scripts/bench-sft.sh" --torch ./no-such-python
     command_of none 'exit 1'
     expect 64 "--steps takes a number of 1 or more" "$scripts/bench-objectives.sh" --steps x
     expect 77 "skipped: no Python has trl, transformers and torch" "$scripts/bench-sft.sh" --torch bin/none
+    expect 77 "skipped: no Python has trl, transformers and torch" "$scripts/bench-grpo.sh" --torch bin/none
     ;;
   bench_sft_table) # of two rounds: the best step, and the median over the rounds of their medians
     command -v python3 >/dev/null || {
@@ -210,6 +213,8 @@ TEXT
     grep -qxF '| padded | 5.00 | 4.00 | 312.50 | 250.00 | 13000 | 62.5 % | 1.00 | 1.00 | 1.00 |' out.txt || fail "another row: $(cat out.txt)"
     run other 1000 1 0.0 9.01 >>results
     expect 1 'error: another loss than packed: other' table
+    { run packed 1000 2000 0.0 0; run padded 9000 12000 0.0 1; } | sed 's/"loss": [0-9]*, "loss_step": 1, //' >results
+    expect 0 '| packed | 32.00 | 32.00 | 2000.00 | 2000.00 | 2000 | 0.0 % | 9.00 | 9.00 | 6.00 |' table # of rollouts
     ;;
   torch_train) # the peers' training loop begins at the loss of a random model, and learns its batch
     # shellcheck source=scripts/common.sh
