@@ -227,6 +227,44 @@ void Engine::weights_written() {
   fp8_stale_ = true;
 }
 
+template <class F>
+void Engine::for_parts_of_reference(F&& work) {
+  NRL_CHECK(plan_->reference >= 0, "the plan keeps no reference");
+  finish_gathers();
+  const memory::MemoryPlan& memory = plan_->memory;
+  auto* reference = static_cast<std::byte*>(arenas_.at(memory, plan_->reference));
+  void* const exchange = arenas_.at(memory, plan_->reference_exchange);
+  const int64_t at_once = memory.buffers()[static_cast<size_t>(plan_->reference_exchange)].bytes;
+  for (const GroupTensors& t : groups_) {
+    if (!t.group->trainable) continue;
+    const int64_t size = size_of(t.weights.dtype), elements = t.weights.numel();
+    auto* weights = static_cast<std::byte*>(t.weights.data);
+    for (int64_t left = elements, n = 0; left > 0; left -= n) {
+      n = std::min(left, at_once / size);
+      const auto part = [&](void* data) { return make_tensor(data, t.weights.dtype, {1, n}); };
+      work(part(weights), part(reference), part(exchange));
+      weights += n * size;
+      reference += n * size;
+    }
+  }
+}
+
+void Engine::keep_reference() {
+  NRL_CHECK(!reference_exchanged_);
+  for_parts_of_reference([this](const Tensor& weights, const Tensor& reference, const Tensor&) {
+    ops::copy(exec_, weights, reference);
+  });
+}
+
+void Engine::exchange_reference() {
+  reference_exchanged_ = !reference_exchanged_;
+  for_parts_of_reference([this](const Tensor& weights, const Tensor& reference, const Tensor& exchange) {
+    ops::copy(exec_, weights, exchange);
+    ops::copy(exec_, reference, weights);
+    ops::copy(exec_, exchange, reference);
+  });
+}
+
 void Engine::restore(const StepCounters& counters) {
   scalars_.restore(counters);
   fp8_stale_ = true;
@@ -245,6 +283,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 
 void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(optimizer_ && !dry_ranks_, "this engine does not train");
+  NRL_CHECK(!reference_exchanged_, "the weights are the reference's");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
   const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);

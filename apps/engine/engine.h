@@ -158,6 +158,11 @@ class Engine {
   /// Must be called after writing the weights from outside: initializes the master weights, if any, from
   /// them. The next pass begins with writing those that are kept in FP8.
   void weights_written();
+  /// Copies the weights as they are to the memory of the reference (plan::keeps_reference()).
+  void keep_reference();
+  /// Exchanges the weights with the reference's, bit for bit; the optimizer state stays. Must be called again
+  /// before the next step: only forward passes may come between.
+  void exchange_reference();
   /// Collective, before the first step, when every rank has its engine: registers its memory with the groups
   /// (distributed.nccl_ub).
   void register_memory();
@@ -171,6 +176,10 @@ class Engine {
   Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups* ranks, const ops::Exec& exec);
   void allocate();
   void bind();
+  /// Calls `work` with equal parts of the trained weights and of the reference's, (1, n) each, of at most the
+  /// bytes of the plan's exchange buffer, and with that buffer.
+  template <class F>
+  void for_parts_of_reference(F&& work);
   void gradient_ready(int parameter);
   /// To the other ranks: messages of the stages, and the reducer.
   void connect();
@@ -190,8 +199,9 @@ class Engine {
   std::vector<std::unique_ptr<comm::Registration>> registrations_;
   std::vector<GroupTensors> groups_;
   std::deque<int> expert_rounds_;  // of the steps in flight
-  Tensor step_scalars_;            // (ops::StepScalar::count) f64
-  Tensor evaluation_;              // (ops::StepScalar::max_metrics) f64
+  bool reference_exchanged_ = false;
+  Tensor step_scalars_;  // (ops::StepScalar::count) f64
+  Tensor evaluation_;    // (ops::StepScalar::max_metrics) f64
   StepScalars scalars_;
   StepWatch watch_;
   std::unique_ptr<pipeline::StageMessages> messages_;  // with several stages

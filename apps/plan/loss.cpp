@@ -26,6 +26,10 @@ bool needs_reference(const Config& config) {
   return false;
 }
 
+bool keeps_reference(const Config& config) {
+  return needs_reference(config) && generates_rollouts(config) && !config.policy.lora.enabled;
+}
+
 model::LossNeeds loss_needs(const Config& config) {
   switch (config.algorithm) {
     case Algorithm::pretrain:
@@ -39,6 +43,7 @@ model::LossNeeds loss_needs(const Config& config) {
       const bool sequences = has_sequence_ratios(loss.type);
       return {.dependence = sequences ? Dependence::sequence : Dependence::token,
               .entropy = loss.entropy_coef != 0,
+              .inverse_temperature = 1 / config.rollout.temperature,
               .columns = std::vector<model::ColumnSpec>(PolicyColumn::count),
               .sequence_values = sequences ? policy_sequence_values : 0};
     }

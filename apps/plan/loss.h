@@ -25,6 +25,10 @@ bool has_sequence_ratios(PolicyObjective type);
 /// True if the loss reads log-probabilities of a reference, which must be computed before training.
 bool needs_reference(const Config& config);
 
+/// True if a copy of the weights that training began with is kept beside the trained ones, because rollouts
+/// are compared with it as long as the run generates them; a policy with adapters has it without a copy.
+bool keeps_reference(const Config& config);
+
 /// The needs of the configured algorithm's objective.
 model::LossNeeds loss_needs(const Config& config);
 

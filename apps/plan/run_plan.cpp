@@ -189,6 +189,19 @@ namespace {
 
 using Rules = std::vector<model::RecomputeRule>;
 
+void add_reference(RunPlan& p) {
+  constexpr int64_t at_once = int64_t{16} << 20;
+  int64_t bytes = 0, largest = 0;
+  for (const ParamGroup& g : p.groups) {
+    const int64_t of_group = g.trainable ? g.weight_elements() * size_of(g.weight) : 0;
+    bytes += of_group;
+    largest = std::max(largest, of_group);
+  }
+  p.reference = p.memory.add("weights of the reference", Category::weights, bytes);
+  p.reference_exchange =
+      p.memory.add("exchange of the reference", Category::data, std::min(largest, at_once));
+}
+
 void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) {
   for (const ParamGroup& g : p.groups) {
     if (g.offloaded_elements == 0) continue;
@@ -243,6 +256,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       p.parameters,
       [&](const std::string& group) { return group_options(config, position, p.recipe, group); }, p.memory);
 
+  if (keeps_reference(config)) add_reference(p);
   const bool gpu = device == DeviceType::cuda;
   p.scalars = p.memory.add("step scalars", Category::data, ops::StepScalar::count * 8);
   if (gpu)

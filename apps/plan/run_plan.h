@@ -44,6 +44,9 @@ struct RunPlan {
   std::string offload_directory;  ///< memory.offload_dir; empty: unset
   std::vector<ParamGroup> groups;
   memory::BufferId scalars = -1, host_scalars = -1, evaluation = -1;
+  /// keeps_reference(): the trained groups' weights of the reference, one after another, and memory through
+  /// which they are exchanged with the trained ones; else -1.
+  memory::BufferId reference = -1, reference_exchange = -1;
   memory::BufferId staging = -1;  ///< GPU: see add_staging()
   /// GPU runs with offloaded optimizer state: page-locked memory of engine::OffloadedUpdate, offload_slots
   /// buffers of `offload_slot_bytes` and a copy of the step's scalars; the CPU's kernels and threads.

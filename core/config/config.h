@@ -285,6 +285,7 @@ struct RolloutConfig {
   std::optional<int64_t> max_val_samples;  ///< prompts of an evaluation; unset: all
   int64_t val_num_generations_per_prompt = 1;
   AutoOr<int64_t> max_new_tokens;  ///< auto: as many as max_total_sequence_length leaves
+  double temperature = 1;          ///< > 0: of the distribution that rollouts are sampled from
   double val_temperature = 0;      ///< of evaluations; 0: greedy
   bool operator==(const RolloutConfig&) const = default;
 };

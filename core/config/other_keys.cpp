@@ -232,7 +232,6 @@ constexpr Other others[] = {
     {"policy.generation.vllm_cfg", own_generation},
     {"policy.generation.vllm_kwargs", own_generation},
     {"policy.generation.mcore_generation_config", own_generation},
-    {"policy.generation.temperature", "rollouts are sampled at temperature 1; remove it", "1.0"},
     {"policy.generation.top_p", "rollouts are sampled from all tokens; remove it", "1.0"},
     {"policy.generation.top_k", "rollouts are sampled from all tokens; remove it", "null"},
     {"policy.generation.stop_token_ids", "answers end with the tokenizer's end tokens; remove it", "null"},

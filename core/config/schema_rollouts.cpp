@@ -63,16 +63,24 @@ void add_rollout_keys(Table& t) {
       .at_most(1024)
       .help("Completions of each prompt of an evaluation, for pass@k.")
       .only_with(evaluates());
-  t.section("policy.generation", "Generation of rollouts (algorithm grpo, data.train.format: prompts).",
+  t.section("policy.generation", "Rollouts and their generation (algorithm grpo).",
             {Algorithm::grpo});
   NRL_ROLLOUT_KEY(t, "policy.generation.", max_new_tokens)
       .at_least(1)
       .alias("training.max_completion_length")
       .help("Most tokens of a completion; auto: as many as policy.max_total_sequence_length leaves.");
+  t.key(
+       "policy.generation.temperature", [](auto& c) -> auto& { return c.rollout.temperature; })
+      .at_least(0.01)
+      .at_most(100)
+      .alias("training.temperature")
+      .help(
+          "Divisor of the logits where rollouts are sampled and in all log-probabilities and entropies of "
+          "training. Rollouts from files must have been sampled with it.");
   NRL_ROLLOUT_KEY(t, "policy.generation.", val_temperature)
       .at_least(0)
       .at_most(100)
-      .help("Temperature of the samples of evaluations; 0: the most probable tokens. Rollouts have 1.")
+      .help("Temperature of the samples of evaluations; 0: the most probable tokens.")
       .only_with(evaluates());
 }
 

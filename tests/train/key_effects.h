@@ -433,6 +433,7 @@ inline const Effect effects[] = {
      "train/rollout_run_test.cpp"},
     {"policy.generation.max_new_tokens", Observed::elsewhere, "policy.generation.max_new_tokens=3",
      "train/rollout_run_test.cpp"},
+    {"policy.generation.temperature", Observed::rows, "1", "0.7", ROLLOUTS},
     {"policy.generation.val_temperature", Observed::elsewhere, "policy.generation.val_temperature=1",
      "train/rollout_run_test.cpp"},
     {"distill.max_num_steps", Observed::rows, "3", "4", LESSONS},

@@ -96,6 +96,65 @@ TEST_CASE("rollouts continue where a checkpoint was saved, bit for bit", "[grpo]
   CHECK(bench.samples("whole").size() == bench.samples("longer").size());
 }
 
+TEST_CASE("training computes the log-probabilities of another temperature as the sampler does", "[grpo]") {
+  const Digits bench;
+  for (const char* const layout : {"", "distributed.tensor_parallel_size=2"}) {
+    CAPTURE(layout);
+    std::vector<std::string> keys{"policy.generation.temperature=0.7", "policy.optimizer.lr=0.05"};
+    if (*layout) keys.emplace_back(layout);
+    const std::string name = *layout ? "two" : "one";
+    const Finished finished =
+        *layout ? bench.run_ranks(NRL_TWO_RANKS, name, bench.overrides(keys)) : bench.learn(name, keys);
+    INFO(finished.err);
+    REQUIRE(finished.code == Exit::ok);
+    REQUIRE(bench.steps(name).size() == 4);
+    for (const JsonValue& row : bench.steps(name)) {
+      CHECK(row.get_double("token_mult_prob_error") < 1 + 2e-5);
+      CHECK(row.get_double("probs_ratio") == Approx(1).epsilon(2e-5));
+    }
+  }
+  CHECK(bench.values("one", "reward") == bench.values("two", "reward"));
+  // Other texts, and another gradient of the same ones.
+  REQUIRE(bench.learn("plain", {"policy.optimizer.lr=0.05"}).code == Exit::ok);
+  CHECK(bench.values("plain", "grad_norm") != bench.values("one", "grad_norm"));
+}
+
+TEST_CASE("a policy of all weights is compared with a frozen copy", "[grpo]") {
+  const Digits bench;
+  const std::vector<std::string> keys{"loss_fn.reference_policy_kl_penalty=0.1", "policy.optimizer.lr=0.05",
+                                      "checkpointing.save_period=2"};
+  const Finished finished = bench.learn("whole", keys);
+  INFO(finished.err);
+  REQUIRE(finished.code == Exit::ok);
+  const std::vector<double> divergence = bench.values("whole", "kl_penalty");
+  REQUIRE(divergence.size() == 4);
+  CHECK(divergence.front() == Approx(0).margin(1e-9));
+  CHECK(divergence.back() > 1e-4);
+  // A checkpoint has no reference: it is loaded again before the checkpoint.
+  std::vector<std::string> first = keys;
+  first.emplace_back("loop.max_num_steps=2");
+  REQUIRE(bench.learn("parts", first).code == Exit::ok);
+  REQUIRE(bench.learn("parts", keys).code == Exit::ok);
+  CHECK(bench.weights("whole", 4) == bench.weights("parts", 4));
+  CHECK(bench.values("parts", "kl_penalty") == divergence);
+  // The penalty changes the gradients.
+  REQUIRE(bench.learn("plain", {"policy.optimizer.lr=0.05"}).code == Exit::ok);
+  CHECK(bench.values("plain", "grad_norm") != bench.values("whole", "grad_norm"));
+  for (const std::string layout :
+       {"distributed.shard_strategy=optim", "distributed.tensor_parallel_size=2"}) {
+    CAPTURE(layout);
+    std::vector<std::string> more = keys;
+    more.push_back(layout);
+    const std::string name = layout.substr(layout.find('.') + 1, 5);
+    const Finished two = bench.run_ranks(NRL_TWO_RANKS, name, bench.overrides(more));
+    INFO(two.err);
+    REQUIRE(two.code == Exit::ok);
+    const std::vector<double> other = bench.values(name, "kl_penalty");
+    for (size_t i = 0; i < other.size(); ++i)
+      CHECK(other[i] == Approx(divergence[i]).epsilon(1e-4).margin(1e-7));
+  }
+}
+
 TEST_CASE("several steps on the same rollouts leave the policy that made them", "[grpo]") {
   const Digits bench;
   const Finished finished =
@@ -189,7 +248,6 @@ TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") 
       {"reward=[{type: exakt}]", "there is no type 'exakt'", Exit::config},
       {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
       {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
-      {"loss_fn.reference_policy_kl_penalty=0.1", "is kept with adapters only", Exit::config},
       {"distributed.shard_strategy=optim_grads_params", "does not fit the generation of rollouts",
        Exit::config},
       {"data.train.data_path=" + (bench / "bare.jsonl"),

@@ -104,9 +104,16 @@ std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& con
 std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& config, engine::Engine& engine,
                                                                std::shared_ptr<const data::Examples> examples,
                                                                Kind kind, const parallel::Groups& groups) {
-  engine.plan().decoder->use_adapters(false);
+  const bool copy = plan::keeps_reference(config);
+  if (copy)
+    engine.exchange_reference();
+  else
+    engine.plan().decoder->use_adapters(false);
   auto out = compute_log_probs(config, engine, std::move(examples), kind, groups);
-  engine.plan().decoder->use_adapters(true);
+  if (copy)
+    engine.exchange_reference();
+  else
+    engine.plan().decoder->use_adapters(true);
   return out;
 }
 
@@ -135,6 +142,8 @@ std::string key_of(const Run& run, const data::Examples& examples, Kind kind) {
       }
     }
   const plan::RunPlan& plan = run.plan();
+  const double inverse_temperature = plan.decoder->options().loss.inverse_temperature;
+  if (inverse_temperature != 1) digests += fmt::format("{}", inverse_temperature);
   return data::digest(fmt::format("{}{}\n{}\n{}\n{} {} {}\n{}", model, config.policy.model_json, digests,
                                   static_cast<int>(kind), name_of(config.policy.precision),
                                   name_of(plan.recipe.weights()), config.policy.fp8_cfg.enabled,
@@ -177,10 +186,30 @@ void write_numbers(const std::string& path, const std::string& key, std::span<co
   }
 }
 
+// Must be called when other weights were loaded: the run's own ones again.
+void restore_state(Run& run, monitor::StartPhases& phases) {
+  const std::vector<std::string> warnings = run.warnings, changes = run.changes;
+  initialize(run, phases, [] {});
+  run.warnings = warnings;
+  run.changes = changes;
+}
+
+// The model that the run began with, for the rollouts that it generates.
+void keep_reference(Run& run, monitor::StartPhases& phases) {
+  const bool other_weights = !run.resumed_from.empty();
+  run_collectively(run.world, [&] {
+    if (other_weights)
+      load_initial_weights(run.config, *run.engine, {}, run.placement.exec().threads, phases);
+    run.engine->keep_reference();
+  });
+  if (other_weights) restore_state(run, phases);
+}
+
 }  // namespace
 
 void prepare_references(Run& run, monitor::StartPhases& phases) {
   const Config& c = run.config;
+  if (plan::keeps_reference(c)) return keep_reference(run, phases);
   if (!plan::needs_reference(c) || generates_rollouts(c)) return;
   const auto kind = c.algorithm == Algorithm::dpo ? Kind::one : Kind::by_row;
   const parallel::Groups& groups = run.placement.groups();
@@ -223,11 +252,7 @@ void prepare_references(Run& run, monitor::StartPhases& phases) {
   };
   prepare(c.data.train, run.train.examples, run.train.reference);
   if (run.validation) prepare(c.data.validation, run.validation->examples, run.validation->reference);
-  if (!loaded) return;
-  const std::vector<std::string> warnings = run.warnings, changes = run.changes;
-  initialize(run, phases, [] {});
-  run.warnings = warnings;
-  run.changes = changes;
+  if (loaded) restore_state(run, phases);
 }
 
 }  // namespace nrl::train

@@ -18,16 +18,18 @@ std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& con
                                                                data::SequenceNumbers::Kind kind,
                                                                const parallel::Groups& groups);
 
-/// The same under the model that training began with, which a policy with adapters keeps: without them.
+/// The same under the model that training began with: without the adapters, or with the weights that
+/// Engine::keep_reference() kept.
 std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& config, engine::Engine& engine,
                                                                std::shared_ptr<const data::Examples> examples,
                                                                data::SequenceNumbers::Kind kind,
                                                                const parallel::Groups& groups);
 
-/// Collective, after set_up_run(), if the objective needs a reference: sets TrainData::reference and
-/// ValidationData::reference, from their files where these fit, else with the weights that the run begins
-/// with. A run that was resumed loads these first, and its checkpoint again afterwards. Files lie beside the
-/// caches of the examples; one that cannot be written is a warning.
+/// Collective, after set_up_run(), if the objective needs a reference: keeps the weights that the run begins
+/// with in the engine, for rollouts that it generates (plan::keeps_reference()); for examples sets
+/// TrainData::reference and ValidationData::reference, from their files where these fit, else with the
+/// weights that the run begins with. A run that was resumed loads these first, and its checkpoint again
+/// afterwards. Files lie beside the caches of the examples; one that cannot be written is a warning.
 void prepare_references(Run& run, monitor::StartPhases& phases);
 
 }  // namespace nrl::train

@@ -131,7 +131,7 @@ Rollouts::Made Rollouts::make(int64_t& cursor) {
     std::vector<Group> groups(static_cast<size_t>(c.num_prompts_per_step));
     for (size_t g = 0; g < groups.size(); ++g)
       groups[g].prompt = &prompts_[order_.at(cursor + static_cast<int64_t>(g))];
-    answer(groups, c.num_generations_per_prompt, cursor, 1, made);
+    answer(groups, c.num_generations_per_prompt, cursor, c.temperature, made);
     cursor += c.num_prompts_per_step;
     for (Group& g : groups) (c.use_dynamic_sampling && g.equal() ? equal : kept).push_back(std::move(g));
   }

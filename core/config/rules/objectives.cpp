@@ -106,13 +106,6 @@ const ConfigRule objective_table[] = {
         whole_weights("<:distributed.shard_strategy>")),
     row({is("data.train.format", {"prompts"}), is("policy.fp8_cfg.fp8_param", {"true"})},
         whole_weights("<:policy.fp8_cfg.fp8_param>")),
-    row({"loss_fn.reference_policy_kl_penalty", "data.train.format", "policy.lora.enabled"},
-        [](const Config& c) {
-          return generates_rollouts(c) && c.loss_fn.reference_policy_kl_penalty > 0 && !c.policy.lora.enabled;
-        },
-        {"<:loss_fn.reference_policy_kl_penalty> needs the model that training began with beside the trained "
-         "one, which is kept with adapters only",
-         {"set policy.lora.enabled: true, or the penalty to 0"}}),
 };
 
 }  // namespace
