@@ -16,7 +16,8 @@ std::shared_ptr<Objective> make_objective(const Config& config) {
     case Algorithm::rm:
       return std::make_shared<Pairs>(pair_options(config), config.algorithm == Algorithm::rm);
     case Algorithm::grpo:
-      return std::make_shared<PolicyGradient>(policy_options(config), config.loss_fn.force_on_policy_ratio);
+      return std::make_shared<PolicyGradient>(policy_options(config), config.loss_fn.force_on_policy_ratio,
+                                              config.loss_fn.reference_policy_kl_penalty > 0);
   }
   NRL_CHECK(false);
 }

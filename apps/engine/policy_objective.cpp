@@ -38,7 +38,7 @@ ops::PolicyLoss PolicyGradient::loss(ops::Exec& exec, const model::MicroBatch& b
                     .normalizer = column(Column::normalizer),
                     .advantage = column(Column::advantage),
                     .old = on_policy_ ? Tensor{} : column(Column::old),
-                    .reference = options_.kl_penalty > 0 ? column(Column::reference) : Tensor{},
+                    .reference = compares_ ? column(Column::reference) : Tensor{},
                     .importance = column(Column::importance),
                     .entropy = part(out.entropy),
                     .options = options_};
@@ -78,7 +78,7 @@ ops::PolicyLoss::Options policy_options(const Config& config) {
           .lower = c.ratio_clip_min,
           .upper = c.ratio_clip_max,
           .dual_clip = c.ratio_clip_c.value_or(0),
-          .kl_penalty = c.reference_policy_kl_penalty,
+          .kl_penalty = c.use_kl_in_reward ? 0 : c.reference_policy_kl_penalty,
           .kl_type = c.reference_policy_kl_type,
           .entropy_coef = c.entropy_coef};
 }

@@ -10,9 +10,10 @@ namespace nrl::engine {
 /// MicroBatch::columns are plan::PolicyColumn.
 class PolicyGradient final : public Objective {
  public:
-  /// `on_policy`: the log-probabilities of the step are the old ones, too.
-  PolicyGradient(const ops::PolicyLoss::Options& options, bool on_policy)
-      : options_(options), on_policy_(on_policy) {}
+  /// `on_policy`: the log-probabilities of the step are the old ones, too. `compares`: the divergence from
+  /// the reference is reported although the loss may be without it.
+  PolicyGradient(const ops::PolicyLoss::Options& options, bool on_policy, bool compares = false)
+      : options_(options), on_policy_(on_policy), compares_(compares || options.kl_penalty > 0) {}
 
   std::span<const MetricSpec> metrics() const override;
   model::Dependence dependence() const override;
@@ -28,7 +29,7 @@ class PolicyGradient final : public Objective {
                        int64_t begin, int64_t count) const;
 
   const ops::PolicyLoss::Options options_;
-  const bool on_policy_;
+  const bool on_policy_, compares_;
 };
 
 /// The options of algorithm grpo.

@@ -266,9 +266,11 @@ struct PolicyLossConfig {
   std::optional<double> ratio_clip_c;      ///< dual clip: bound of the loss of negative advantages; > 1
   double reference_policy_kl_penalty = 0;  ///< factor of the divergence from the reference
   KlEstimator reference_policy_kl_type = KlEstimator::k3;
+  bool use_kl_in_reward = false;  ///< the divergence lowers rewards instead
   bool use_importance_sampling_correction = false;  ///< losses are weighted by the ratio of old to sampler
-  std::optional<double> truncated_importance_sampling_ratio;  ///< upper bound of these ratios
-  double entropy_coef = 0;                                    ///< factor of the entropy, which is rewarded
+  std::optional<ImportanceSampling> truncated_importance_sampling_type;  ///< unset: tis
+  std::optional<double> truncated_importance_sampling_ratio, truncated_importance_sampling_ratio_min;
+  double entropy_coef = 0;             ///< factor of the entropy, which is rewarded
   bool force_on_policy_ratio = false;  ///< the log-probabilities of the step itself are the old ones
   bool operator==(const PolicyLossConfig&) const = default;
 };
@@ -277,6 +279,8 @@ struct PolicyLossConfig {
 struct RolloutConfig {
   int64_t num_prompts_per_step = 32;
   int64_t num_generations_per_prompt = 16;
+  AdvantageEstimator adv_estimator = AdvantageEstimator::grpo;
+  bool minus_baseline = true;  ///< of reinforce_plus_plus: rewards minus the mean of their group
   bool use_leave_one_out_baseline = true;
   AdvantageStd advantage_std = AdvantageStd::group;
   bool overlong_filtering = false;    ///< completions that reach max_new_tokens have no loss

@@ -22,5 +22,13 @@ NRL_ENUM(OnBadRecord, (error, skip), ("error", "skip"), ())
 /// The standard deviation of rewards by which advantages are divided; apps/data/examples/advantages.h has the
 /// formulas.
 NRL_ENUM(AdvantageStd, (none, group, leave_one_out, batch), ("none", "group", "leave_one_out", "batch"), ())
+/// How the ratios of the policy before the update to the sampler weight a loss; docs/post-training.md has the
+/// formulas.
+NRL_ENUM(ImportanceSampling, (tis, icepop, seq_mask_tis, seq_tis, seq_icepop),
+         ("tis", "icepop", "seq-mask-tis", "seq-tis", "seq-icepop"),
+         (, {"token_truncate", "tis"}, {"token_mask", "icepop"}, {"sequence_truncate", "seq-tis"},
+          {"sequence_mask", "seq-icepop"}))
+/// How advantages follow from rewards; apps/data/examples/advantages.h has the formulas.
+NRL_ENUM(AdvantageEstimator, (grpo, reinforce_plus_plus, raw), ("grpo", "reinforce_plus_plus", "raw"), ())
 
 }  // namespace nrl

@@ -74,10 +74,6 @@ constexpr Planned planned[] = {
     {"loss_fn.kl_output_clamp_value", "number above 0", "10", "Bound of the divergence of a token."},
     {"loss_fn.use_on_policy_kl_approximation", "true or false", "false",
      "Weights of importance for the divergence."},
-    {"loss_fn.truncated_importance_sampling_type", "tis | icepop | seq-mask-tis, or null", "null",
-     "How these weights are bounded."},
-    {"loss_fn.truncated_importance_sampling_ratio_min", "number above 0, or null", "null", "Lower bound of the weights of importance."},
-    {"loss_fn.use_kl_in_reward", "true or false", "false", "The divergence as a part of the reward."},
     {"loss_fn.positive_example_nll_weight", "number from 0", "0",
      "Factor of the negative log-likelihood of tokens with a positive advantage."},
 };
@@ -124,7 +120,6 @@ constexpr Other others[] = {
     {"dpo.val_micro_batch_size", own_microbatches},
     {"rm.val_global_batch_size", own_batches},
     {"rm.val_micro_batch_size", own_microbatches},
-    {"grpo.adv_estimator", "rollouts have their advantages; remove it"},
     {"grpo.reward_shaping", "rollouts have their advantages; remove it"},
     {"grpo.reward_scaling", "rollouts have their advantages; remove it"},
     {"grpo.async_grpo", rollouts_here},

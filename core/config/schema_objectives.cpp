@@ -10,6 +10,7 @@ constexpr double largest_factor = 1e6;
 const Need smooths{is("dpo.loss_type", {"sigmoid", "robust", "simpo"})};
 const Need clips{is("loss_fn.type", {"clip", "cispo", "gspo", "rloo"})};
 const Need compares_to_old{is("loss_fn.force_on_policy_ratio", {"false"})};
+const Need corrects{is("loss_fn.use_importance_sampling_correction", {"true"})};
 const Need penalizes_divergence{is_not("loss_fn.reference_policy_kl_penalty", "0", "above 0")};
 
 // NRL_PAIR_KEY(t, a): the key "dpo.a" bound to PreferenceConfig::a.
@@ -147,19 +148,36 @@ void add_policy_loss(Table& t) {
   NRL_KEY(t, loss_fn.reference_policy_kl_type)
       .help(
           "Estimator of the divergence from d, the log-probability of the reference minus the policy's: k2: "
-          "d^2 / 2, k3: exp(d) - d - 1. k1, -d, is refused: its expected gradient is 0.")
+          "d^2 / 2, k3: exp(d) - d - 1. k1, -d, whose expected gradient is 0, serves rewards only "
+          "(use_kl_in_reward).")
+      .only_with(penalizes_divergence);
+  NRL_KEY(t, loss_fn.use_kl_in_reward)
+      .help(
+          "The divergence of the policy before the update lowers the rewards and is no part of the loss: of "
+          "grpo by its sum over the completion, of reinforce_plus_plus each token by its own.")
       .only_with(penalizes_divergence);
   NRL_KEY(t, loss_fn.use_importance_sampling_correction)
       .help(
           "Multiplies the loss of each token by the ratio of its probability before the update to that "
           "when it was sampled: rollouts need logprobs and old_logprobs.")
-      .only_with({is("loss_fn.type", {"clip", "cispo", "reinforce"})})
       .only_with(compares_to_old);
+  NRL_KEY(t, loss_fn.truncated_importance_sampling_type)
+      .help(
+          "How the bounds apply. tis, or null: ratios are clamped; icepop: tokens beyond them have no loss; "
+          "seq-mask-tis: sequences whose geometric mean is beyond them have none. With the product of the "
+          "ratios of a sequence as the weight of all of its tokens: seq-tis clamps it, seq-icepop gives "
+          "sequences beyond the bounds no loss.")
+      .only_with(corrects);
   NRL_KEY(t, loss_fn.truncated_importance_sampling_ratio)
       .above(0)
       .at_most(largest_factor)
       .help("Upper bound of these ratios; null: none.")
-      .only_with({is("loss_fn.use_importance_sampling_correction", {"true"})});
+      .only_with(corrects);
+  NRL_KEY(t, loss_fn.truncated_importance_sampling_ratio_min)
+      .above(0)
+      .at_most(largest_factor)
+      .help("Lower bound of these ratios; null: none.")
+      .only_with(corrects);
   NRL_KEY(t, loss_fn.entropy_coef)
       .at_least(0)
       .at_most(largest_factor)

@@ -5,6 +5,8 @@ namespace nrl::config_detail {
 namespace {
 
 const Need generates{is("data.train.format", {"prompts"})};
+const Need whitens{is("grpo.adv_estimator.name", {"reinforce_plus_plus"})};
+const Need compares_in_groups{is("grpo.adv_estimator.name", {"grpo"})};
 
 // NRL_ROLLOUT_KEY(t, "grpo.", a): the key "grpo.a" bound to RolloutConfig::a.
 #define NRL_ROLLOUT_KEY(table, section, member)                               \
@@ -37,13 +39,28 @@ void add_rollout_keys(Table& t) {
           "Completions of each prompt: a group, in which rewards are compared. With num_prompts_per_step "
           "they "
           "make one or several global batches (policy.train_global_batch_size).");
+  t.key(
+       "grpo.adv_estimator.name", [](auto& c) -> auto& { return c.rollout.adv_estimator; })
+      .advice("gdpo", "write grpo, and rewards of which each is normalized")
+      .help(
+          "Advantages from rewards. grpo: the reward relative to its group; reinforce_plus_plus: rewards, "
+          "normalized over all tokens of the rollouts to the mean 0 and the variance 1 (REINFORCE++); raw: "
+          "the reward as it is.");
+  t.key(
+       "grpo.adv_estimator.minus_baseline", [](auto& c) -> auto& { return c.rollout.minus_baseline; })
+      .help("Rewards minus the mean of their group are normalized.")
+      .only_with(whitens);
   NRL_ROLLOUT_KEY(t, "grpo.", use_leave_one_out_baseline)
-      .help("Compare a reward with the mean of the others of its group; false: with the mean of all of it.");
+      .alias("grpo.adv_estimator.use_leave_one_out_baseline")
+      .help("Compare a reward with the mean of the others of its group; false: with the mean of all of it.")
+      .only_with(compares_in_groups);
   NRL_ROLLOUT_KEY(t, "grpo.", advantage_std)
       .on_off("grpo.normalize_rewards", "group", "none")
+      .on_off("grpo.adv_estimator.normalize_rewards", "group", "none")
       .help(
           "Divisor of the differences: none; the standard deviation of the group, of its others, or of all "
-          "rewards of the rollouts (batch).");
+          "rewards of the rollouts (batch).")
+      .only_with(compares_in_groups);
   NRL_ROLLOUT_KEY(t, "grpo.", overlong_filtering)
       .help("No loss for completions that were cut off at policy.generation.max_new_tokens.");
   NRL_ROLLOUT_KEY(t, "grpo.", use_dynamic_sampling)
@@ -63,6 +80,7 @@ void add_rollout_keys(Table& t) {
       .at_most(1024)
       .help("Completions of each prompt of an evaluation, for pass@k.")
       .only_with(evaluates());
+  t.section("grpo.adv_estimator", "Advantages (algorithm grpo).", {Algorithm::grpo});
   t.section("policy.generation", "Rollouts and their generation (algorithm grpo).",
             {Algorithm::grpo});
   NRL_ROLLOUT_KEY(t, "policy.generation.", max_new_tokens)

@@ -212,6 +212,45 @@ TEST_CASE("options of the loss of a policy need what they change", "[config][obj
   CHECK(contains(problems(load("dpo", {"loss_fn.type=clip"})), "loss_fn.type belongs to algorithm grpo"));
 }
 
+TEST_CASE("advantages, weights of importance and temperatures have NeMo RL's and TRL's names",
+          "[config][objectives]") {
+  const std::vector<std::string> prompts{"data.train.format=prompts", "policy.train_global_batch_size=512",
+                                         "reward=[{type: exact}]"};
+  const auto with = [&](std::vector<std::string> keys) {
+    keys.insert(keys.begin(), prompts.begin(), prompts.end());  // the last one of a key counts
+    return load("grpo", std::move(keys));
+  };
+  const ConfigResult nemo =
+      with({"grpo.adv_estimator={name: grpo, normalize_rewards: false, use_leave_one_out_baseline: false, "
+            "minus_baseline: true}",
+            "policy.generation={temperature: 0.7, top_p: 1.0, top_k: null}"});
+  INFO(problems(nemo));
+  REQUIRE(nemo.ok());
+  CHECK(nemo.config.rollout.advantage_std == AdvantageStd::none);
+  CHECK(!nemo.config.rollout.use_leave_one_out_baseline);
+  CHECK(nemo.config.rollout.temperature == 0.7);
+  CHECK(with({"training.temperature=0.5"}).config.rollout.temperature == 0.5);
+  CHECK(contains(problems(with({"policy.generation.temperature=0"})), "out of range"));
+  CHECK(
+      contains(problems(with({"grpo.adv_estimator={name: reinforce_plus_plus}", "grpo.advantage_std=none"})),
+               "has no effect without grpo.adv_estimator.name: grpo"));
+  CHECK(contains(problems(with({"grpo.adv_estimator={minus_baseline: false}"})),
+                 "has no effect without grpo.adv_estimator.name: reinforce_plus_plus"));
+  CHECK(contains(problems(with({"loss_fn.use_kl_in_reward=true"})),
+                 "has no effect without loss_fn.reference_policy_kl_penalty above 0"));
+  const ConfigResult corrected =
+      with({"loss_fn={use_importance_sampling_correction: true, "
+            "truncated_importance_sampling_type: sequence_mask, "
+            "truncated_importance_sampling_ratio: 2, type: gspo}"});
+  INFO(problems(corrected));
+  REQUIRE(corrected.ok());
+  CHECK(corrected.config.loss_fn.truncated_importance_sampling_type == ImportanceSampling::seq_icepop);
+  const std::string penalty = "loss_fn={reference_policy_kl_penalty: 0.1, use_kl_in_reward: true}";
+  CHECK(with({penalty, "grpo.adv_estimator={name: raw}", "grpo.num_generations_per_prompt=1",
+              "policy.train_global_batch_size=32"})
+            .ok());
+}
+
 TEST_CASE("every algorithm has its formats of data", "[config][objectives]") {
   struct Fit {
     const char *algorithm, *formats;

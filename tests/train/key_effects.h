@@ -40,6 +40,7 @@ struct Effect {
   " policy.tokenizer.name=bytes policy.max_total_sequence_length=32 data.train.data_path=DIR/" file
 #define PAIRS(algorithm) RECORDS(algorithm, "pairs.jsonl")
 #define ROLLOUTS RECORDS("grpo", "rollouts.jsonl")
+#define REWARDED RECORDS("grpo", "rewarded.jsonl")
 #define LESSONS RECORDS("distill", "lessons.jsonl") " distill.topk=3"
 
 /// The keys of a rotary scaling, without their section, which has two names.
@@ -409,16 +410,26 @@ inline const Effect effects[] = {
     {"loss_fn.reference_policy_kl_penalty", Observed::rows, "0", "0.5", ROLLOUTS},
     {"loss_fn.reference_policy_kl_type", Observed::rows, "k2", "k3",
      ROLLOUTS " loss_fn.reference_policy_kl_penalty=1"},
+    {"loss_fn.use_kl_in_reward", Observed::rows, "false", "true",
+     REWARDED " loss_fn.reference_policy_kl_penalty=0.5"},
     {"loss_fn.entropy_coef", Observed::rows, "0", "0.1", ROLLOUTS},
     {"loss_fn.use_importance_sampling_correction", Observed::rows, "false", "true", ROLLOUTS},
     {"loss_fn.truncated_importance_sampling_ratio", Observed::rows, "null", "1.01",
      ROLLOUTS " loss_fn.use_importance_sampling_correction=true"},
+    {"loss_fn.truncated_importance_sampling_ratio_min", Observed::rows, "null", "0.99",
+     ROLLOUTS " loss_fn.use_importance_sampling_correction=true"},
+    {"loss_fn.truncated_importance_sampling_type", Observed::rows, "tis", "icepop",
+     ROLLOUTS
+     " loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_ratio=1.01"},
     {"loss_fn.force_on_policy_ratio", Observed::rows, "false", "true", ROLLOUTS},
     {"reward", Observed::elsewhere, "reward=[", "train/rollout_run_test.cpp"},
     {"grpo.num_prompts_per_step", Observed::elsewhere, "grpo.num_prompts_per_step=4",
      "train/rollout_run_test.cpp"},
     {"grpo.num_generations_per_prompt", Observed::elsewhere, "grpo.num_generations_per_prompt=3",
      "train/rollout_run_test.cpp"},
+    {"grpo.adv_estimator.name", Observed::rows, "grpo", "reinforce_plus_plus", REWARDED},
+    {"grpo.adv_estimator.minus_baseline", Observed::rows, "true", "false",
+     REWARDED " grpo.adv_estimator.name=reinforce_plus_plus"},
     {"grpo.use_leave_one_out_baseline", Observed::elsewhere, "grpo.use_leave_one_out_baseline=false",
      "train/rollout_run_test.cpp"},
     {"grpo.advantage_std", Observed::elsewhere, "grpo.advantage_std=none", "train/rollout_run_test.cpp"},

@@ -101,7 +101,7 @@ class EffectBench : public Workbench {
           "\n";
     }
     // Ratios of all sizes, with advantages of both signs and completions of several lengths.
-    std::string pairs, rollouts, lessons;
+    std::string pairs, rollouts, rewarded, lessons;
     for (int i = 0; i < 12; ++i) {
       pairs += fmt::format(R"({{"prompt":"a{}","chosen":"{}","rejected":"c{}"}})", i,
                            std::string(1 + i % 5, 'b'), i * 7) +
@@ -117,6 +117,10 @@ class EffectBench : public Workbench {
               66 + i, list([&](int t) { return 70 + i + t; }), i % 3 ? 0.5 : -1.0,
               list([&](int t) { return -1 - (i + 3 * t) % 9; }), list([](int) { return -4; })) +
           "\n";
+      rewarded +=
+          fmt::format(R"({{"prompt_ids":[65],"completion_ids":{},"reward":{},"group":{},"logprobs":{}}})",
+                      list([&](int t) { return 70 + i + t; }), i % 5, i / 4, list([](int) { return -4; })) +
+          "\n";
       lessons +=
           fmt::format(R"({{"prompt_ids":[65],"completion_ids":{},"topk_ids":{},"topk_logprobs":{}}})",
                       list([&](int t) { return 70 + i + t; }),
@@ -126,6 +130,7 @@ class EffectBench : public Workbench {
     }
     write("pairs.jsonl", pairs);
     write("rollouts.jsonl", rollouts);
+    write("rewarded.jsonl", rewarded);
     write("lessons.jsonl", lessons);
     write("chat.jsonl", chat);
     write("instructions.jsonl", instructions);

@@ -207,6 +207,47 @@ TEST_CASE("a layout changes neither the rollouts nor the losses", "[grpo]") {
   }
 }
 
+TEST_CASE("divergence in rewards, REINFORCE++ and weights of importance survive restarts and layouts",
+          "[grpo]") {
+  const Digits bench;
+  const std::vector<std::vector<std::string>> family{
+      {"loss_fn.reference_policy_kl_penalty=0.05", "loss_fn.use_kl_in_reward=true"},
+      {"grpo.adv_estimator={name: reinforce_plus_plus}", "loss_fn.type=reinforce",
+       "loss_fn.reference_policy_kl_penalty=0.05", "loss_fn.use_kl_in_reward=true",
+       "loss_fn.reference_policy_kl_type=k1"},
+      {"loss_fn.type=gspo", "loss_fn.use_importance_sampling_correction=true",
+       "loss_fn.truncated_importance_sampling_type=seq-icepop",
+       "loss_fn.truncated_importance_sampling_ratio=2"}};
+  for (size_t i = 0; i < family.size(); ++i) {
+    CAPTURE(i);
+    std::vector<std::string> keys = family[i];
+    keys.insert(keys.end(), {"policy.optimizer.lr=0.05", "checkpointing.save_period=2"});
+    const std::string whole = fmt::format("whole{}", i), parts = fmt::format("parts{}", i);
+    const Finished finished = bench.learn(whole, keys);
+    INFO(finished.err);
+    REQUIRE(finished.code == Exit::ok);
+    for (const JsonValue& row : bench.steps(whole))
+      CHECK(row.get_double("sampling_importance_ratio") == Approx(1).epsilon(2e-5));
+    std::vector<std::string> first = keys;
+    first.emplace_back("loop.max_num_steps=2");
+    REQUIRE(bench.learn(parts, first).code == Exit::ok);
+    REQUIRE(bench.learn(parts, keys).code == Exit::ok);
+    CHECK(bench.weights(whole, 4) == bench.weights(parts, 4));
+    for (const std::string layout :
+         {"distributed.shard_strategy=optim_grads", "distributed.tensor_parallel_size=2"}) {
+      CAPTURE(layout);
+      std::vector<std::string> more = keys;
+      more.push_back(layout);
+      const std::string two = fmt::format("{}{}", layout.substr(layout.find('.') + 1, 5), i);
+      const Finished other = bench.run_ranks(NRL_TWO_RANKS, two, bench.overrides(more));
+      INFO(other.err);
+      REQUIRE(other.code == Exit::ok);
+      const std::vector<double> want = bench.values(whole, "loss"), got = bench.values(two, "loss");
+      for (size_t s = 0; s < want.size(); ++s) CHECK(got[s] == Approx(want[s]).epsilon(1e-4).margin(2e-6));
+    }
+  }
+}
+
 TEST_CASE("a command judges as a verifier does, and what it cannot judge is not trained", "[grpo]") {
   const Digits bench;
   const auto with = [&](const std::string& reward) {
@@ -248,6 +289,14 @@ TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") 
       {"reward=[{type: exakt}]", "there is no type 'exakt'", Exit::config},
       {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
       {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
+      {"loss_fn={use_importance_sampling_correction: true, type: gspo}", "weights each token", Exit::config},
+      {"loss_fn={use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop}",
+       "leaves out what is beyond bounds, and there are none", Exit::config},
+      {"loss_fn={use_importance_sampling_correction: true, truncated_importance_sampling_ratio_min: 2, "
+       "truncated_importance_sampling_ratio: 1}",
+       "is above", Exit::config},
+      {"loss_fn={reference_policy_kl_penalty: 0.1, reference_policy_kl_type: k1}",
+       "has an expected gradient of 0 as a loss", Exit::config},
       {"distributed.shard_strategy=optim_grads_params", "does not fit the generation of rollouts",
        Exit::config},
       {"data.train.data_path=" + (bench / "bare.jsonl"),

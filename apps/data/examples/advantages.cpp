@@ -86,4 +86,13 @@ Advantages advantages(std::span<const double> rewards, std::span<const int64_t> 
   return out;
 }
 
+void whiten(std::span<double> numbers) {
+  if (numbers.empty()) return;
+  const double mean = mean_of(numbers);
+  double squares = 0;
+  for (const double number : numbers) squares += (number - mean) * (number - mean);
+  const double divisor = std::sqrt(std::max(squares / static_cast<double>(numbers.size()), 1e-8));
+  for (double& number : numbers) number = (number - mean) / divisor;
+}
+
 }  // namespace nrl::data

@@ -41,4 +41,7 @@ struct Advantages {
 Advantages advantages(std::span<const double> rewards, std::span<const int64_t> groups,
                       const AdvantageOptions& options);
 
+/// x = (x - mean) / sqrt(max(variance, 1e-8)), of all numbers: REINFORCE++ (Hu et al., 2025; NeMo RL).
+void whiten(std::span<double> numbers);
+
 }  // namespace nrl::data

@@ -107,4 +107,8 @@ const HostMicroBatch& ExampleBatches::next() {
   return batch_;
 }
 
+std::vector<std::pair<std::string, double>> ExampleBatches::metrics() const {
+  return options_.numbers ? options_.numbers->metrics() : std::vector<std::pair<std::string, double>>();
+}
+
 }  // namespace nrl::data

@@ -23,6 +23,8 @@ class StepNumbers {
   virtual ~StepNumbers() = default;
   /// Numbers of each row's entry in every column.
   virtual std::vector<int64_t> widths() const = 0;
+  /// Numbers of the step that began, to be reported; the same on all ranks.
+  virtual std::vector<std::pair<std::string, double>> metrics() const { return {}; }
   /// Called before the microbatches of a step, with its examples.
   virtual void begin_step(std::span<const int64_t> examples, const ExampleStep& step) = 0;
   /// Appends the numbers of a sequence, which has the last `rows` rows of the batch.
@@ -77,6 +79,8 @@ class ExampleBatches {
   const HostMicroBatch& next();
   /// Rows of the microbatch that next() returned which are not padding.
   int64_t rows() const { return rows_; }
+  /// StepNumbers::metrics() of the step.
+  std::vector<std::pair<std::string, double>> metrics() const;
 
  private:
   int64_t rows_of(SequenceLength length) const;

@@ -13,6 +13,7 @@
 #include "apps/rollout/generator.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/example_numbers.h"
+#include "apps/train/loop/policy_numbers.h"
 #include "apps/train/loop/reference.h"
 #include "apps/train/state/hf_files.h"
 #include "core/base/error.h"
@@ -143,7 +144,9 @@ int64_t RolloutSource::begin() {
 
 StepSource::Totals RolloutSource::totals() {
   Totals totals = steps_->totals();
-  totals.metrics = std::exchange(metrics_, {});
+  totals.generated = !metrics_.empty();
+  totals.metrics.insert(totals.metrics.begin(), metrics_.begin(), metrics_.end());
+  metrics_.clear();
   return totals;
 }
 
@@ -157,19 +160,9 @@ void RolloutSource::make() {
   metrics_ = std::move(made.metrics);
   metrics_.push_back({.name = "generation_s", .value = made.generation_s});
   metrics_.push_back({.name = "reward_s", .value = made.reward_s});
-  // Without them the loss compares with the step's own log-probabilities, or compares nothing.
   std::shared_ptr<const data::SequenceNumbers> old, reference;
-  if (!c.loss_fn.force_on_policy_ratio && c.loss_fn.type != PolicyObjective::reinforce) {
+  if (reads_old_log_probs(c))
     old = compute_log_probs(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
-    double error = 0, tokens = 0;
-    for (int64_t e = 0; e < made.set->size(); ++e) {
-      const data::Rollout& r = made.set->rollouts()[static_cast<size_t>(e)];
-      for (size_t t = 0; r.trained && t < r.log_probs.size(); ++t, ++tokens)
-        error += std::exp(std::abs(old->of(e, 0)[static_cast<size_t>(r.prompt_tokens) - 1 + t] -
-                                   static_cast<double>(r.log_probs[t])));
-    }
-    metrics_.push_back({.name = "token_mult_prob_error", .value = tokens > 0 ? error / tokens : 1});
-  }
   if (plan::needs_reference(c))
     reference = compute_reference(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())

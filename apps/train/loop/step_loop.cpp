@@ -149,7 +149,7 @@ void StepLoop::begin_step(StepSource& source) {
     fault::reach(status::Phase::data, at.step + 1);
     const FilledStep filled = fill_step(*run_.engine, source);
     step.totals = filled.totals;
-    if (!step.totals.metrics.empty()) report_.profile().skip();  // the kernels of generation
+    if (step.totals.generated) report_.profile().skip();  // the kernels of generation
     step.keys = filled.keys;
   }
   step.step = at.step + 1;

@@ -44,11 +44,14 @@ StepSource::Item ExampleSource::next() {
 }
 
 StepSource::Totals ExampleSource::totals() {
-  return {.tokens = step_.rows,
-          .loss_tokens = step_.loss_tokens,
-          .examples = step_.examples,
-          .efficiency = step_.efficiency,
-          .imbalance = step_.imbalance};
+  Totals totals{.tokens = step_.rows,
+                .loss_tokens = step_.loss_tokens,
+                .examples = step_.examples,
+                .efficiency = step_.efficiency,
+                .imbalance = step_.imbalance};
+  for (const auto& [name, value] : batches_->metrics())
+    totals.metrics.push_back({.name = name, .value = value});
+  return totals;
 }
 
 namespace {

@@ -33,6 +33,7 @@ class StepSource {
     double efficiency = 1;    ///< tokens relative to those that the microbatches have room for
     double imbalance = 0;     ///< largest work of a data-parallel rank relative to their mean, - 1
     std::vector<monitor::Metric> metrics = {};  ///< to be reported with the step
+    bool generated = false;                     ///< its data were generated on the device before it
     engine::LossCounts counts() const {
       return {.tokens = static_cast<double>(loss_tokens), .examples = static_cast<double>(examples)};
     }

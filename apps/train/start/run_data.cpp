@@ -94,6 +94,18 @@ void require_columns(const Config& c, const data::ExampleSet& set, const char* n
   const bool ratios = c.loss_fn.type != PolicyObjective::reinforce && !c.loss_fn.force_on_policy_ratio;
   require(!ratios || sampler || old, "logprobs", "the loss compares the policy with the one that sampled",
           "add logprobs, or set loss_fn.force_on_policy_ratio: true");
+  require(!c.loss_fn.use_kl_in_reward || sampler || old, "logprobs",
+          "loss_fn.use_kl_in_reward compares the policy before the update with the reference",
+          "add logprobs, or set the key to false");
+  const AdvantageEstimator estimator = c.rollout.adv_estimator;
+  const bool by_group = estimator == AdvantageEstimator::grpo;
+  if (columns.has(Value::advantage) && (!by_group || c.loss_fn.use_kl_in_reward))
+    fail(Exit::config,
+         "{}.data_path: the records of {} have advantages, but {} computes them from rewards. Fix: give them "
+         "rewards without advantages",
+         name, clipped(set.files().front()),
+         by_group ? "loss_fn.use_kl_in_reward"
+                  : fmt::format("grpo.adv_estimator.name: {}", name_of(estimator)));
   require(!c.loss_fn.use_importance_sampling_correction || (sampler && old), "logprobs and old_logprobs",
           "loss_fn.use_importance_sampling_correction compares them", "add both, or set the key to false");
 }

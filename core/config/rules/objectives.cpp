@@ -1,11 +1,15 @@
 // Rules about the losses of pairs and policies.
+#include <cmath>
+
 #include "core/config/rules/tables.h"
 
 namespace nrl::config_detail {
 namespace {
 
 constexpr const char *pair_type = "dpo.loss_type", *policy_type = "loss_fn.type",
-                     *aggregation = "loss_fn.aggregation";
+                     *aggregation = "loss_fn.aggregation",
+                     *corrects = "loss_fn.use_importance_sampling_correction",
+                     *correction = "loss_fn.truncated_importance_sampling_type";
 
 /// Generation reads the weights that are trained, on ranks of tensor and data parallelism.
 Broken whole_weights(const std::string& key) {
@@ -14,6 +18,13 @@ Broken whole_weights(const std::string& key) {
           " does not fit the generation of rollouts, which needs a model's weights on the ranks of tensor "
           "parallelism, in 16 or 32 bits",
       {"use tensor and data parallelism with shard_strategy: ddp, optim or optim_grads"}};
+}
+
+/// Advantages are differences in a group.
+bool compares_in_groups(const Config& c) {
+  const AdvantageEstimator estimator = c.rollout.adv_estimator;
+  return estimator == AdvantageEstimator::grpo ||
+         (estimator == AdvantageEstimator::reinforce_plus_plus && c.rollout.minus_baseline);
 }
 
 /// A number of steps after which a checkpoint is saved: rollouts are not in it.
@@ -55,11 +66,43 @@ const ConfigRule objective_table[] = {
         {"<:loss_fn.aggregation> contradicts <:loss_fn.type>, whose loss is the mean over sequences of one "
          "number for each",
          {"remove it"}}),
-    row({is("loss_fn.reference_policy_kl_type", {"k1"}), is_not("loss_fn.reference_policy_kl_penalty", "0")},
+    row({is("loss_fn.reference_policy_kl_type", {"k1"}), is_not("loss_fn.reference_policy_kl_penalty", "0"),
+         is("loss_fn.use_kl_in_reward", {"false"})},
         {"<:loss_fn.reference_policy_kl_type> has an expected gradient of 0 as a loss: it estimates the "
          "value "
          "of the divergence only",
-         {"use k3, or k2, whose gradient is that of the divergence"}}),
+         {"use k3, or k2, whose gradient is that of the divergence; or loss_fn.use_kl_in_reward: true"}}),
+    row({is(corrects, {"true"}), is(policy_type, {"gspo", "rloo"}),
+         is(correction, {"null", "tis", "icepop", "seq-mask-tis"})},
+        {"<:loss_fn.truncated_importance_sampling_type> weights each token, but the loss of <:loss_fn.type> "
+         "is one number for a sequence",
+         {"use seq-tis or seq-icepop"}}),
+    row({"loss_fn.truncated_importance_sampling_type"},
+        [](const Config& c) {
+          const PolicyLossConfig& l = c.loss_fn;
+          const bool clamps = !l.truncated_importance_sampling_type ||
+                              *l.truncated_importance_sampling_type == ImportanceSampling::tis ||
+                              *l.truncated_importance_sampling_type == ImportanceSampling::seq_tis;
+          return l.use_importance_sampling_correction && !clamps && !l.truncated_importance_sampling_ratio &&
+                 !l.truncated_importance_sampling_ratio_min;
+        },
+        {"<:loss_fn.truncated_importance_sampling_type> leaves out what is beyond bounds, and there are none",
+         {"set loss_fn.truncated_importance_sampling_ratio, and truncated_importance_sampling_ratio_min, for "
+          "example to 2 and 0.5"}}),
+    row({"loss_fn.truncated_importance_sampling_ratio_min", "loss_fn.truncated_importance_sampling_ratio"},
+        [](const Config& c) {
+          const PolicyLossConfig& l = c.loss_fn;
+          return l.truncated_importance_sampling_ratio_min.value_or(0) >
+                 l.truncated_importance_sampling_ratio.value_or(INFINITY);
+        },
+        {"<:loss_fn.truncated_importance_sampling_ratio_min> is above "
+         "<:loss_fn.truncated_importance_sampling_ratio>",
+         {"exchange them"}}),
+    row({is("grpo.adv_estimator.name", {"reinforce_plus_plus", "raw"}), is(policy_type, {"gspo", "rloo"}),
+         is("loss_fn.use_kl_in_reward", {"true"}), is_not("loss_fn.reference_policy_kl_penalty", "0")},
+        {"<:loss_fn.use_kl_in_reward> gives the tokens of a sequence different advantages, but the loss of "
+         "<:loss_fn.type> is one number for a sequence",
+         {"set loss_fn.type: clip, or adv_estimator.name: grpo"}}),
     row({"policy.logits_dtype", "algorithm"},
         [](const Config& c) {
           return c.policy.logits_dtype == LogitsDType::bfloat16 && compares_log_probs(c);
@@ -78,7 +121,9 @@ const ConfigRule objective_table[] = {
          {"set policy.train_global_batch_size to the product, for one step on each rollout, or to a "
           "divisor"}}),
     row({"grpo.num_generations_per_prompt", "algorithm"},
-        [](const Config& c) { return generates_rollouts(c) && c.rollout.num_generations_per_prompt == 1; },
+        [](const Config& c) {
+          return generates_rollouts(c) && c.rollout.num_generations_per_prompt == 1 && compares_in_groups(c);
+        },
         {"<:grpo.num_generations_per_prompt>: advantages compare the completions of a prompt with each other",
          {"give 2 or more"}}),
     row({"reward", "data.train.format"},

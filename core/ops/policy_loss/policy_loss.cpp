@@ -1,5 +1,7 @@
 #include "core/ops/policy_loss.h"
 
+#include "core/ops/kl_estimate.h"
+#include "core/ops/policy_loss/terms.h"
 #include "core/ops/shared/check.h"
 #include "core/ops/shared/scratch.h"
 #include "core/ops/traced.h"
@@ -62,6 +64,10 @@ void policy_loss(Exec& exec, const PolicyLoss& a) {
             "policy_loss: metrics are {}", describe(a.metrics));
   const trace::Range range = traced(exec, Kernel::policy_loss, a);
   if (n > 0) exec.kernels->policy_loss(exec, a);
+}
+
+double kl_estimate(KlEstimator type, double difference) {
+  return policy::divergence(type, difference).value;
 }
 
 }  // namespace nrl::ops
