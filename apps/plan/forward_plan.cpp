@@ -52,17 +52,18 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
                            .context_rank = p.layout.context_rank,
                            .exchanges = model::distinct_exchanges(p.layout),
                            .window = p.spec.window});
-  p.decoder =
-      std::make_unique<model::Decoder>(p.spec, p.parameters,
-                                       model::DecoderOptions{.tokens = p.tensors->shape().tokens(),
-                                                             .max_sequence = options.sequence_length,
-                                                             .sequences = p.tensors->shape().sequences,
-                                                             .recipe = p.recipe,
-                                                             .device = options.device,
-                                                             .layout = p.layout,
-                                                             .evaluated = static_cast<int>(at_once),
-                                                             .sharded = sharded},
-                                       p.memory);
+  p.decoder = std::make_unique<model::Decoder>(
+      p.spec, p.parameters,
+      model::DecoderOptions{.tokens = p.tensors->shape().tokens(),
+                            .max_sequence = options.sequence_length,
+                            .sequences = p.tensors->shape().sequences,
+                            .recipe = p.recipe,
+                            .device = options.device,
+                            .layout = p.layout,
+                            .evaluated = static_cast<int>(at_once),
+                            .sharded = sharded,
+                            .loss = {.inverse_temperature = options.inverse_temperature}},
+      p.memory);
   add_workspace(p);
   declare_buckets(p.groups, p.decoder->buckets(), p.memory);
   p.memory.solve();

@@ -15,6 +15,7 @@ struct ForwardPlanOptions {
   /// else samples of equal length.
   bool packed = false;
   int64_t at_once = 1;  ///< microbatches that several pipeline stages take at once (Engine::evaluate())
+  double inverse_temperature = 1;  ///< of the distributions that tokens are scored in
   precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
   int threads = 1;                                         ///< CPU threads

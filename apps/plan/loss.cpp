@@ -27,7 +27,8 @@ bool needs_reference(const Config& config) {
 }
 
 bool keeps_reference(const Config& config) {
-  return needs_reference(config) && generates_rollouts(config) && !config.policy.lora.enabled;
+  return needs_reference(config) && generates_rollouts(config) && !config.policy.lora.enabled &&
+         !config.loss_fn.reference_model;
 }
 
 model::LossNeeds loss_needs(const Config& config) {

@@ -266,7 +266,8 @@ struct PolicyLossConfig {
   std::optional<double> ratio_clip_c;      ///< dual clip: bound of the loss of negative advantages; > 1
   double reference_policy_kl_penalty = 0;  ///< factor of the divergence from the reference
   KlEstimator reference_policy_kl_type = KlEstimator::k3;
-  bool use_kl_in_reward = false;  ///< the divergence lowers rewards instead
+  bool use_kl_in_reward = false;                    ///< the divergence lowers rewards instead
+  std::optional<std::string> reference_model;       ///< directory; unset: the model of the start
   bool use_importance_sampling_correction = false;  ///< losses are weighted by the ratio of old to sampler
   std::optional<ImportanceSampling> truncated_importance_sampling_type;  ///< unset: tis
   std::optional<double> truncated_importance_sampling_ratio, truncated_importance_sampling_ratio_min;

@@ -80,9 +80,19 @@ void add_rollout_keys(Table& t) {
       .at_most(1024)
       .help("Completions of each prompt of an evaluation, for pass@k.")
       .only_with(evaluates());
-  t.section("grpo.adv_estimator", "Advantages (algorithm grpo).", {Algorithm::grpo});
-  t.section("policy.generation", "Rollouts and their generation (algorithm grpo).",
+  t.section("reference",
+            "The model that the policy's divergence is measured from (loss_fn.reference_policy_kl_penalty).",
             {Algorithm::grpo});
+  t.resume("reference", OnResume::reported);
+  t.key(
+       "reference.model_name", [](auto& c) -> auto& { return c.loss_fn.reference_model; })
+      .help(
+          "Hugging Face directory of a model with the policy's vocabulary, of any size: the teacher of "
+          "distillation on policy. null: the model that training began with.")
+      .only_with(generates)
+      .only_with({is_not("loss_fn.reference_policy_kl_penalty", "0", "above 0")});
+  t.section("grpo.adv_estimator", "Advantages (algorithm grpo).", {Algorithm::grpo});
+  t.section("policy.generation", "Rollouts and their generation (algorithm grpo).", {Algorithm::grpo});
   NRL_ROLLOUT_KEY(t, "policy.generation.", max_new_tokens)
       .at_least(1)
       .alias("training.max_completion_length")

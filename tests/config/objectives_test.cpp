@@ -246,9 +246,15 @@ TEST_CASE("advantages, weights of importance and temperatures have NeMo RL's and
   REQUIRE(corrected.ok());
   CHECK(corrected.config.loss_fn.truncated_importance_sampling_type == ImportanceSampling::seq_icepop);
   const std::string penalty = "loss_fn={reference_policy_kl_penalty: 0.1, use_kl_in_reward: true}";
+  CHECK(with({penalty, "reward=[]"}).ok());
   CHECK(with({penalty, "grpo.adv_estimator={name: raw}", "grpo.num_generations_per_prompt=1",
               "policy.train_global_batch_size=32"})
             .ok());
+  CHECK(contains(
+      problems(with({penalty, "reference.model_name=m", "device=cuda", "policy.fp8_cfg.enabled=true"})),
+      "does not fit policy.fp8_cfg.enabled"));
+  CHECK(contains(problems(with({"reference.model_name=m"})),
+                 "has no effect without loss_fn.reference_policy_kl_penalty above 0"));
 }
 
 TEST_CASE("every algorithm has its formats of data", "[config][objectives]") {

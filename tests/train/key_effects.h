@@ -422,6 +422,7 @@ inline const Effect effects[] = {
      ROLLOUTS
      " loss_fn.use_importance_sampling_correction=true loss_fn.truncated_importance_sampling_ratio=1.01"},
     {"loss_fn.force_on_policy_ratio", Observed::rows, "false", "true", ROLLOUTS},
+    {"reference.model_name", Observed::elsewhere, "reference.model_name=", "train/rollout_run_test.cpp"},
     {"reward", Observed::elsewhere, "reward=[", "train/rollout_run_test.cpp"},
     {"grpo.num_prompts_per_step", Observed::elsewhere, "grpo.num_prompts_per_step=4",
      "train/rollout_run_test.cpp"},

@@ -248,6 +248,65 @@ TEST_CASE("divergence in rewards, REINFORCE++ and weights of importance survive 
   }
 }
 
+TEST_CASE("a student learns from a teacher that scores what it generates", "[grpo][distill]") {
+  const Digits bench;
+  // A teacher of another size, which writes letters.
+  REQUIRE(bench
+              .learn("teacher", {"policy.model.hidden_size=32", "policy.model.intermediate_size=48",
+                                 "policy.optimizer.lr=0.02", "loop.max_num_steps=40",
+                                 "checkpointing.save_period=40", "loop.seed=3"})
+              .code == Exit::ok);
+  const std::vector<std::string> keys{"reward=[]",
+                                      "reference.model_name=" + bench / "teacher/checkpoints/step-40",
+                                      "grpo.adv_estimator={name: raw}",
+                                      "loss_fn={reference_policy_kl_penalty: 1, use_kl_in_reward: true, "
+                                      "reference_policy_kl_type: k1}",
+                                      "policy.optimizer.lr=0.02",
+                                      "loop.max_num_steps=40",
+                                      "checkpointing.save_period=20"};
+  const Finished finished = bench.learn("whole", keys);
+  INFO(finished.err);
+  REQUIRE(finished.code == Exit::ok);
+  CHECK_THAT(finished.out, ContainsSubstring("beside the policy:"));
+  const std::vector<double> divergence = bench.values("whole", "kl_penalty");
+  REQUIRE(divergence.size() == 40);
+  double first = 0, last = 0;
+  for (size_t i = 0; i < 5; ++i) first += divergence[i], last += divergence[35 + i];
+  CHECK(first > 0.5);
+  CHECK(last < 0.5 * first);
+  CHECK(!bench.steps("whole").front().contains("reward"));
+  std::vector<std::string> more = keys;
+  more.emplace_back("loop.max_num_steps=20");
+  REQUIRE(bench.learn("parts", more).code == Exit::ok);
+  REQUIRE(bench.learn("parts", keys).code == Exit::ok);
+  CHECK(bench.weights("whole", 40) == bench.weights("parts", 40));
+  more.back() = "loop.max_num_steps=4";
+  more.emplace_back("checkpointing.enabled=false");
+  for (const std::string layout :
+       {"distributed.shard_strategy=optim", "distributed.tensor_parallel_size=2"}) {
+    CAPTURE(layout);
+    std::vector<std::string> divided = more;
+    divided.push_back(layout);
+    const std::string name = layout.substr(layout.find('.') + 1, 5);
+    const Finished two = bench.run_ranks(NRL_TWO_RANKS, name, bench.overrides(divided));
+    INFO(two.err);
+    REQUIRE(two.code == Exit::ok);
+    const std::vector<double> got = bench.values(name, "kl_penalty");
+    REQUIRE(got.size() == 4);
+    for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == Approx(divergence[i]).epsilon(1e-4).margin(1e-6));
+  }
+  // Other vocabularies cannot be compared.
+  REQUIRE(bench
+              .learn("wide",
+                     {"policy.model.vocab_size=288", "loop.max_num_steps=1", "checkpointing.save_period=1"})
+              .code == Exit::ok);
+  std::vector<std::string> wide = keys;
+  wide[1] = "reference.model_name=" + bench / "wide/checkpoints/step-1";
+  const Finished refused = bench.learn("refused", wide);
+  CHECK(refused.code == Exit::config);
+  CHECK_THAT(refused.err, ContainsSubstring("has a vocabulary of 288 tokens, the policy one of 272"));
+}
+
 TEST_CASE("a command judges as a verifier does, and what it cannot judge is not trained", "[grpo]") {
   const Digits bench;
   const auto with = [&](const std::string& reward) {

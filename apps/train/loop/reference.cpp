@@ -8,11 +8,14 @@
 #include <utility>
 
 #include "apps/data/order_file.h"
+#include "apps/plan/forward_plan.h"
 #include "apps/plan/loss.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/step_source.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/state/input_identity.h"
+#include "apps/train/state/model_source.h"
+#include "apps/train/state/run_state.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
@@ -115,6 +118,58 @@ std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& con
   else
     engine.plan().decoder->use_adapters(true);
   return out;
+}
+
+ReferenceModel::ReferenceModel(Run& run) : run_(run) {
+  run_collectively(run.world, [&] {
+    const Config& c = run.config;
+    const plan::RunPlan& policy = run.plan();
+    const std::string& directory = *c.loss_fn.reference_model;
+    model::ModelSpec spec = load_model_directory(directory, {run.world.local_rank(), run.world.local_size()});
+    require_logits(spec, "reference.model_name", directory);
+    if (spec.vocab_size != policy.spec.vocab_size)
+      fail(
+          Exit::config,
+          "reference.model_name: {} has a vocabulary of {} tokens, the policy one of {}. Fix: choose a model "
+          "with the policy's tokenizer",
+          clipped(directory), spec.vocab_size, policy.spec.vocab_size);
+    const int64_t longest = c.policy.max_total_sequence_length;
+    if (spec.learned_positions && spec.max_positions < longest)
+      fail(Exit::config,
+           "reference.model_name: {} has {} positions, fewer than policy.max_total_sequence_length: {}. Fix: "
+           "lower that",
+           clipped(directory), spec.max_positions, longest);
+    const Placement& placement = run.placement;
+    const int64_t layers = spec.layers;
+    auto plan = plan::make_forward_plan(
+        std::move(spec),
+        {.micro_batch = std::max<int64_t>(policy.tensors->shape().length / longest, 1),
+         .sequence_length = longest,
+         .packed = true,
+         .inverse_temperature = policy.decoder->options().loss.inverse_temperature,
+         .recipe = plan::recipe_for(c, placement.device(), layers),
+         .device = placement.device(),
+         .threads = placement.host_threads(),
+         .products = placement.exec().kernels->bf16_products},
+        c, placement.grid_position());
+    const int64_t left = static_cast<int64_t>(placement.capacity()) - policy.memory.total_bytes();
+    if (plan->memory.total_bytes() > left)
+      fail(Exit::out_of_memory,
+           "reference.model_name: {} takes {}, and the plan of training leaves {}. Fix: choose a smaller "
+           "model, "
+           "or lower the memory of training (docs/memory.md)",
+           clipped(directory), human_bytes(static_cast<uint64_t>(plan->memory.total_bytes())),
+           human_bytes(static_cast<uint64_t>(std::max<int64_t>(left, 0))));
+    engine_ = std::make_unique<engine::Engine>(std::move(plan), placement.groups(), placement.exec());
+    with_state(*engine_, [&](const TrainState& state) {
+      load_weights(directory, engine_->plan().spec, state.weights, state.staging);
+    });
+  });
+}
+
+std::shared_ptr<const data::SequenceNumbers> ReferenceModel::log_probs(
+    std::shared_ptr<const data::Examples> examples) {
+  return compute_log_probs(run_.config, *engine_, std::move(examples), Kind::by_row, run_.placement.groups());
 }
 
 namespace {

@@ -25,6 +25,24 @@ std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& con
                                                                data::SequenceNumbers::Kind kind,
                                                                const parallel::Groups& groups);
 
+/// Another model than the policy that rollouts are compared with (reference.model_name), with weights and
+/// memory of its own, divided over the ranks as the policy is.
+class ReferenceModel {
+ public:
+  /// Collective. `run` must outlive the model. Fails with Exit::config if its vocabulary is another than the
+  /// policy's or it has too few positions, Exit::out_of_memory if it does not fit beside the policy, and as
+  /// load_model_directory() does.
+  explicit ReferenceModel(Run& run);
+
+  /// Collective. By row, the same on all ranks, in the policy's temperature.
+  std::shared_ptr<const data::SequenceNumbers> log_probs(std::shared_ptr<const data::Examples> examples);
+  int64_t bytes() const { return engine_->plan().memory.total_bytes(); }
+
+ private:
+  const Run& run_;
+  std::unique_ptr<engine::Engine> engine_;
+};
+
 /// Collective, after set_up_run(), if the objective needs a reference: keeps the weights that the run begins
 /// with in the engine, for rollouts that it generates (plan::keeps_reference()); for examples sets
 /// TrainData::reference and ValidationData::reference, from their files where these fit, else with the

@@ -25,9 +25,9 @@ namespace {
 
 constexpr int64_t equal_to_warn = 10;
 
-/// The memory of this rank's generator.
-plan::GenerationPlan generation_of(const Run& run) {
-  const auto left = static_cast<int64_t>(run.placement.capacity()) - run.plan().memory.total_bytes();
+/// The memory of this rank's generator, where other models than the policy take `others` bytes.
+plan::GenerationPlan generation_of(const Run& run, int64_t others) {
+  const auto left = static_cast<int64_t>(run.placement.capacity()) - run.plan().memory.total_bytes() - others;
   plan::GenerationPlan plan = plan::plan_generation(run.config, run.plan(), left);
   if (!plan.fits)
     fail(Exit::out_of_memory,
@@ -44,6 +44,7 @@ struct RolloutSource::Tools {
   std::unique_ptr<data::Tokenizer> tokenizer;
   std::unique_ptr<rollout::Generator> generator;
   std::unique_ptr<reward::Rewards> rewards;
+  std::unique_ptr<ReferenceModel> reference;  ///< null: the model of the start, if any
 
   std::vector<Completion> generate(std::span<const GenerationRequest> requests, double temperature,
                                    int64_t most, int64_t longest, const std::vector<int32_t>& end_ids,
@@ -97,11 +98,17 @@ RolloutSource::RolloutSource(Run& run)
       updates_(rollouts_at_once(run.config) / run.plan().batch.global),
       used_(updates_) {
   const Config& c = run.config;
+  if (c.loss_fn.reference_model && plan::needs_reference(c)) {
+    tools_->reference = std::make_unique<ReferenceModel>(run);
+    notes_.push_back(fmt::format("reference {} beside the policy: {}", clipped(*c.loss_fn.reference_model),
+                                 human_bytes(static_cast<uint64_t>(tools_->reference->bytes()))));
+  }
+  const int64_t others = tools_->reference ? tools_->reference->bytes() : 0;
   run_collectively(run.world, [&] {
     tools_->tokenizer = tokenizer_of_run(c);
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
-    const plan::GenerationPlan plan = generation_of(run);
+    const plan::GenerationPlan plan = generation_of(run, others);
     tools_->generator = std::make_unique<rollout::LocalGenerator>(
         run.plan().spec, run.plan().parameters, std::move(views), run.engine->exec(),
         rollout::GeneratorLimits{.pass = plan.limits, .vocabulary = tools_->tokenizer->vocab_size()},
@@ -163,11 +170,13 @@ void RolloutSource::make() {
   std::shared_ptr<const data::SequenceNumbers> old, reference;
   if (reads_old_log_probs(c))
     old = compute_log_probs(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
-  if (plan::needs_reference(c))
+  if (tools_->reference)
+    reference = tools_->reference->log_probs(made.set);
+  else if (plan::needs_reference(c))
     reference = compute_reference(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
     log::warn("completions without a reward: {}", failures);
-  equal_ = made.equal_groups == c.rollout.num_prompts_per_step ? equal_ + 1 : 0;
+  equal_ = !c.reward.empty() && made.equal_groups == c.rollout.num_prompts_per_step ? equal_ + 1 : 0;
   if (equal_ == equal_to_warn && run_.world.rank() == 0)
     log::warn(
         "all rewards of a prompt's completions were equal, {} generations in a row: nothing is learned. "

@@ -173,6 +173,7 @@ Rollouts::Made Rollouts::validate(const data::Prompts& prompts) {
   answer(groups, n, 0, c.val_temperature, made);
   add_metrics(groups, made, "val_");
   for (const int64_t k : {int64_t{1}, n}) {
+    if (rewards_.names.empty()) break;
     double sum = 0;
     for (const Group& g : groups)
       sum += pass_at(k, n, std::ranges::count_if(g.rewards, [](const Reward& r) { return r.total >= 1.0; }));
@@ -210,11 +211,12 @@ void Rollouts::add_metrics(std::span<const Group> groups, Made& made, const std:
     made.metrics.push_back({.name = prefix + name, .value = value, .brief = std::move(brief)});
   };
   const auto count = static_cast<double>(lengths.size());
-  add("reward", mean(totals), "reward");
+  if (!parts.empty()) add("reward", mean(totals), "reward");
   if (parts.size() > 1)
     for (size_t p = 0; p < parts.size(); ++p) add("reward_" + rewards_.names[p], mean(parts[p]));
   add("completion_tokens", mean(lengths), "tokens");
   add("truncation_rate", cut / count);
+  if (parts.empty()) return;
   add("unscored_rate", unscored / count);
   if (!prefix.empty()) return;
   made.equal_groups = static_cast<int64_t>(equal);

@@ -127,9 +127,23 @@ const ConfigRule objective_table[] = {
         {"<:grpo.num_generations_per_prompt>: advantages compare the completions of a prompt with each other",
          {"give 2 or more"}}),
     row({"reward", "data.train.format"},
-        [](const Config& c) { return generates_rollouts(c) && c.reward.empty(); },
+        [](const Config& c) {
+          return generates_rollouts(c) && c.reward.empty() && !c.loss_fn.use_kl_in_reward;
+        },
         {"completions of prompts need a reward: the list `reward` is empty",
          {"reward: [{type: exact, answer_key: answer}], or another type (docs/post-training.md)"}}),
+    row({"grpo.use_dynamic_sampling", "reward"},
+        [](const Config& c) {
+          return generates_rollouts(c) && c.rollout.use_dynamic_sampling && c.reward.empty();
+        },
+        {"<:grpo.use_dynamic_sampling> replaces groups of equal rewards, and the list `reward` is empty",
+         {"set it to false"}}),
+    row({"reference.model_name", "policy.fp8_cfg.enabled"},
+        [](const Config& c) { return c.loss_fn.reference_model && c.policy.fp8_cfg.enabled; },
+        {"<:reference.model_name> does not fit <:policy.fp8_cfg.enabled>: both models compute in one "
+         "precision, "
+         "and the other model's shapes need not suit FP8",
+         {"set policy.fp8_cfg.enabled: false"}}),
     between_updates(
         "checkpointing.save_period",
         [](const Config& c) { return c.checkpointing.enabled ? c.checkpointing.save_period : 0; }),
