@@ -7,7 +7,7 @@
 
 namespace nrl::ops {
 
-/// out[n] = table[ids[n]] (+ position_table[positions[n]]).
+/// out[n] = scale * table[ids[n]] (+ position_table[positions[n]]).
 struct EmbeddingForward {
   Tensor ids;                  ///< (N) i32, without first_id each must be in [0, V); not checked
   Tensor table;                ///< (V, H) f32 or bf16; f16 if `out` is
@@ -17,10 +17,12 @@ struct EmbeddingForward {
   /// The table is a slice of a larger one: it has the rows of ids [first_id, first_id + V), and other ids
   /// select a row of zeros.
   std::optional<int64_t> first_id = {};
+  float scale = 1;
 };
 
-/// dtable[ids[n]] += dout[n]; dposition_table likewise. The order of additions, and with it the
-/// bits, depends on the ids alone: CPU threads split the columns, a GPU sorts the tokens by id (stably).
+/// dtable[ids[n]] += scale * dout[n]; dposition_table likewise, without scale. The order of additions, and
+/// with it the bits, depends on the ids alone: CPU threads split the columns, a GPU sorts the tokens by id
+/// (stably).
 struct EmbeddingBackward {
   Tensor ids;
   Tensor dout;                  ///< (N, H)
@@ -29,6 +31,7 @@ struct EmbeddingBackward {
   Tensor dposition_table = {};  ///< optional (P, H) f32, accumulated
   /// As in the forward pass: other ids contribute nothing to dtable.
   std::optional<int64_t> first_id = {};
+  float scale = 1;
 };
 
 void embedding_forward(Exec& exec, const EmbeddingForward& a);

@@ -14,8 +14,9 @@ namespace nrl::ops {
 enum class NormKind : uint8_t { rms, layer };
 
 /// sum = dropout(x) + residual (if given, written to `sum`), then
-/// rms:   out = sum * rstd * weight,                rstd = 1 / sqrt(mean(sum^2) + eps)
-/// layer: out = (sum - mean) * rstd * weight + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D.
+/// rms:   out = sum * rstd * w,                rstd = 1 / sqrt(mean(sum^2) + eps)
+/// layer: out = (sum - mean) * rstd * w + bias, rstd = 1 / sqrt(var(sum) + eps), var with divisor D,
+/// with w = weight + weight_offset, in f32.
 /// `sum` may alias x or residual. Without residual, x itself is normalized and `sum` must be absent. mean and
 /// rstd may be absent (inference). out may alias x only when neither x nor sum is read later. amax =
 /// max(amax, |out|), where NaN stays and amax must be >= 0.
@@ -28,6 +29,7 @@ struct NormForward {
   Tensor residual = {};       ///< optional (..., D)
   Tensor sum = {};            ///< (..., D), required with residual
   Tensor weight;              ///< (D)
+  float weight_offset = 0;    ///< 1 if weights are stored as their differences from 1 (Gemma)
   Tensor bias = {};           ///< (D), layer only, optional
   Tensor out = {};            ///< (..., D), optional with rstd
   Tensor mean = {};           ///< (rows) f32, layer only, optional
@@ -37,16 +39,17 @@ struct NormForward {
                               ///< p > 0 requires residual and x of rank 2
 };
 
-/// With dy = dout * weight and xhat = (x - mean) * rstd (rms: mean = 0 and no term mean_dy):
+/// With dy = dout * w and xhat = (x - mean) * rstd (rms: mean = 0 and no term mean_dy):
 ///   dx       = rstd * (dy - mean_dy - xhat * mean_dy_xhat) + dresidual (if given)
 ///   dweight += sum over rows of dout * xhat,   dbias += sum over rows of dout (when given)
 /// dx may alias dout or dresidual. amax = max(amax, |dx|), as in NormForward. The order of the sums over rows
 /// depends only on the shape and the number of partial sums (Exec::partials()).
 struct NormBackward {
   NormKind kind = NormKind::rms;
-  Tensor dout;            ///< (..., D)
-  Tensor x;               ///< (..., D), the normalized input (`sum` of the forward when a residual was fused)
-  Tensor weight;          ///< (D)
+  Tensor dout;    ///< (..., D)
+  Tensor x;       ///< (..., D), the normalized input (`sum` of the forward when a residual was fused)
+  Tensor weight;  ///< (D)
+  float weight_offset = 0;
   Tensor mean = {};       ///< (rows) f32, layer only
   Tensor rstd;            ///< (rows) f32
   Tensor dresidual = {};  ///< optional (..., D)

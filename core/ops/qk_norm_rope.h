@@ -12,8 +12,9 @@ struct QkNormRopeForward {
   Tensor x;           ///< (N, heads + kv_heads, D) f32, bf16 or f16: q's heads, then k's; rows may be strided
   Tensor out;         ///< shape and dtype of x; must be disjoint from x with QK-norm, x itself without
   int64_t heads = 0;  ///< of q
-  Tensor q_weight = {};  ///< (D), with QK-norm
-  Tensor k_weight = {};  ///< (D), with QK-norm
+  Tensor q_weight = {};     ///< (D), with QK-norm
+  Tensor k_weight = {};     ///< (D), with QK-norm
+  float weight_offset = 0;  ///< as in NormForward
   float eps = 1e-6f;
   Tensor rstd = {};       ///< (N * heads + N * kv_heads) f32, q's then k's; with QK-norm
   Tensor table = {};      ///< (positions, rotary_dim) f32, from rope_table; absent: no rotation
@@ -27,6 +28,7 @@ struct QkNormRopeBackward {
   Tensor dx;      ///< must be dout
   int64_t heads = 0;
   Tensor q_weight = {}, k_weight = {}, rstd = {}, table = {}, positions = {};
+  float weight_offset = 0;
   Tensor dq_weight = {}, dk_weight = {};  ///< (D) f32, accumulated, with QK-norm
   Tensor amax = {};                       ///< as in Rope; without QK-norm
 };

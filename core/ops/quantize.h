@@ -16,9 +16,10 @@ namespace nrl::ops {
 /// A norm of x by rows, with the statistics that norm_forward() has written.
 struct QuantizeNorm {
   Tensor weight = {};  ///< (K), as in NormForward; empty: there is no norm
-  Tensor bias = {};    ///< optional (K)
-  Tensor mean = {};    ///< (N) f32, of layer norms only
-  Tensor rstd = {};    ///< (N) f32
+  float weight_offset = 0;
+  Tensor bias = {};  ///< optional (K)
+  Tensor mean = {};  ///< (N) f32, of layer norms only
+  Tensor rstd = {};  ///< (N) f32
   explicit operator bool() const { return static_cast<bool>(weight); }
 };
 

@@ -34,7 +34,8 @@ GradProblem gradient(DType t) {
                                      .table = p->table,
                                      .position_table = p->places,
                                      .positions = p->positions,
-                                     .out = p->out});
+                                     .out = p->out,
+                                     .scale = 1.5f});
     return dot(p->out, p->dout);
   };
   g.backward = [p](Exec& e) {
@@ -42,7 +43,8 @@ GradProblem gradient(DType t) {
                                       .dout = p->dout,
                                       .dtable = p->dtable,
                                       .positions = p->positions,
-                                      .dposition_table = p->dplaces});
+                                      .dposition_table = p->dplaces,
+                                      .scale = 1.5f});
   };
   return g;
 }
@@ -71,7 +73,7 @@ Outputs runs(Exec& e, Ids kind, DType dtype, int64_t n, int64_t vocabulary, int6
   Exec exact = e;
   const size_t bytes = embedding_backward_workspace(n, h);
   exact.workspace.size = std::min(bytes, e.workspace.size);
-  embedding_backward(exact, {.ids = ids, .dout = dout, .dtable = dtable});
+  embedding_backward(exact, {.ids = ids, .dout = dout, .dtable = dtable, .scale = gap > 0 ? 0.5f : 1.0f});
   return {{"dtable", dtable, n}};
 }
 
@@ -93,7 +95,8 @@ Outputs sliced_forward(Exec& e, const Sliced& s, DType dtype) {
     EmbeddingForward a{.ids = ids,
                        .table = table.tensor().rows(s.cuts[i], s.cuts[i + 1] - s.cuts[i]),
                        .out = out,
-                       .first_id = s.cuts[i]};
+                       .first_id = s.cuts[i],
+                       .scale = s.positions ? 2.0f : 1.0f};
     if (s.positions && i == 0) a.position_table = places, a.positions = where;
     embedding_forward(e, a);
     synchronize(e);
@@ -111,7 +114,8 @@ Outputs sliced_backward(Exec& e, const Sliced& s, DType dtype) {
     EmbeddingBackward a{.ids = ids,
                         .dout = dout,
                         .dtable = dtable.tensor().rows(s.cuts[i], s.cuts[i + 1] - s.cuts[i]),
-                        .first_id = s.cuts[i]};
+                        .first_id = s.cuts[i],
+                        .scale = s.positions ? 2.0f : 1.0f};
     if (s.positions && i == 0) a.dposition_table = dplaces, a.positions = where;
     embedding_backward(e, a);
   }
@@ -179,6 +183,7 @@ NRL_OP_CASES(embedding) {
                                       if (positions) {
                                         a.position_table = place;
                                         a.positions = w;
+                                        a.scale = 3;
                                       }
                                       embedding_forward(e, a);
                                       return {{"out", out}};
@@ -195,6 +200,7 @@ NRL_OP_CASES(embedding) {
                                     if (positions) {
                                       a.positions = w;
                                       a.dposition_table = dplaces;
+                                      a.scale = 3;
                                     }
                                     embedding_backward(e, a);
                                     return {{"dtable", dtable, n}, {"dplaces", dplaces, n}};

@@ -21,7 +21,8 @@ struct Shape {
 struct Options {
   NormKind kind;
   DType dtype, weight;
-  bool extra;  ///< residual, dresidual, bias
+  bool extra;  ///< residual, dresidual, bias; of RMS norms an offset of the weight
+  float weight_offset() const { return extra && kind == NormKind::rms ? 0.75f : 0.0f; }
 };
 
 Outputs forward(Exec& e, const Shape& s, const Options& o) {
@@ -32,7 +33,8 @@ Outputs forward(Exec& e, const Shape& s, const Options& o) {
                bias = Buffer(o.weight, {d}).normal("bias");
   Buffer sum(o.dtype, s.x, s.gap), out(o.dtype, s.x, s.gap), mean(DType::f32, {s.rows()}),
       rstd(DType::f32, {s.rows()});
-  NormForward a{.kind = o.kind, .x = x, .weight = weight, .out = out, .rstd = rstd};
+  NormForward a{
+      .kind = o.kind, .x = x, .weight = weight, .weight_offset = o.weight_offset(), .out = out, .rstd = rstd};
   if (o.extra) {
     a.residual = residual;
     a.sum = sum;
@@ -55,8 +57,13 @@ Outputs backward(Exec& e, const Shape& s, const Options& o, bool weights, bool a
   const Buffer mean = Buffer(DType::f32, {s.rows()}).normal("mean", 0.1);
   const Buffer rstd = Buffer(DType::f32, {s.rows()}).normal("rstd", 0.1, 1.0);
   Buffer dweight = Buffer(DType::f32, {d}).normal("dweight"), dbias = Buffer(DType::f32, {d}).normal("dbias");
-  NormBackward a{
-      .kind = o.kind, .dout = dout, .x = x, .weight = weight, .rstd = rstd, .dx = alias ? dout : dx};
+  NormBackward a{.kind = o.kind,
+                 .dout = dout,
+                 .x = x,
+                 .weight = weight,
+                 .weight_offset = o.weight_offset(),
+                 .rstd = rstd,
+                 .dx = alias ? dout : dx};
   Buffer amax = Buffer(DType::f32, {1}).fill(0.25);
   if (o.extra) a.dresidual = dresidual, a.amax = amax;
   if (layer) a.mean = mean;
@@ -152,6 +159,7 @@ void not_stored(Exec& e) {
                              .residual = residual,
                              .sum = sum,
                              .weight = weight,
+                             .weight_offset = layer ? 0.0f : 1.0f,
                              .bias = layer ? bias.tensor() : Tensor{},
                              .out = stored ? out.tensor() : Tensor{},
                              .mean = layer ? mean.tensor() : Tensor{},
@@ -220,6 +228,7 @@ GradProblem gradient(DType t, NormKind kind, std::vector<int64_t> shape) {
                   .residual = p->residual,
                   .sum = p->sum,
                   .weight = p->weight,
+                  .weight_offset = layer ? 0.0f : 0.5f,
                   .out = p->out,
                   .rstd = p->rstd};
     if (layer) {
@@ -234,6 +243,7 @@ GradProblem gradient(DType t, NormKind kind, std::vector<int64_t> shape) {
                    .dout = p->dout,
                    .x = p->sum,
                    .weight = p->weight,
+                   .weight_offset = layer ? 0.0f : 0.5f,
                    .rstd = p->rstd,
                    .dresidual = p->dresidual,
                    .dx = p->dx,

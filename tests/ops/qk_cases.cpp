@@ -14,6 +14,7 @@ struct Shape {
   int64_t gap;
   bool norm = true;
   int64_t all() const { return heads + kv_heads; }
+  float weight_offset() const { return norm && heads % 2 == 1 ? 0.75f : 0.0f; }
   std::string name() const {
     return fmt::format("({}, {} + {}, {}) gap {} rotary {}{}", n, heads, kv_heads, d, gap, rotary,
                        norm ? "" : " without norm");
@@ -56,6 +57,7 @@ struct Problem {
             .heads = s.heads,
             .q_weight = q_weight,
             .k_weight = k_weight,
+            .weight_offset = s.weight_offset(),
             .rstd = rstd,
             .table = table,
             .positions = positions};
@@ -71,6 +73,7 @@ struct Problem {
             .rstd = rstd,
             .table = table,
             .positions = positions,
+            .weight_offset = s.weight_offset(),
             .dq_weight = dq_weight,
             .dk_weight = dk_weight};
   }

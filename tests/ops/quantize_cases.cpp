@@ -560,6 +560,7 @@ void fused_gradient(Exec& e, DType type, Activation kind, bool gated, Scaling sc
 void fused_norm(Exec& e, DType type, DType weights, NormKind kind, bool with_bias, Scaling scaling) {
   const int64_t n = 144, k = 272;
   const bool layer = kind == NormKind::layer;
+  const float offset = layer ? 0.0f : 0.75f;
   const Buffer x = Buffer(type, {n, k}).normal("x", 2.0, 0.5),
                weight = Buffer(weights, {k}).normal("weight", 0.3, 1.0),
                bias = Buffer(weights, {k}).normal("bias");
@@ -571,12 +572,14 @@ void fused_norm(Exec& e, DType type, DType weights, NormKind kind, bool with_bia
     norm_forward(exec, {.kind = kind,
                         .x = x,
                         .weight = weight,
+                        .weight_offset = offset,
                         .bias = biases,
                         .out = fused ? Tensor{} : out.tensor(),
                         .mean = means,
                         .rstd = rstd});
     QuantizeSource source{.x = fused ? x : out};
-    if (fused) source.norm = {.weight = weight, .bias = biases, .mean = means, .rstd = rstd};
+    if (fused)
+      source.norm = {.weight = weight, .weight_offset = offset, .bias = biases, .mean = means, .rstd = rstd};
     quantize(exec, {.source = source, .row = c.row.tensor, .column = c.column.tensor});
     synchronize(exec);
     return std::vector<Buffer>{c.row.codes.unpacked(), c.column.codes.unpacked(), c.row.scales.unpacked(),

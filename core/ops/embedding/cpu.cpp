@@ -1,6 +1,6 @@
 // Token and position embeddings on the CPU.
-//   forward:  out[n] = table[ids[n]] + position_table[positions[n]], tokens split over the threads
-//   backward: dtable[ids[n]] += dout[n] for all n in order, columns split over the threads
+//   forward:  out[n] = scale * table[ids[n]] + position_table[positions[n]], tokens split over the threads
+//   backward: dtable[ids[n]] += scale * dout[n] for all n in order, columns split over the threads
 // With first_id the table has the rows of ids from there on; ids outside of it select none.
 
 #include "core/device/cpu/parallel.h"
@@ -34,31 +34,32 @@ void forward(Exec& exec, const EmbeddingForward& a) {
           const W* row = row_of<const W>(a.table, ids, r, a.first_id);
           const W* position_row =
               a.position_table ? row_of<const W>(a.position_table, positions, r, {}) : nullptr;
+          const float scale = row ? a.scale : 1.0f;
           if (!row) std::swap(row, position_row);
           if (!row) {
             std::fill(out, out + h, T());
           } else if (position_row) {
             for_lanes(h, [=](int64_t i, auto part) {
-              part.store(out + i, part.load(row + i) + part.load(position_row + i));
+              part.store(out + i, part.load(row + i) * scale + part.load(position_row + i));
             });
           } else {
-            for_lanes(h, [=](int64_t i, auto part) { part.store(out + i, part.load(row + i)); });
+            for_lanes(h, [=](int64_t i, auto part) { part.store(out + i, part.load(row + i) * scale); });
           }
         }
       });
 }
 
-/// table[index[r], begin..end) += dout[r, begin..end) for all rows in order.
+/// table[index[r], begin..end) += scale * dout[r, begin..end) for all rows in order.
 template <class T>
 void scatter_add(const Tensor& table, const Tensor& index, const std::optional<int64_t>& first_id,
-                 const Tensor& dout, int64_t begin, int64_t end) {
+                 const Tensor& dout, float scale, int64_t begin, int64_t end) {
   const int32_t* ids = data_of<const int32_t>(index);
   for (int64_t r = 0; r < dout.dim(0); ++r) {
     float* row = row_of<float>(table, ids, r, first_id);
     if (!row) continue;
     const T* g = data_of<const T>(dout) + r * dout.stride[0];
 #pragma omp simd
-    for (int64_t i = begin; i < end; ++i) row[i] += static_cast<float>(g[i]);
+    for (int64_t i = begin; i < end; ++i) row[i] += scale * static_cast<float>(g[i]);
   }
 }
 
@@ -68,9 +69,9 @@ void backward(Exec& exec, const EmbeddingBackward& a) {
   constexpr int64_t line = 16;  // columns of one cache line of dtable, so that threads do not share lines
   const int64_t grain = std::max<int64_t>(4, grain_elements / (n * line));
   cpu::parallel_for(exec.threads, (h + line - 1) / line, grain, [&](int64_t begin, int64_t end) {
-    scatter_add<T>(a.dtable, a.ids, a.first_id, a.dout, begin * line, std::min(h, end * line));
+    scatter_add<T>(a.dtable, a.ids, a.first_id, a.dout, a.scale, begin * line, std::min(h, end * line));
     if (a.dposition_table)
-      scatter_add<T>(a.dposition_table, a.positions, {}, a.dout, begin * line, std::min(h, end * line));
+      scatter_add<T>(a.dposition_table, a.positions, {}, a.dout, 1.0f, begin * line, std::min(h, end * line));
   });
 }
 

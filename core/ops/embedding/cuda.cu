@@ -1,7 +1,7 @@
 // Token and position embeddings on the GPU.
 //
-//   forward:  out[n] = table[ids[n]] + position_table[positions[n]]
-//   backward: dtable[ids[n]] += dout[n], dposition_table likewise
+//   forward:  out[n] = scale * table[ids[n]] + position_table[positions[n]]
+//   backward: dtable[ids[n]] += scale * dout[n], dposition_table likewise, without scale
 //
 // forward_kernel: a warp per token; writes out (=).
 // backward: the tokens are sorted by id, so that the rows of one id follow each other (a run).
@@ -68,7 +68,7 @@ struct Table {
 template <class W, class T>
 __global__ void __launch_bounds__(forward_warps* warp)
     forward_kernel(Table<W> table, Table<W> position_rows, T* out, int64_t out_stride, int64_t n, int64_t h,
-                   bool vectors) {
+                   float scale, bool vectors) {
   const int64_t r = int64_t{blockIdx.x} * forward_warps + threadIdx.x / warp;
   if (r >= n) return;
   const int lane = static_cast<int>(threadIdx.x) % warp;
@@ -80,6 +80,8 @@ __global__ void __launch_bounds__(forward_warps* warp)
   for (int64_t u = lane; u < units; u += warp) {
     float v[unit_elements] = {};
     if (token_row) load_floats(token_row + u * unit_elements, v);
+#pragma unroll
+    for (int k = 0; k < unit_elements; ++k) v[k] *= scale;
     if (position_row) {
       float position[unit_elements];
       load_floats(position_row + u * unit_elements, position);
@@ -89,7 +91,7 @@ __global__ void __launch_bounds__(forward_warps* warp)
     store_floats(out_row + u * unit_elements, v);
   }
   for (int64_t i = units * unit_elements + lane; i < h; i += warp) {
-    float v = token_row ? static_cast<float>(token_row[i]) : 0.0f;
+    float v = token_row ? scale * static_cast<float>(token_row[i]) : 0.0f;
     if (position_row) v += static_cast<float>(position_row[i]);
     out_row[i] = T(v);
   }
@@ -107,7 +109,7 @@ void forward_as(Exec& exec, const EmbeddingForward& a) {
   NRL_LAUNCH((forward_kernel<W, T>), static_cast<unsigned>((n + forward_warps - 1) / forward_warps),
              forward_warps * warp, 0, exec.stream, Table<W>(a.ids, a.table, a.first_id),
              Table<W>(a.positions, a.position_table), static_cast<T*>(a.out.data), a.out.stride[0], n, h,
-             vectors);
+             a.scale, vectors);
 }
 
 void forward_launch(Exec& exec, const EmbeddingForward& a) {
@@ -255,13 +257,13 @@ Sorted sort(Exec& exec, const SortWorkspace& memory, const int32_t* ids, const I
 
 constexpr int sum_threads = 128;
 
-/// sum += the elements of `pack`.
+/// sum += scale * the elements of `pack`.
 template <class T, int width>
-__device__ __forceinline__ void add_to(float (&sum)[width], const Pack<T, width>& pack) {
+__device__ __forceinline__ void add_to(float (&sum)[width], const Pack<T, width>& pack, float scale = 1) {
   float v[width];
   pack.get(v);
 #pragma unroll
-  for (int e = 0; e < width; ++e) sum[e] += v[e];
+  for (int e = 0; e < width; ++e) sum[e] += scale * v[e];
 }
 
 /// The gradient of a table, and for each group the partial sums of the run that began before it and of the
@@ -271,6 +273,7 @@ struct Target {
   int64_t stride;   ///< of a row
   float* partials;  ///< (groups, 2, h)
   int64_t h;
+  float scale;  ///< of dout
 };
 
 /// Grid (groups, column slices). Runs that cross a group boundary are written as partial sums and combined by
@@ -315,7 +318,7 @@ __global__ void __launch_bounds__(sum_threads)
 #pragma unroll
     for (int k = 0; k < ahead; ++k) {
       if (i + k >= count) continue;
-      add_to(sum, row[k]);
+      add_to(sum, row[k], to.scale);
       if (!ends(i + k)) continue;
       if (from_before) {
         store_floats(partials, sum);
@@ -377,11 +380,12 @@ void add_runs(Exec& exec, const Sorted& s, const Tensor& dout, const Target& to)
 }
 
 void scatter_add(Exec& exec, const SortWorkspace& memory, const Tensor& ids,
-                 const std::optional<int64_t>& first_id, const Tensor& dout, const Tensor& table) {
+                 const std::optional<int64_t>& first_id, const Tensor& dout, const Tensor& table,
+                 float scale) {
   const int64_t max_key = first_id ? table.dim(0) : table.dim(0) - 1;
   const Sorted s = sort(exec, memory, static_cast<const int32_t*>(ids.data), IdRange(first_id, table),
                         dout.dim(0), max_key);
-  const Target to{static_cast<float*>(table.data), table.stride[0], memory.partials, dout.dim(1)};
+  const Target to{static_cast<float*>(table.data), table.stride[0], memory.partials, dout.dim(1), scale};
   const bool vectors = aligned_rows(table) && aligned_rows(dout) && to.h % 4 == 0;
   for_float_type(dout.dtype, [&]<class T>() {
     vectors ? add_runs<T, 4>(exec, s, dout, to) : add_runs<T, 1>(exec, s, dout, to);
@@ -390,8 +394,8 @@ void scatter_add(Exec& exec, const SortWorkspace& memory, const Tensor& ids,
 
 void backward_launch(Exec& exec, const EmbeddingBackward& a) {
   const SortWorkspace memory(exec, a.dout.dim(0), a.dout.dim(1));
-  scatter_add(exec, memory, a.ids, a.first_id, a.dout, a.dtable);
-  if (a.dposition_table) scatter_add(exec, memory, a.positions, {}, a.dout, a.dposition_table);
+  scatter_add(exec, memory, a.ids, a.first_id, a.dout, a.dtable, a.scale);
+  if (a.dposition_table) scatter_add(exec, memory, a.positions, {}, a.dout, a.dposition_table, 1.0f);
 }
 
 }  // namespace

@@ -270,7 +270,7 @@ void backward(Exec& exec, const NormBackward& b) {
   a.x = Rows<const T>(b.x);
   a.dresidual = Rows<const T>(b.dresidual);
   a.dx = Rows<T>(b.dx);
-  a.weight = FloatVector<T>(b.weight);
+  a.weight = FloatVector<T>(b.weight, b.weight_offset);
   a.mean = static_cast<const float*>(b.mean.data);
   a.rstd = static_cast<const float*>(b.rstd.data);
   a.d = b.x.dim(-1);

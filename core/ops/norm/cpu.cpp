@@ -55,13 +55,14 @@ void add_residual(const T* x, const T* residual, T* sum, int64_t d, const Dropou
 
 /// max_magnitude() of a normed row that is not stored.
 template <class T, class W>
-uint32_t max_normalized(const T* in, float mean, float rstd, const W* weight, const W* bias, int64_t d) {
+uint32_t max_normalized(const T* in, float mean, float rstd, const W* weight, float offset, const W* bias,
+                        int64_t d) {
   constexpr int64_t part = 512;
   T values[part];
   uint32_t amax = 0;
   for (int64_t c = 0; c < d; c += part) {
     const int64_t n = std::min(part, d - c);
-    normalize_row(in + c, mean, rstd, weight + c, bias ? bias + c : nullptr, values, n);
+    normalize_row(in + c, mean, rstd, weight + c, offset, bias ? bias + c : nullptr, values, n);
     amax = std::max(amax, max_magnitude(values, n));
   }
   return amax;
@@ -74,6 +75,7 @@ void forward(Exec& exec, const NormForward& a) {
   const Rows<T> sum(a.sum), out(a.out);
   const W* weight = data_of<const W>(a.weight);
   const W* bias = data_of<const W>(a.bias);
+  const float offset = a.weight_offset;
   float* means = data_of<float>(a.mean);
   float* rstds = data_of<float>(a.rstd);
   const float inv_d = 1.0f / static_cast<float>(d), eps = a.eps;
@@ -94,10 +96,10 @@ void forward(Exec& exec, const NormForward& a) {
       const float rstd = 1.0f / std::sqrt(sum_of_squares(in, d, mean) * inv_d + eps);
       if (out.data) {
         T* o = out[r];
-        normalize_row(in, mean, rstd, weight, bias, o, d);
+        normalize_row(in, mean, rstd, weight, offset, bias, o, d);
         if (a.amax) amax = std::max(amax, max_magnitude(o, d));
       } else if (a.amax) {
-        amax = std::max(amax, max_normalized(in, mean, rstd, weight, bias, d));
+        amax = std::max(amax, max_normalized(in, mean, rstd, weight, offset, bias, d));
       }
       if (means) means[r] = mean;
       if (rstds) rstds[r] = rstd;
@@ -106,14 +108,14 @@ void forward(Exec& exec, const NormForward& a) {
   });
 }
 
-/// One row, with dy = dout * weight and xhat = (x - mean) * rstd:
+/// One row, with w = weight + offset, dy = dout * w and xhat = (x - mean) * rstd:
 ///   dx = rstd * (dy - mean_dy - xhat * mean_dy_xhat) + dresidual,   mean_dy = 0 for RMS norm
 ///   dweight += dout * xhat,   dbias += dout
 template <class T, class W, NormKind kind>
-void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual, T* dx, float* dweight,
-                  float* dbias, int64_t d, float mean, float rstd) {
+void backward_row(const T* dout, const T* x, const W* weight, float offset, const T* dresidual, T* dx,
+                  float* dweight, float* dbias, int64_t d, float mean, float rstd) {
   const auto dy = [=](int64_t i, auto part) __attribute__((always_inline)) {
-    return part.load(dout + i) * part.load(weight + i);
+    return part.load(dout + i) * (part.load(weight + i) + offset);
   };
   const auto dy_centered = [=](int64_t i, auto part) __attribute__((always_inline)) {
     return dy(i, part) * (part.load(x + i) - mean);
@@ -127,7 +129,7 @@ void backward_row(const T* dout, const T* x, const W* weight, const T* dresidual
       const Lanes g = part.load(dout + i), xhat = (part.load(x + i) - mean) * rstd;
       if constexpr (with_dweight) part.store(dweight + i, part.load(dweight + i) + g * xhat);
       if constexpr (with_dbias) part.store(dbias + i, part.load(dbias + i) + g);
-      Lanes value = rstd * (g * part.load(weight + i) - mean_dy - xhat * mean_dy_xhat);
+      Lanes value = rstd * (g * (part.load(weight + i) + offset) - mean_dy - xhat * mean_dy_xhat);
       if constexpr (with_dresidual) value += part.load(dresidual + i);
       part.store(dx + i, value);
     });
@@ -167,8 +169,9 @@ void backward(Exec& exec, const NormBackward& a) {
       if (db) std::fill(db, db + d, 0.0f);
       uint32_t amax = 0;
       for (int64_t r = rows * part / parts, last = rows * (part + 1) / parts; r < last; ++r) {
-        backward_row<T, W, kind>(dout[r], x[r], weight, dresidual.data ? dresidual[r] : nullptr, dx[r], dw,
-                                 db, d, kind == NormKind::layer ? means[r] : 0.0f, rstds[r]);
+        backward_row<T, W, kind>(dout[r], x[r], weight, a.weight_offset,
+                                 dresidual.data ? dresidual[r] : nullptr, dx[r], dw, db, d,
+                                 kind == NormKind::layer ? means[r] : 0.0f, rstds[r]);
         if (a.amax) amax = std::max(amax, max_magnitude(dx[r], d));
       }
       if (a.amax) combine_amax(data_of<float>(a.amax), amax);

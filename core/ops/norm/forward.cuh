@@ -205,7 +205,7 @@ void forward(Exec& exec, const NormForward& f) {
   a.residual = Rows<const T>(f.residual);
   a.sum = Rows<T>(f.sum);
   a.out = Rows<T>(f.out);
-  a.weight = FloatVector<T>(f.weight);
+  a.weight = FloatVector<T>(f.weight, f.weight_offset);
   a.bias = FloatVector<T>(f.bias);
   a.mean = static_cast<float*>(f.mean.data);
   a.rstd = static_cast<float*>(f.rstd.data);

@@ -220,8 +220,8 @@ void backward(Exec& exec, const QkNormRopeBackward& b) {
   a.tokens = b.dx.dim(0);
   a.d = static_cast<int>(b.dx.dim(2));
   a.inverse_d = 1.0f / static_cast<float>(a.d);
-  a.q_weight = FloatVector<T>(b.q_weight);
-  a.k_weight = FloatVector<T>(b.k_weight);
+  a.q_weight = FloatVector<T>(b.q_weight, b.weight_offset);
+  a.k_weight = FloatVector<T>(b.k_weight, b.weight_offset);
   a.rstd = static_cast<const float*>(b.rstd.data);
   a.rotation = Rotation(b.table, b.positions, true);
   auto *dq = static_cast<float*>(b.dq_weight.data), *dk = static_cast<float*>(b.dk_weight.data);

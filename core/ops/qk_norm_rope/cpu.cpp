@@ -35,21 +35,23 @@ struct Angles {
   const float* of(int64_t token) const { return table ? table + positions[token] * 2 * half : nullptr; }
 };
 
-/// out = (x * rstd * weight) rotated, for a head of length d whose first 2 * half elements are rotated.
+/// out = (x * rstd * (weight + offset)) rotated, for a head of length d whose first 2 * half elements are
+/// rotated.
 template <class T, class W>
-void forward_head(const T* x, const W* weight, const float* cosines, int64_t half, T* out, int64_t d,
-                  float rstd) {
+void forward_head(const T* x, const W* weight, float offset, const float* cosines, int64_t half, T* out,
+                  int64_t d, float rstd) {
   const float* sines = cosines + half;
   for_lanes(half, [=](int64_t i, auto part) {
-    const auto y = element::rope_pair(part.load(x + i) * (rstd * part.load(weight + i)),
-                                      part.load(x + half + i) * (rstd * part.load(weight + half + i)),
-                                      part.load(cosines + i), part.load(sines + i));
+    const auto y =
+        element::rope_pair(part.load(x + i) * (rstd * (part.load(weight + i) + offset)),
+                           part.load(x + half + i) * (rstd * (part.load(weight + half + i) + offset)),
+                           part.load(cosines + i), part.load(sines + i));
     part.store(out + i, y.first);
     part.store(out + half + i, y.second);
   });
   x += 2 * half, weight += 2 * half, out += 2 * half;
   for_lanes(d - 2 * half, [=](int64_t i, auto part) {
-    part.store(out + i, part.load(x + i) * (rstd * part.load(weight + i)));
+    part.store(out + i, part.load(x + i) * (rstd * (part.load(weight + i) + offset)));
   });
 }
 
@@ -73,25 +75,25 @@ void forward(Exec& exec, const QkNormRopeForward& a) {
             return v * v;
           });
       const float rstd = 1.0f / std::sqrt(squares * inv_d + eps);
-      forward_head(in, heads.is_q(r) ? q_weight : k_weight, angles.of(r / heads.all), angles.half, out[r], d,
-                   rstd);
+      forward_head(in, heads.is_q(r) ? q_weight : k_weight, a.weight_offset, angles.of(r / heads.all),
+                   angles.half, out[r], d, rstd);
       rstds[heads.statistic(r)] = rstd;
     }
   });
 }
 
-/// One head in place, with dout rotated back, dy = dout * weight and xhat = x * rstd:
+/// One head in place, with dout rotated back, w = weight + offset, dy = dout * w and xhat = x * rstd:
 ///   dx = rstd * (dy - xhat * mean_dy_xhat),   dweight += dout * xhat
 /// dout is rotated back twice, for the sums and for dx: storing it in between would round it.
 template <class T, class W>
-void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int64_t half, float* dweight,
-                   int64_t d, float rstd) {
+void backward_head(T* dx, const T* x, const W* weight, float offset, const float* cosines, int64_t half,
+                   float* dweight, int64_t d, float rstd) {
   const float* sines = cosines + half;
   // Adds a vector of elements to dweight and returns its terms of sum_dy_xhat.
   const auto add_element = [=](auto part, Lanes dy, int64_t i) __attribute__((always_inline)) {
     const Lanes u = dy * (part.load(x + i) * rstd);
     part.store(dweight + i, part.load(dweight + i) + u);
-    return u * part.load(weight + i);
+    return u * (part.load(weight + i) + offset);
   };
   const float sum_dy_xhat =
       sum_lanes_of(
@@ -107,7 +109,7 @@ void backward_head(T* dx, const T* x, const W* weight, const float* cosines, int
           });
   const float mean_dy_xhat = sum_dy_xhat / static_cast<float>(d);
   const auto gradient = [=](auto part, Lanes dy, int64_t i) __attribute__((always_inline)) {
-    return rstd * (dy * part.load(weight + i) - part.load(x + i) * rstd * mean_dy_xhat);
+    return rstd * (dy * (part.load(weight + i) + offset) - part.load(x + i) * rstd * mean_dy_xhat);
   };
   for_lanes(half, [=](int64_t i, auto part) {
     const auto dy = element::rope_pair(part.load(dx + i), part.load(dx + half + i), part.load(cosines + i),
@@ -139,8 +141,8 @@ void backward(Exec& exec, const QkNormRopeBackward& a) {
       std::fill(sums, sums + 2 * d, 0.0f);
       for (int64_t r = rows * part / parts, last = rows * (part + 1) / parts; r < last; ++r) {
         const bool q = heads.is_q(r);
-        backward_head(dx[r], x[r], q ? q_weight : k_weight, angles.of(r / heads.all), angles.half,
-                      q ? sums : sums + d, d, rstds[heads.statistic(r)]);
+        backward_head(dx[r], x[r], q ? q_weight : k_weight, a.weight_offset, angles.of(r / heads.all),
+                      angles.half, q ? sums : sums + d, d, rstds[heads.statistic(r)]);
       }
     }
   });

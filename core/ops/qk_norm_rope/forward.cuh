@@ -121,8 +121,8 @@ void forward(Exec& exec, const QkNormRopeForward& f) {
   a.d = static_cast<int>(f.x.dim(2));
   a.eps = f.eps;
   a.inverse_d = 1.0f / static_cast<float>(a.d);
-  a.q_weight = FloatVector<T>(f.q_weight);
-  a.k_weight = FloatVector<T>(f.k_weight);
+  a.q_weight = FloatVector<T>(f.q_weight, f.weight_offset);
+  a.k_weight = FloatVector<T>(f.k_weight, f.weight_offset);
   a.rstd = static_cast<float*>(f.rstd.data);
   a.rotation = Rotation(f.table, f.positions, false);
   const bool packed = packed_heads(f.x, f.table) && packed_heads(f.out, f.table) &&

@@ -98,8 +98,8 @@ void load_normalized(const QuantizeSource& s, Tile& t) {
   const float* rstds = data_of<const float>(s.norm.rstd);
   for (int64_t r = 0; r < t.real; ++r) {
     T values[side];
-    normalize_row(from + r * ld, means ? means[t.row + r] : 0.0f, rstds[t.row + r], weight, bias, values,
-                  t.k);
+    normalize_row(from + r * ld, means ? means[t.row + r] : 0.0f, rstds[t.row + r], weight,
+                  s.norm.weight_offset, bias, values, t.k);
     load_row<T, Activation::none, false>(values, side, t.x + r * side, t.k);
   }
 }

@@ -35,7 +35,7 @@ struct Norm {
   const float *mean, *rstd;
 
   explicit Norm(const QuantizeNorm& a)
-      : weight(a.weight),
+      : weight(a.weight, a.weight_offset),
         bias(a.bias),
         mean(static_cast<const float*>(a.mean.data)),
         rstd(static_cast<const float*>(a.rstd.data)) {}

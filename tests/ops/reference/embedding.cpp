@@ -14,14 +14,14 @@ void forward(Exec&, const EmbeddingForward& a) {
     const int64_t row = row_of(a.table, a.ids, r, a.first_id);
     for (int64_t i = 0; i < a.out.dim(1); ++i) {
       const double position = a.position_table ? load(a.position_table, index(a.positions, r), i) : 0.0;
-      store(a.out, r, i, (row < 0 ? 0.0 : load(a.table, row, i)) + position);
+      store(a.out, r, i, (row < 0 ? 0.0 : a.scale * load(a.table, row, i)) + position);
     }
   }
 }
 
-/// table[index] += sum of the rows of dout that selected it, summed in double.
+/// table[index] += scale * sum of the rows of dout that selected it, summed in double.
 void scatter_add(const Tensor& table, const Tensor& ids, const std::optional<int64_t>& first_id,
-                 const Tensor& dout) {
+                 const Tensor& dout, double scale) {
   const int64_t h = table.dim(1);
   std::vector<double> sums(static_cast<size_t>(table.dim(0) * h));
   for (int64_t r = 0; r < dout.dim(0); ++r) {
@@ -29,13 +29,13 @@ void scatter_add(const Tensor& table, const Tensor& ids, const std::optional<int
     for (int64_t i = 0; i < h && row >= 0; ++i) sums[row * h + i] += load(dout, r, i);
   }
   for (int64_t v = 0; v < table.dim(0); ++v) {
-    for (int64_t i = 0; i < h; ++i) store(table, v, i, load(table, v, i) + sums[v * h + i]);
+    for (int64_t i = 0; i < h; ++i) store(table, v, i, load(table, v, i) + scale * sums[v * h + i]);
   }
 }
 
 void backward(Exec&, const EmbeddingBackward& a) {
-  scatter_add(a.dtable, a.ids, a.first_id, a.dout);
-  if (a.dposition_table) scatter_add(a.dposition_table, a.positions, {}, a.dout);
+  scatter_add(a.dtable, a.ids, a.first_id, a.dout, a.scale);
+  if (a.dposition_table) scatter_add(a.dposition_table, a.positions, {}, a.dout, 1);
 }
 
 }  // namespace

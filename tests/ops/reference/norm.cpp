@@ -24,8 +24,9 @@ void forward(Exec&, const NormForward& a) {
     for (int64_t i = 0; i < d; ++i) variance += std::pow(load(in, r, i) - mean, 2) / static_cast<double>(d);
     const double rstd = 1.0 / std::sqrt(variance + static_cast<double>(a.eps));
     for (int64_t i = 0; i < d; ++i) {
-      const double out = rounded(
-          in.dtype, (load(in, r, i) - mean) * rstd * load(a.weight, i) + (a.bias ? load(a.bias, i) : 0.0));
+      const double out =
+          rounded(in.dtype, (load(in, r, i) - mean) * rstd * (load(a.weight, i) + a.weight_offset) +
+                                (a.bias ? load(a.bias, i) : 0.0));
       if (a.out) store(a.out, r, i, out);
       largest.add(out);
     }
@@ -44,7 +45,7 @@ void backward(Exec&, const NormBackward& a) {
     const double mean = layer ? load(a.mean, r) : 0.0, rstd = load(a.rstd, r);
     double mean_dy = 0, mean_dy_xhat = 0;
     for (int64_t i = 0; i < d; ++i) {
-      const double dout = load(a.dout, r, i), dy = dout * load(a.weight, i),
+      const double dout = load(a.dout, r, i), dy = dout * (load(a.weight, i) + a.weight_offset),
                    xhat = (load(a.x, r, i) - mean) * rstd;
       if (layer) mean_dy += dy / static_cast<double>(d);
       mean_dy_xhat += dy * xhat / static_cast<double>(d);
@@ -52,7 +53,8 @@ void backward(Exec&, const NormBackward& a) {
       dbias[i] += dout;
     }
     for (int64_t i = 0; i < d; ++i) {
-      const double dy = load(a.dout, r, i) * load(a.weight, i), xhat = (load(a.x, r, i) - mean) * rstd;
+      const double dy = load(a.dout, r, i) * (load(a.weight, i) + a.weight_offset),
+                   xhat = (load(a.x, r, i) - mean) * rstd;
       const double residual = a.dresidual ? load(a.dresidual, r, i) : 0.0;
       const double dx = rounded(a.dx.dtype, rstd * (dy - mean_dy - xhat * mean_dy_xhat) + residual);
       store(a.dx, r, i, dx);

@@ -37,6 +37,7 @@ void forward(Exec& e, const QkNormRopeForward& a) {
     f.eps = a.eps;
     f.x = f.out = heads_of(exact.tensor, first, heads);
     f.weight = weight;
+    f.weight_offset = a.weight_offset;
     f.rstd = a.rstd.rows(n * first, n * heads);
     e.kernels->norm_forward(e, f);
   };
@@ -56,6 +57,7 @@ void backward(Exec& e, const QkNormRopeBackward& a) {
     b.dout = b.dx = heads_of(exact.tensor, first, heads);
     b.x = heads_of(a.x, first, heads);
     b.weight = weight;
+    b.weight_offset = a.weight_offset;
     b.rstd = a.rstd.rows(n * first, n * heads);
     b.dweight = dweight;
     e.kernels->norm_backward(e, b);

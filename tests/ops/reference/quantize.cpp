@@ -69,7 +69,7 @@ void quantize_copy(const Tensor& out, const Element& element) {
 double source_value(const QuantizeSource& s, int64_t i, int64_t j) {
   if (const QuantizeNorm& norm = s.norm)
     return rounded(s.x.dtype, (load(s.x, i, j) - (norm.mean ? load(norm.mean, i) : 0.0)) *
-                                      load(norm.rstd, i) * load(norm.weight, j) +
+                                      load(norm.rstd, i) * (load(norm.weight, j) + norm.weight_offset) +
                                   (norm.bias ? load(norm.bias, j) : 0.0));
   if (s.dout) {
     const int64_t width = s.dout.dim(1);

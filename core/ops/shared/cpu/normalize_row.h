@@ -7,12 +7,13 @@
 
 namespace nrl::ops::NRL_ISA {
 
-/// out = (in - mean) * rstd * weight + bias of d elements of a row, rounded to T; `bias` may be null.
+/// out = (in - mean) * rstd * (weight + offset) + bias of d elements of a row, rounded to T; `bias` may be
+/// null.
 template <class T, class W>
-NRL_INLINE void normalize_row(const T* in, float mean, float rstd, const W* weight, const W* bias, T* out,
-                              int64_t d) {
+NRL_INLINE void normalize_row(const T* in, float mean, float rstd, const W* weight, float offset,
+                              const W* bias, T* out, int64_t d) {
   const auto value = [=](int64_t i, auto part) __attribute__((always_inline)) {
-    return element::normalized(part.load(in + i), mean, rstd, part.load(weight + i));
+    return element::normalized(part.load(in + i), mean, rstd, part.load(weight + i) + offset);
   };
   if (bias)
     for_lanes(d, [=](int64_t i, auto part) { part.store(out + i, value(i, part) + part.load(bias + i)); });

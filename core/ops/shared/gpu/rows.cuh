@@ -32,11 +32,14 @@ template <class T>
 struct FloatVector {
   const void* data = nullptr;
   bool is_bf16 = false;
+  float offset = 0;
 
   FloatVector() = default;
-  explicit FloatVector(const Tensor& t) : data(t.data), is_bf16(t.dtype == DType::bf16) {}
+  explicit FloatVector(const Tensor& t, float added = 0)
+      : data(t.data), is_bf16(t.dtype == DType::bf16), offset(added) {}
 
-  /// Elements i .. i + E - 1; with E > 1 the vector begins at a multiple of 16 bytes and E divides i.
+  /// Elements i .. i + E - 1 plus the offset; with E > 1 the vector begins at a multiple of 16 bytes and E
+  /// divides i.
   template <int E>
   __device__ __forceinline__ void get(int64_t i, float (&v)[E]) const {
     if constexpr (std::is_same_v<T, f16>) {
@@ -46,6 +49,8 @@ struct FloatVector {
     } else {
       load_floats(static_cast<const float*>(data) + i, v);
     }
+#pragma unroll
+    for (int e = 0; e < E; ++e) v[e] += offset;
   }
 };
 
