@@ -70,7 +70,7 @@ def train(job):
         return {"skipped": f"torch {torch.__version__} has no torch.compile"}
     with torch.device("cuda") if cuda else contextlib.nullcontext():
         model = torch_models.Decoder(spec)
-    model.tables(job["length"])
+    model.prepare(job["length"])
     optimizer = model.optimizer(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=cuda)
     loss_of = torch.compile(model.loss) if job["compile"] else model.loss
     accumulate = job["sequences"] // job["micro_batch"]

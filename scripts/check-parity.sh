@@ -3,7 +3,7 @@
 # compares losses, gradient norms and learning rates of 20 steps (scripts/check-parity.py). Exits with 77 without
 # python3-torch.
 # usage: scripts/check-parity.sh [--device cpu|cuda] [--precision float32|bfloat16] [BINARY [FAMILY]...]
-#   families: gpt2 llama mistral qwen2 qwen3 (default: all)
+#   families: gpt2 llama mistral qwen2 qwen3 gemma3_text (default: all)
 #   --device cuda         nrl-train on the GPU, at sizes that its libraries take; PyTorch uses the GPU if it can
 #   --precision bfloat16  nrl-train in bf16, PyTorch too, with fp32 master weights; with float32 PyTorch computes in double
 set -euo pipefail
@@ -22,7 +22,7 @@ done
 binary=$(realpath -e "${1:-$root_dir/build/cpu/bin/nrl-train}") || die 66 "build nrl-train first: scripts/test.sh"
 shift || true
 families=("$@")
-((${#families[@]})) || families=(gpt2 llama mistral qwen2 qwen3)
+((${#families[@]})) || families=(gpt2 llama mistral qwen2 qwen3 gemma3_text)
 python=$(find_torch) || {
   echo "skipped: PyTorch is not installed (package python3-torch)"
   exit 77
@@ -57,6 +57,7 @@ model_of() {
     mistral) echo "{model_type: mistral, $sizes, sliding_window: 12, tie_word_embeddings: false}" ;;
     qwen2) echo "{model_type: qwen2, $sizes, rope_theta: 1000000.0, tie_word_embeddings: true}" ;;
     qwen3) echo "{model_type: qwen3, $sizes, head_dim: 16, rope_theta: 1000000.0, tie_word_embeddings: true}" ;;
+    gemma3_text) echo "{model_type: gemma3_text, ${sizes/num_hidden_layers: 2/num_hidden_layers: 3}, head_dim: 16, sliding_window: 12, sliding_window_pattern: 3, query_pre_attn_scalar: 24}" ;;
     *) die 64 "unknown family $1" ;;
   esac
 }

@@ -45,10 +45,18 @@ Verdict judge_heads(const Facts& f, CpCommType type) {
 }
 
 Verdict judge_window(const Facts& f, CpCommType type) {
-  if (f.spec().window == 0 || !needs_ring(f.distributed(), type)) return {};
+  if (!needs_ring(f.distributed(), type)) return {};
+  const std::vector<CpCommType>& types = f.distributed().cp_comm_type;
+  int64_t window = 0;
+  for (int64_t layer = 0; layer < f.spec().layers; ++layer) {
+    const auto at = static_cast<size_t>(layer);
+    if (types.size() == 1 || (at < types.size() && types[at] == type))
+      window = std::max(window, f.spec().window(layer));
+  }
+  if (window == 0) return {};
   return {
       {.reason = fmt::format("cp_comm_type {} does not support the sliding window of the model ({} tokens)",
-                             name_of(type), f.spec().window),
+                             name_of(type), window),
        .remedy = {"Fix: cp_comm_type all_gather or a2a"},
        .label = "a ring attends to the keys of other ranks as a whole"}};
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/model/program/rope_tables.h"
 #include "apps/model/spec/rank_groups.h"
 #include "core/base/error.h"
 #include "core/ops/dry_run.h"
@@ -96,8 +97,7 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
   }
   stage_->declare(plan);
   declare_loss(plan);
-  buffers_.rope = plan.add("rope table", Category::data,
-                           spec.use_rope ? options_.max_sequence * spec.rope.rotary_dim * 4 : 0);
+  buffers_.rope = plan.add("rope table", Category::data, rope_table_bytes(spec, options_.max_sequence));
   head_chunk_ = chunk;
   const bool counts = spec.moe.counts_steps() && !options_.training.actions.empty();
   buffers_.router_counts =
@@ -177,14 +177,9 @@ void Decoder::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas,
   if (buffers_.expert_counts >= 0)
     context_.expert_counts =
         make_tensor(at(buffers_.expert_counts), DType::i32, {counted_rows(), part_.moe.experts});
-  if (part_.use_rope) {
-    context_.rope_table =
-        make_tensor(at(buffers_.rope), DType::f32, {options_.max_sequence, part_.rope.rotary_dim});
-    // A dry run would spend much of its time on the values.
-    if (!exec.needed)
-      ops::upload(exec, context_.rope_table,
-                  ops::rope_table(part_.rope, options_.max_sequence, options_.max_sequence).data());
-  }
+  context_.rope_tables = rope_tables_at(part_, options_.max_sequence, at(buffers_.rope));
+  // A dry run would spend much of its time on the values.
+  if (!exec.needed) fill_rope_tables(exec, part_, context_.rope_tables);
   std::vector<Tensor> weights;
   for (const ParameterView& p : context_.parameters) weights.push_back(p.weight);
   fp8_->bind(plan, arenas, exec, weights);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "apps/model/chunks.h"
+#include "apps/model/program/rope_tables.h"
 #include "core/ops/dry_run.h"
 #include "core/ops/sample.h"
 #include "core/ops/transfer.h"
@@ -68,7 +69,7 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
              cu = add("sequence bounds", (s + 1) * 4), slots = add("cache rows", n * 4),
              context = add("context lengths", s * 4), table = add("block table", s * width * 4),
              sampled = add("sampled rows", s * 4), logits = add("logits", s * own_.count * 4),
-             rope = add("rope table", spec.use_rope ? l.longest * spec.rope.rotary_dim * 4 : 0),
+             rope = add("rope table", rope_table_bytes(spec, l.longest)),
              temperature = add("temperatures", s * 4), seed = add("seeds", s * 8),
              sample = add("samples", s * 8), position = add("sampled positions", s * 4),
              parts = add("sampling parts", layout.tensor * s * ops::SamplePart::columns * 4),
@@ -91,7 +92,7 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
     batch_.positions = at(positions, DType::i32, {n});
     batch_.cu_seqlens = at(cu, DType::i32, {s + 1});
     context_.next_logits = at(logits, DType::f32, {s, own_.count});
-    if (spec.use_rope) context_.rope_table = at(rope, DType::f32, {l.longest, spec.rope.rotary_dim});
+    context_.rope_tables = rope_tables_at(spec, l.longest, arenas.at(plan, rope));
     sampling_ = {.temperature = at(temperature, DType::f32, {s}),
                  .seed = at(seed, DType::i64, {s}),
                  .sample = at(sample, DType::i64, {s}),
@@ -109,10 +110,7 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);
   bind(arenas_);
   exec_.workspace = {static_cast<std::byte*>(arenas_.at(plan, scratch)), workspace};
-  if (spec.use_rope) {
-    const std::vector<float> angles = ops::rope_table(spec.rope, l.longest, l.longest);
-    ops::upload(exec_, context_.rope_table, angles.data());
-  }
+  fill_rope_tables(exec_, spec, context_.rope_tables);
 }
 
 GenerationPass::~GenerationPass() = default;

@@ -5,7 +5,6 @@
 #include <cstring>
 #include <utility>
 
-#include "core/ops/attention.h"
 #include "core/ops/transfer.h"
 
 namespace nrl::plan {
@@ -35,12 +34,12 @@ std::vector<int32_t> segments_of(const data::HostMicroBatch& batch) {
 
 }  // namespace
 
-BatchCounts count(const data::HostMicroBatch& batch, int64_t window) {
+BatchCounts count(const data::HostMicroBatch& batch, const model::ModelSpec& spec) {
   BatchCounts c;
   c.tokens = static_cast<int64_t>(batch.tokens.size());
   c.loss_tokens = batch.loss_tokens;
   for (size_t s = 0; s + 1 < batch.bounds.size(); ++s)
-    c.pairs += ops::attention_pairs(batch.bounds[s + 1] - batch.bounds[s], window);
+    c.pairs += model::attention_pairs(spec, batch.bounds[s + 1] - batch.bounds[s]);
   return c;
 }
 
@@ -54,8 +53,8 @@ BatchTensors::BatchTensors(memory::MemoryPlan& plan, const BatchShape& shape)
     : shape_(shape), tensors_(static_cast<size_t>(shape.microbatches)) {
   if (shape.context > 1) {
     share_.emplace(shape.sequences, shape.length, shape.context, shape.context_rank);
-    for (const parallel::ContextExchange& exchange : shape.exchanges)
-      context_bounds_.emplace_back(exchange, *share_, shape.window, shape.dropout);
+    for (const model::ContextKind& kind : shape.context_kinds)
+      context_bounds_.emplace_back(kind.exchange, *share_, kind.window, shape.dropout);
   }
   const int64_t n = shape.tokens();
   step_offset_ = aligned((shape.loss_weights ? shape.microbatches : 1) * n * 4);

@@ -7,8 +7,10 @@
 #include <vector>
 
 #include "apps/data/loader.h"
+#include "apps/model/spec/layout.h"
 #include "apps/model/spec/loss_rule.h"
 #include "apps/model/spec/micro_batch.h"
+#include "apps/model/spec/spec.h"
 #include "core/device/runtime.h"
 #include "memory/plan.h"
 #include "parallel/context/bounds.h"
@@ -28,11 +30,10 @@ struct BatchShape {
   std::vector<model::ColumnSpec> columns = {};  ///< MicroBatch::columns
   int64_t sequence_values = 0;                  ///< model::LossNeeds::sequence_values; > 0: packed only
   bool staged = false;                          ///< filled in pinned memory and copied to the device (GPU)
-  /// Context parallelism: ranks that split every sample, and the exchanges of the layers
-  /// (model::distinct_exchanges()) with the model's window, which need boundaries.
+  /// Context parallelism: ranks that split every sample, and the kinds of layers (model::context_kinds()),
+  /// which need boundaries.
   int context = 1, context_rank = 0;
-  std::vector<parallel::ContextExchange> exchanges = {};
-  int64_t window = 0;
+  std::vector<model::ContextKind> context_kinds = {};
   bool dropout = false;  ///< context parallelism: masks need the rows that this rank has
   float share = 1;       ///< MicroBatch::share of samples of equal length
   /// Of a microbatch on this rank.
@@ -45,11 +46,11 @@ struct BatchShape {
 struct BatchCounts {
   int64_t tokens = 0;
   int64_t loss_tokens = 0;  ///< tokens with a target
-  double pairs = 0;         ///< (query, key) pairs of attention
+  double pairs = 0;         ///< model::attention_pairs()
 };
 
-/// The counts of one microbatch. `window` is the model's (ops::attention_pairs).
-BatchCounts count(const data::HostMicroBatch& batch, int64_t window);
+/// The counts of one microbatch.
+BatchCounts count(const data::HostMicroBatch& batch, const model::ModelSpec& spec);
 BatchCounts operator+(const BatchCounts& a, const BatchCounts& b);
 
 class BatchTensors {
@@ -93,7 +94,7 @@ class BatchTensors {
 
   BatchShape shape_;
   std::optional<parallel::ZigZag> share_;                // with context parallelism
-  std::vector<parallel::ContextBounds> context_bounds_;  // of BatchShape::exchanges
+  std::vector<parallel::ContextBounds> context_bounds_;  // of BatchShape::context_kinds
   memory::BufferId block_id_ = -1, positions_id_ = -1, bounds_id_ = -1, rows_id_ = -1, staging_id_ = -1;
   int64_t block_bytes_ = 0, step_offset_ = 0;  // size of the block; offset of the step number in it
   std::vector<model::MicroBatch> tensors_, largest_;

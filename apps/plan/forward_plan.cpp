@@ -50,8 +50,7 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
                            .staged = options.device == DeviceType::cuda,
                            .context = p.layout.context,
                            .context_rank = p.layout.context_rank,
-                           .exchanges = model::distinct_exchanges(p.layout),
-                           .window = p.spec.window});
+                           .context_kinds = model::context_kinds(p.spec, p.layout)});
   p.decoder = std::make_unique<model::Decoder>(
       p.spec, p.parameters,
       model::DecoderOptions{.tokens = p.tensors->shape().tokens(),

@@ -279,8 +279,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                            .staged = gpu,
                            .context = p.layout.context,
                            .context_rank = p.layout.context_rank,
-                           .exchanges = model::distinct_exchanges(p.layout),
-                           .window = p.spec.window,
+                           .context_kinds = model::context_kinds(p.spec, p.layout),
                            .dropout = p.spec.residual_dropout > 0 || p.spec.embedding_dropout > 0 ||
                                       p.spec.attention_dropout > 0 || p.spec.trained.adapters.dropout > 0,
                            .share = static_cast<float>(batch.micro) /

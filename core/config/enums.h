@@ -15,8 +15,9 @@ NRL_ENUM(PackingAlgorithm,
          (modified_first_fit_decreasing, first_fit_decreasing, first_fit_shuffle, concatenative),
          ("modified_first_fit_decreasing", "first_fit_decreasing", "first_fit_shuffle", "concatenative"), ())
 /// Values of model_type; apps/model/spec/family.cpp has the rules of each family.
-NRL_ENUM(ModelFamily, (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe),
-         ("gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe"), ())
+NRL_ENUM(ModelFamily, (gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe, gemma3_text),
+         ("gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe", "qwen3_moe", "gemma3_text"),
+         ())
 NRL_ENUM(DeviceKind, (automatic, cpu, cuda), ("auto", "cpu", "cuda"), (, {"gpu", "cuda"}))
 NRL_ENUM(CommBackend, (automatic, mpi, nccl, staged), ("auto", "mpi", "nccl", "staged"), (, {"ray", "auto"}))
 /// Each shards what the one before it does, and more; hsdp shards as optim_grads_params, in every copy.

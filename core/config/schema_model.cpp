@@ -187,9 +187,15 @@ void add_model_keys(PolicyTable& t) {
   t.formula("sliding_window", Kind::integer)
       .nullable()
       .at_least(1)
-      .help("Tokens that attention reaches back; null: no window. Default 4096 in mistral.");
+      .help("Tokens that attention reaches back; null: no window. Default 4096 in mistral and gemma3_text.");
   t.model("use_sliding_window", Kind::boolean).help("Whether sliding_window applies (Qwen).");
   t.model("max_window_layers", Kind::integer).at_least(0).help("Layers before sliding windows begin (Qwen).");
+  t.model("sliding_window_pattern", Kind::integer)
+      .at_least(1)
+      .help("Gemma 3 without layer_types: every N-th layer has no window; default 6.");
+  t.formula("rope_local_base_freq", Kind::number)
+      .above(0)
+      .help("Gemma 3: rope_theta of layers with a sliding window; default 10000.");
   t.model("layer_types", Kind::text).list().nullable().help("Kind of attention of every layer.");
   t.model("pretraining_tp", Kind::integer).at_least(1).help("Ignored.");
   t.model("bos_token_id", Kind::integer).nullable().or_single().at_least(0).help("Token at the beginning.");

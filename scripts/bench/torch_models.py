@@ -1,10 +1,9 @@
-"""Decoders in plain PyTorch (1.13 or later), as a user would write them: GPT-2, Llama, Mistral, Qwen2 and Qwen3.
+"""Decoders in plain PyTorch (1.13 or later), as a user would write them: GPT-2, Llama, Mistral, Qwen2, Qwen3 and Gemma 3.
 
 One module for all families, driven by a Hugging Face config.json (or the same keys as a dict). Projections that read
 the same input are one matrix, which is the faster way in eager PyTorch. Used by torch_train.py and check-parity.py.
 """
 import json
-import math
 import os
 import struct
 
@@ -19,7 +18,8 @@ class Spec:
     def __init__(self, config):
         self.family = config["model_type"]
         gpt2 = self.family == "gpt2"
-        if self.family not in ("gpt2", "llama", "mistral", "qwen2", "qwen3"):
+        gemma = self.family == "gemma3_text"
+        if self.family not in ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma3_text"):
             raise ValueError(f"model_type {self.family} is not known here")
         if config.get("rope_scaling"):
             raise ValueError("rope_scaling is not done here")
@@ -35,14 +35,20 @@ class Spec:
         self.ffn = (config.get("n_inner") or 4 * self.hidden) if gpt2 else config["intermediate_size"]
         self.positions = config["n_positions" if gpt2 else "max_position_embeddings"]
         self.eps = config.get("layer_norm_epsilon", 1e-5) if gpt2 else config.get("rms_norm_eps", 1e-6)
-        self.theta = config.get("rope_theta", 10000.0)
+        self.theta = config.get("rope_theta", 1e6 if gemma else 10000.0)
         self.window = config.get("sliding_window") if self.family == "mistral" else None
+        # Gemma: norms multiply by 1 + weight and follow the sublayers, too; all but every period-th layer have a window.
+        self.gemma, self.period = gemma, config.get("sliding_window_pattern", 6)
+        self.local_window, self.local_theta = config.get("sliding_window", 4096), config.get("rope_local_base_freq", 1e4)
+        self.scale = (config.get("query_pre_attn_scalar", 256) if gemma else self.head_dim) ** -0.5
         self.qkv_bias = gpt2 or self.family == "qwen2" or bool(config.get("attention_bias"))
         self.o_bias = gpt2 or (self.family != "qwen2" and bool(config.get("attention_bias")))
         self.mlp_bias = gpt2 or bool(config.get("mlp_bias"))
-        self.qk_norm = self.family == "qwen3"
-        self.tied = config.get("tie_word_embeddings", gpt2)
+        self.qk_norm = self.family in ("qwen3", "gemma3_text")
+        self.tied = config.get("tie_word_embeddings", gpt2 or gemma)
         self.activation = config.get("activation_function", "gelu_new") if gpt2 else config.get("hidden_act", "silu")
+        if gemma:
+            self.activation = config.get("hidden_activation", "gelu_pytorch_tanh")
         for key in ("resid_pdrop", "embd_pdrop", "attn_pdrop", "attention_dropout"):
             if config.get(key):
                 raise ValueError(f"{key} must be 0: two programs do not draw the same dropout masks")
@@ -53,15 +59,32 @@ class Spec:
         """Model FLOPs of a token in training: matrix products three times, causal attention counted exactly."""
         q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = self.hidden * (q + 2 * kv) + q * self.hidden + (2 if self.gpt2 else 3) * self.hidden * self.ffn
-        return 6 * (self.layers * layer + self.hidden * self.vocab) + 6 * self.layers * q * (length + 1)
+        pairs = sum(self.pairs(length, self.kind(i)[0]) for i in range(self.layers))
+        return 6 * (self.layers * layer + self.hidden * self.vocab) + 12 * q * pairs / length
+
+    @staticmethod
+    def pairs(length, window):
+        """Pairs of a token and one that it sees."""
+        hidden = max(length - window, 0) if window else 0
+        return (length * (length + 1) - hidden * (hidden + 1)) / 2
+
+    def kind(self, layer):
+        """The window (or None) and the rotary base of a layer."""
+        if self.gemma and (layer + 1) % self.period:
+            return self.local_window, self.local_theta
+        return self.window, self.theta
 
 
 class RMSNorm(nn.Module):
-    def __init__(self, width, eps):
+    def __init__(self, width, eps, offset=0):
         super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(width)), eps
+        self.weight, self.eps, self.offset = nn.Parameter(torch.full((width,), 1.0 - offset)), eps, offset
 
     def forward(self, x):
+        if self.offset:
+            y = x.to(torch.promote_types(x.dtype, torch.float32))
+            y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps)
+            return (y * (self.offset + self.weight.to(y.dtype))).to(x.dtype)
         if x.dtype != self.weight.dtype and hasattr(F, "rms_norm"):
             return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
         y = x.to(torch.promote_types(x.dtype, torch.float32))
@@ -83,16 +106,18 @@ def rope(x, cos, sin):
 class Block(nn.Module):
     def __init__(self, s):
         super().__init__()
-        norm = (lambda: nn.LayerNorm(s.hidden, s.eps)) if s.gpt2 else (lambda: RMSNorm(s.hidden, s.eps))
+        norm = (lambda: nn.LayerNorm(s.hidden, s.eps)) if s.gpt2 else (lambda: RMSNorm(s.hidden, s.eps, int(s.gemma)))
         q, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         self.s = s
         self.norm1, self.norm2 = norm(), norm()
+        if s.gemma:
+            self.post_norm1, self.post_norm2 = norm(), norm()
         self.qkv = nn.Linear(s.hidden, q + 2 * kv, bias=s.qkv_bias)
         self.o = nn.Linear(q, s.hidden, bias=s.o_bias)
         self.mlp_in = nn.Linear(s.hidden, s.ffn if s.gpt2 else 2 * s.ffn, bias=s.mlp_bias)
         self.mlp_out = nn.Linear(s.ffn, s.hidden, bias=s.mlp_bias)
         if s.qk_norm:
-            self.q_norm, self.k_norm = RMSNorm(s.head_dim, s.eps), RMSNorm(s.head_dim, s.eps)
+            self.q_norm, self.k_norm = (RMSNorm(s.head_dim, s.eps, int(s.gemma)) for _ in range(2))
 
     def attention(self, x, hidden_pairs, cos, sin):
         s, (b, t, _) = self.s, x.shape
@@ -110,23 +135,26 @@ class Block(nn.Module):
                     grouped["enable_gqa"] = True
                 else:
                     k, v = (z.repeat_interleave(s.heads // s.kv_heads, 1) for z in (k, v))
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, **grouped)
+            masked = {"attn_mask": ~hidden_pairs, "scale": s.scale} if s.gemma else {"is_causal": True}
+            y = F.scaled_dot_product_attention(q, k, v, **masked, **grouped)
             return self.o(y.transpose(1, 2).reshape(b, t, -1))
         if s.kv_heads != s.heads:
             k, v = (y.repeat_interleave(s.heads // s.kv_heads, 1) for y in (k, v))
-        scores = (q * (1.0 / math.sqrt(s.head_dim))) @ k.transpose(-2, -1)
+        scores = (q * s.scale) @ k.transpose(-2, -1)
         y = F.softmax(scores.masked_fill_(hidden_pairs, float("-inf")), -1) @ v
         return self.o(y.transpose(1, 2).reshape(b, t, -1))
 
     def forward(self, x, hidden_pairs, cos, sin):
-        x = x + self.attention(self.norm1(x), hidden_pairs, cos, sin)
+        y = self.attention(self.norm1(x), hidden_pairs, cos, sin)
+        x = x + (self.post_norm1(y) if self.s.gemma else y)
         y = self.mlp_in(self.norm2(x))
         if self.s.gpt2:
             y = activation(self.s.activation, y)
         else:
             gate, up = y.chunk(2, -1)
             y = activation(self.s.activation, gate) * up
-        return x + self.mlp_out(y)
+        y = self.mlp_out(y)
+        return x + (self.post_norm2(y) if self.s.gemma else y)
 
 
 class Decoder(nn.Module):
@@ -136,7 +164,7 @@ class Decoder(nn.Module):
         self.embedding = nn.Embedding(s.vocab, s.hidden)
         self.positions = nn.Embedding(s.positions, s.hidden) if s.gpt2 else None
         self.blocks = nn.ModuleList([Block(s) for _ in range(s.layers)])
-        self.norm = nn.LayerNorm(s.hidden, s.eps) if s.gpt2 else RMSNorm(s.hidden, s.eps)
+        self.norm = nn.LayerNorm(s.hidden, s.eps) if s.gpt2 else RMSNorm(s.hidden, s.eps, int(s.gemma))
         self.head = nn.Linear(s.hidden, s.vocab, bias=False)
         for p in self.parameters():
             if p.dim() > 1:
@@ -145,17 +173,24 @@ class Decoder(nn.Module):
             self.head.weight = self.embedding.weight
         self.constants = {}
 
-    def tables(self, t):
-        """Pairs that attention hides, and the cosines and sines of RoPE, for sequences of length t."""
-        if t not in self.constants:
+    def prepare(self, t):
+        """Makes the tables of all layers for sequences of length t."""
+        for layer in range(self.s.layers):
+            self.tables(t, layer)
+
+    def tables(self, t, layer):
+        """Pairs that attention hides, and the cosines and sines of RoPE, of a layer for sequences of length t."""
+        window, theta = kind = self.s.kind(layer)
+        if (t, kind) not in self.constants:
             s, i = self.s, torch.arange(t, device=self.embedding.weight.device)
             hidden_pairs = i[None, :] > i[:, None]
-            if s.window:
-                hidden_pairs |= i[:, None] - i[None, :] >= s.window
-            frequency = 1.0 / s.theta ** (torch.arange(0, s.head_dim, 2, device=i.device).double() / s.head_dim)
+            if window:
+                hidden_pairs |= i[:, None] - i[None, :] >= window
+            frequency = 1.0 / theta ** (torch.arange(0, s.head_dim, 2, device=i.device).double() / s.head_dim)
             angle = torch.outer(i.double(), frequency)
-            self.constants = {t: (hidden_pairs, angle.cos().float(), angle.sin().float())}
-        return self.constants[t]
+            self.constants = {k: v for k, v in self.constants.items() if k[0] == t}
+            self.constants[t, kind] = (hidden_pairs, angle.cos().float(), angle.sin().float())
+        return self.constants[t, kind]
 
     def loss(self, tokens, targets):
         """Mean cross-entropy; both (sequences, length)."""
@@ -164,8 +199,10 @@ class Decoder(nn.Module):
             x = x + self.positions.weight[:t]
         if self.s.residual:
             x = x.to(self.s.residual)
-        for block in self.blocks:
-            x = block(x, *self.tables(t))
+        if self.s.gemma:
+            x = x * torch.tensor(self.s.hidden**0.5, dtype=x.dtype)
+        for i, block in enumerate(self.blocks):
+            x = block(x, *self.tables(t, i))
         return F.cross_entropy(self.head(self.norm(x)).view(-1, self.s.vocab), targets.reshape(-1))
 
     def optimizer(self, lr, betas, eps, weight_decay, fused=False):
@@ -227,7 +264,11 @@ def load(directory):
         for i, b in enumerate(model.blocks):
             at = f"{top}{'h' if s.gpt2 else 'layers'}.{i}."
             norm(b.norm1, at + ("ln_1" if s.gpt2 else "input_layernorm"))
-            norm(b.norm2, at + ("ln_2" if s.gpt2 else "post_attention_layernorm"))
+            norm2 = "pre_feedforward_layernorm" if s.gemma else "post_attention_layernorm"
+            norm(b.norm2, at + ("ln_2" if s.gpt2 else norm2))
+            if s.gemma:
+                norm(b.post_norm1, at + "post_attention_layernorm")
+                norm(b.post_norm2, at + "post_feedforward_layernorm")
             if s.gpt2:
                 linear(b.qkv, at + "attn.c_attn")
                 linear(b.o, at + "attn.c_proj")

@@ -37,7 +37,7 @@ torch.manual_seed(1)
 spec = torch_models.Spec(MODELS[args.model])
 spec.sdpa = hasattr(torch.nn.functional, "scaled_dot_product_attention")
 model = torch_models.Decoder(spec)
-model.tables(args.seq)  # not in the compiled function
+model.prepare(args.seq)  # not in the compiled function
 # A CPU has the fused update since torch 2.4.
 fused = tuple(int(x) for x in torch.__version__.split(".")[:2]) >= (2, 4)
 optimizer = model.optimizer(lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=fused)

@@ -31,6 +31,9 @@ SIZES = {"vocab_size": 29, "hidden_size": 24, "intermediate_size": 36, "num_hidd
          "num_key_value_heads": 2, "max_position_embeddings": 64}
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
+# Two layers with a window, one without, and again. The width is no square, so that the scale of embeddings is rounded.
+GEMMA3 = {"num_hidden_layers": 7, "head_dim": 8, "sliding_window": 4, "sliding_window_pattern": 3}
+TEXT_PART = "language_model."
 
 
 def of(family, *without, **keys):
@@ -94,6 +97,18 @@ PUBLISHED = {
                     head_dim=8),
     "qwen3_moe-sparse": of("qwen3_moe", num_hidden_layers=3, num_experts=4, num_experts_per_tok=1,
                            moe_intermediate_size=12, head_dim=8, decoder_sparse_step=2, attention_bias=True),
+    "gemma3_text": of("gemma3_text", **GEMMA3, rope_scaling={"rope_type": "linear", "factor": 8.0}, rope_theta=500.0,
+                      rope_local_base_freq=20.0, query_pre_attn_scalar=5),
+    "gemma3_text-defaults": of("gemma3_text", num_hidden_layers=7, head_dim=4, num_attention_heads=8,
+                               num_key_value_heads=4, sliding_window=3),
+    "gemma3_text-types": of("gemma3_text", num_hidden_layers=3, head_dim=8, sliding_window=5, attention_bias=True,
+                            layer_types=["full_attention", "sliding_attention", "full_attention"],
+                            tie_word_embeddings=False, hidden_activation="silu", rms_norm_eps=1e-3),
+    "gemma3": {"model_type": "gemma3", "vision_config": {"hidden_size": 16, "model_type": "siglip_vision_model"},
+               "mm_tokens_per_image": 4, "image_token_index": 28, "eos_token_id": [1, 28], "text_config":
+               {**{key: value for key, value in SIZES.items() if key != "num_attention_heads"}, **GEMMA3,
+                "num_key_value_heads": 4, "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+                "model_type": "gemma3_text"}},
 }
 # As save_pretrained() writes them.
 SAVED = {
@@ -115,6 +130,7 @@ SAVED = {
     "qwen2_moe": of("qwen2_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12,
                     shared_expert_intermediate_size=16),
     "qwen3_moe": of("qwen3_moe", num_experts=4, num_experts_per_tok=2, moe_intermediate_size=12, head_dim=8),
+    "gemma3_text": of("gemma3_text", **GEMMA3, rope_scaling={"rope_type": "linear", "factor": 2.0}),
 }
 EXPERTS = ("mixtral", "qwen2_moe", "qwen3_moe")
 
@@ -156,6 +172,8 @@ def with_experts(read):
 
 def computed(config):
     """The names and shapes of the tensors of that config.json, and its logits in double precision."""
+    prefix = TEXT_PART if config["model_type"] == "gemma3" else ""  # the text part of a multimodal file
+    config = config["text_config"] if prefix else config
     with tempfile.TemporaryDirectory() as directory:
         with open(os.path.join(directory, "config.json"), "w") as f:
             json.dump(config, f)
@@ -167,8 +185,10 @@ def computed(config):
         model = transformers.AutoModelForCausalLM.from_config(read, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters() if not tensors else ():  # a tied head is not among them
-            parameter.copy_(weight(name, list(parameter.shape)))
-            tensors[name] = list(parameter.shape)
+            parameter.copy_(weight(prefix + name, list(parameter.shape)))
+            tensors[prefix + name] = list(parameter.shape)
+        if prefix:
+            tensors["vision_tower.norm.weight"] = [16]
         logits = model.double()(torch.tensor([TOKENS]), use_cache=False).logits[0]
     return tensors, [[float(f"{x:.9g}") for x in logits[p].tolist()] for p in POSITIONS]
 

@@ -134,6 +134,20 @@ case $case_name in
     grep -q 'resume .*step-7' out.txt || fail "the run did not resume from step 7: $(cat out.txt)"
     compare run
     ;;
+  # Two ranks with sharded optimizer state; layers with a window and without, each kind with its own rotary base; norms that
+  # multiply by 1 + weight, of q, k and the outputs as well; scaled embeddings, tied.
+  oracle_gemma3)
+    settings "model_type: gemma3_text, vocab_size: 61, hidden_size: 44, intermediate_size: 70, num_hidden_layers: 4,
+      num_attention_heads: 4, num_key_value_heads: 2, head_dim: 10, sliding_window: 5, sliding_window_pattern: 3,
+      query_pre_attn_scalar: 7, rope_theta: 1000.0, rope_local_base_freq: 30.0, rope_scaling: {rope_type: linear, factor: 8},
+      max_position_embeddings: 64, initializer_range: 0.06" \
+      "lr: 6.0e-3, weight_decay: 0.5, betas: [0.85, 0.9], eps: 1.0e-4" \
+      "lr_decay_style: cosine, lr_warmup_iters: 4, lr_decay_iters: 18, min_lr: 1.0e-3" \
+      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 2, seed: 8" "max_grad_norm: 1.5"
+    prepare_reference 2
+    train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
+    compare run
+    ;;
   # Experts: Mixtral on two ranks; Qwen2-MoE with a dense layer, a shared expert and the router's losses, whose microbatches
   # are single sequences, then per sequence of larger ones, with the experts' activations recomputed; Qwen3-MoE on four ranks
   # with sharded optimizer state.

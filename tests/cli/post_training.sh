@@ -100,6 +100,7 @@ case $case_name in
     model Llama-3.1-8B-Instruct "$llama, \"vocab_size\": 128256, \"hidden_size\": 4096, \"intermediate_size\": 14336, \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"max_position_embeddings\": 131072, \"rope_theta\": 500000, \"tie_word_embeddings\": false"
     model Qwen2.5-7B-Instruct '"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 1000000, "tie_word_embeddings": false'
     model Qwen3-8B '"model_type": "qwen3", "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960, "rope_theta": 1000000, "tie_word_embeddings": false'
+    model gemma-3-1b-it '"model_type": "gemma3_text", "vocab_size": 262144, "hidden_size": 1152, "intermediate_size": 6912, "num_hidden_layers": 26, "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "max_position_embeddings": 32768, "query_pre_attn_scalar": 256, "rope_local_base_freq": 10000, "rope_theta": 1000000, "sliding_window": 512, "sliding_window_pattern": 6'
     model Mistral-7B-Instruct-v0.3 '"model_type": "mistral", "vocab_size": 32768, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 32768, "rope_theta": 1000000, "sliding_window": null, "tie_word_embeddings": false'
     planned=0
     while read -r name ranks; do
@@ -110,6 +111,7 @@ case $case_name in
     done <<'LIST'
 sft-smollm2-135m 1
 sft-llama-3.2-1b 1
+sft-gemma3-1b 1
 sft-llama-3.1-8b 8
 sft-qwen2.5-7b 8
 sft-qwen3-8b 8

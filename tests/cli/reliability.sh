@@ -76,7 +76,7 @@ case $case_name in
       case $kind in
         hang) name=rank_hung words='rank 1 (node 0) hangs for ' ;;
         stop) name=rank_stopped words='rank 1 ' ;;
-        *) name=rank_killed words='rank 1 ' ;;
+        *) name="rank_\(killed\|exited\)" words='rank 1 ' ;;
       esac
       grep -q "error: $words" err.txt || fail "$kind: no message: $(cat err.txt)"
       [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "$kind: not one message: $(cat err.txt)"

@@ -32,6 +32,11 @@ inline const std::string small_qwen3 =
     "{model_type: qwen3, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
     "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 8, max_position_embeddings: 64, "
     "initializer_range: 0.2, tie_word_embeddings: true}";
+/// With norms of outputs, and a window in the first of two layers.
+inline const std::string small_gemma3 =
+    "{model_type: gemma3_text, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 8, max_position_embeddings: 64, "
+    "initializer_range: 0.2, sliding_window: 5, sliding_window_pattern: 2, query_pre_attn_scalar: 6}";
 /// With a dense layer before one with experts and a shared one.
 inline const std::string small_qwen2_moe =
     "{model_type: qwen2_moe, vocab_size: 61, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "

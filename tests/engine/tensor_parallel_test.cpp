@@ -40,6 +40,7 @@ TEST_CASE("the GPU's kernels and communication learn the same", "[engine][tensor
   require_same_learning("cuda", small_llama, f32, tensor_parallel(2, false), 1e-5, 2);
   require_same_learning("cuda", small_qwen3, {"policy.precision=bfloat16"}, tensor_parallel(2, true), 2e-2,
                         2);
+  require_same_learning("cuda", small_gemma3, f32, tensor_parallel(2, true), 1e-5, 2);
   require_same_learning("cuda", small_qwen2_moe, f32, tensor_parallel(2, true), 1e-5, 2);
   for (const auto& [sequence, overlap] : overlaps())
     require_same_learning("cuda", small_gpt2, f32, tensor_parallel(2, sequence) + overlap, 1e-5, 1);

@@ -14,7 +14,8 @@ Value model(const std::string& name, const std::string& config, std::vector<std:
 }
 
 // Everything that ranks divide or copy: biases, grouped heads, tied embeddings, learned positions, QK norms,
-// windows; experts with a dense layer, a shared expert, or so many that some ranks get no token.
+// norms of outputs, windows, also in some layers only; experts with a dense layer, a shared expert, or so
+// many that some ranks get no token.
 Dimension families() {
   const std::string
       narrow = "hidden_size: 32, num_hidden_layers: 2, initializer_range: 0.2, num_attention_heads: 8, ",
@@ -30,6 +31,11 @@ Dimension families() {
        model("gpt2", "model_type: gpt2, resid_pdrop: 0.1, embd_pdrop: 0.1, attn_pdrop: 0.1, " + narrow, {},
              true),
        model("qwen3", "model_type: qwen3, tie_word_embeddings: true, " + narrow + llama, {}, true),
+       model("gemma3_text",
+             "model_type: gemma3_text, sliding_window: 5, sliding_window_pattern: 2, query_pre_attn_scalar: "
+             "9, " +
+                 narrow + llama,
+             {}, true),
        model("mistral, window", "model_type: mistral, sliding_window: 5, " + narrow + llama),
        model("llama, wide", "model_type: llama, " + wide, {"wide"}),
        model("qwen2_moe",

@@ -45,7 +45,7 @@ JsonValue without(const JsonValue& config, const std::vector<std::string>& keys)
 TEST_CASE("models read from config.json have the logits of transformers", "[model][config]") {
   const test::TemporaryDirectory directory(test::TemporaryDirectory::Where::memory);
   const std::vector<test::Fixture> fixtures = test::all_fixtures();
-  REQUIRE(fixtures.size() == 68);
+  REQUIRE(fixtures.size() == 73);
   for (const test::Fixture& f : fixtures) {
     INFO(f.name);
     const auto check = [&](const char* which, const JsonValue& config) {

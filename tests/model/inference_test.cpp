@@ -87,7 +87,7 @@ constexpr double tolerance = 3e-5;
 
 TEST_CASE("logits of inference, token by token and in chunks", "[model][inference]") {
   for (const char* name : {"gpt2-untied", "gpt2-gelu", "llama-biases", "saved5-llama-llama3",
-                           "llama-type-yarn", "mistral", "saved4-qwen2", "qwen3-bias"}) {
+                           "llama-type-yarn", "mistral", "saved4-qwen2", "qwen3-bias", "gemma3_text"}) {
     INFO(name);
     BothModels m(name);
     const size_t length = std::string(name).starts_with("gpt2") ? 20 : long_sequence;

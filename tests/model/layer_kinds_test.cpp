@@ -175,8 +175,8 @@ class AdaptedModel {
       context_.head.log_prob = make_tensor(arenas.at(plan_, log_prob), DType::f32, {test::TinyModel::tokens});
       stage_->bind(plan_, arenas);
     };
-    rope_ = ops::rope_table(tiny_.spec_.rope, 12, 12);
-    context_.rope_table = make_tensor(rope_.data(), DType::f32, {12, tiny_.spec_.rope.rotary_dim});
+    rope_ = ops::rope_table(tiny_.spec_.rope(0), 12, 12);
+    context_.rope_tables = {make_tensor(rope_.data(), DType::f32, {12, tiny_.spec_.rope(0).rotary_dim})};
     bind(memory::Arenas::nowhere());
     {
       const ops::DryRun dry(exec_);

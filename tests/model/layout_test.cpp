@@ -22,7 +22,9 @@ const char* const models[] = {
         "num_attention_heads":4,"num_key_value_heads":4,"head_dim":8,"tie_word_embeddings":true})",
     R"({"model_type":"qwen2_moe","vocab_size":97,"hidden_size":32,"num_hidden_layers":4,"num_attention_heads":4,
         "intermediate_size":48,"num_experts":3,"num_experts_per_tok":2,"moe_intermediate_size":10,
-        "shared_expert_intermediate_size":12,"mlp_only_layers":[1]})"};
+        "shared_expert_intermediate_size":12,"mlp_only_layers":[1]})",
+    R"({"model_type":"gemma3_text","vocab_size":97,"hidden_size":32,"intermediate_size":48,"num_hidden_layers":7,
+        "num_attention_heads":4,"num_key_value_heads":4,"head_dim":8})"};
 
 /// Every rank of a layout with these sizes.
 std::vector<ModelLayout> ranks_of(ModelLayout sizes) {
@@ -45,7 +47,7 @@ std::vector<ModelLayout> expert_ranks_of(ModelLayout sizes) {
 }  // namespace
 
 TEST_CASE("the parameters of all ranks cover the model, and only copies overlap", "[layout]") {
-  const char* model = models[GENERATE(0, 1, 2, 3)];
+  const char* model = models[GENERATE(0, 1, 2, 3, 4)];
   const int tensor = GENERATE(1, 2, 4), stages = GENERATE(1, 2), chunks = GENERATE(1, 2);
   const bool sequence_parallel = GENERATE(false, true);
   const ModelSpec spec = spec_of(model);

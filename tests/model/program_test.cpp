@@ -105,8 +105,8 @@ std::vector<std::vector<float>> results_of(TinyModel& m, Stage& stage, LayerCont
   plan.solve();
   const memory::Arenas arenas(plan);
   context.head.log_prob = make_tensor(arenas.at(plan, log_prob), DType::f32, {TinyModel::tokens});
-  std::vector<float> rope = ops::rope_table(m.spec_.rope, 12, 12);
-  context.rope_table = make_tensor(rope.data(), DType::f32, {12, m.spec_.rope.rotary_dim});
+  std::vector<float> rope = ops::rope_table(m.spec_.rope(0), 12, 12);
+  context.rope_tables = {make_tensor(rope.data(), DType::f32, {12, m.spec_.rope(0).rotary_dim})};
   std::vector<std::vector<float>> out;
   for (size_t i = 0; i < m.parameters_.all.size(); ++i) out.emplace_back(m.weights_[i].size());
   for (size_t i = 0; i < out.size(); ++i) {

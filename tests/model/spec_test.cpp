@@ -156,7 +156,7 @@ TEST_CASE("the written config.json reads back to the same model", "[spec]") {
                          "c");
   const auto again = parse_model_config(hugging_face_config(m, "float32"), "again");
   REQUIRE(again.head_dim == m.head_dim);
-  REQUIRE(again.rope.theta == m.rope.theta);
+  REQUIRE(again.rope(0).theta == m.rope(0).theta);
   REQUIRE(again.norm_eps == m.norm_eps);
   REQUIRE(again.config_json.find("bos_token_id") != std::string::npos);
 }
@@ -182,7 +182,7 @@ TEST_CASE("a written config.json has both dialects of rotary positions", "[spec]
       CHECK_FALSE(json.at(dialect).contains("type"));
     }
     CHECK_FALSE(json.at("rope_scaling").contains("rope_theta"));
-    CHECK(parse_model_config(json.dump(), "again").rope.kind == ops::RopeKind::llama3);
+    CHECK(parse_model_config(json.dump(), "again").rope(0).kind == ops::RopeKind::llama3);
   }
   // An override that would be ignored beside the file's rope_parameters.
   for (
@@ -268,7 +268,7 @@ TEST_CASE("without max_window_layers, windows begin at layer 28", "[spec]") {
               "num_hidden_layers":{},"use_sliding_window":true,"sliding_window":8}})",
           family, layers);
     };
-    CHECK(parse_model_config(text(28), "c").window == 0);
+    CHECK(parse_model_config(text(28), "c").window(0) == 0);
     CHECK(error_of(text(29)).find("max_window_layers") != std::string::npos);
   }
 }
@@ -350,7 +350,7 @@ TEST_CASE("the config.json of published models is read", "[spec]") {
     const ModelSpec spec = parse_model_config(model.text, "c");
     CHECK(spec.head_dim == model.head_dim);
     CHECK(spec.ffn == model.ffn);
-    CHECK(spec.window == model.window);
+    CHECK(spec.window(0) == model.window);
   }
   CHECK(parse_model_config(models[1].text, "c").activation == ops::Activation::gelu_tanh);
 }
@@ -415,9 +415,9 @@ TEST_CASE("a missing window of mistral is 4096 tokens, null is none", "[spec]") 
   const std::string mistral =
       R"({"model_type":"mistral","vocab_size":64,"hidden_size":32,"intermediate_size":48,
       "num_hidden_layers":1,"num_attention_heads":4)";
-  CHECK(parse_model_config(mistral + "}", "c").window == 4096);
-  CHECK(parse_model_config(mistral + R"(,"sliding_window":null})", "c").window == 0);
-  CHECK(parse_model_config(mistral + R"(,"sliding_window":7})", "c").window == 7);
+  CHECK(parse_model_config(mistral + "}", "c").window(0) == 4096);
+  CHECK(parse_model_config(mistral + R"(,"sliding_window":null})", "c").window(0) == 0);
+  CHECK(parse_model_config(mistral + R"(,"sliding_window":7})", "c").window(0) == 7);
 }
 
 TEST_CASE("defaults are written where config.json has no value or null", "[spec]") {

@@ -122,7 +122,7 @@ double excess(const std::map<char, int>& counts, const std::vector<double>& p, i
 }  // namespace
 
 TEST_CASE("greedy text is that of the reference decoder", "[generate]") {
-  for (const char* name : {"gpt2", "llama", "llama-type-yarn", "mistral", "qwen2", "qwen3"}) {
+  for (const char* name : {"gpt2", "llama", "llama-type-yarn", "mistral", "qwen2", "qwen3", "gemma3_text"}) {
     const Model m(name);
     for (const char* prompt : {"F", "CQIBKY"}) {
       INFO(name << ", prompt " << prompt);

@@ -88,9 +88,25 @@ TEST_CASE("published files of GPT-2: no prefix, masks as buffers, the tied head 
   CHECK(difference(last_logits(directory.path(), f), f.logits.back()) < 1e-5);
 }
 
+TEST_CASE("multimodal files: the text part under either prefix, the rest is left out", "[model][weights]") {
+  const test::TemporaryDirectory directory(test::TemporaryDirectory::Where::memory);
+  const test::Fixture f = test::read_fixture("gemma3");
+  const std::string before = "language_model.model.", since = "model.language_model.";
+  std::vector<StoredTensor> tensors = tensors_of(f);
+  for (StoredTensor& t : tensors)
+    t.name = t.name.starts_with(before) ? since + t.name.substr(before.size()) : "model." + t.name;
+  test::write_model(directory.path(), f.config, tensors);
+  CHECK(difference(last_logits(directory.path(), f), f.logits.back()) < 1e-5);
+  tensors.push_back(test::stored("model.language_model.layers.0.mlp.gate_proj.bias", {36}));
+  test::write_model(directory.path(), f.config, tensors);
+  const test::Caught e = test::error_of([&] { test::LoadedModel m(directory.path()); });
+  CHECK(e.text.find("gate_proj.bias") != std::string::npos);
+  CHECK(e.text.find("vision_tower") == std::string::npos);
+}
+
 TEST_CASE("tensors that do not fit the model are refused by name", "[model][weights]") {
   const test::TemporaryDirectory directory(test::TemporaryDirectory::Where::memory);
-  for (const char* name : {"gpt2", "qwen3"}) {
+  for (const char* name : {"gpt2", "qwen3", "gemma3_text"}) {
     const test::Fixture f = test::read_fixture(name);
     const auto refused = [&](const std::vector<StoredTensor>& tensors, const std::string& tensor) {
       test::write_model(directory.path(), f.config, tensors);

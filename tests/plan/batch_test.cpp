@@ -192,11 +192,18 @@ TEST_CASE("positions and bounds of each microbatch, in a planned room", "[batch]
 TEST_CASE("the counts of a batch", "[batch]") {
   data::HostMicroBatch b = batch(1, {0, 1, 4, 8});
   b.loss_tokens = 6;
-  const BatchCounts c = count(b, 0), twice = c + c;
+  model::ModelSpec spec;
+  spec.layers = 2;
+  spec.layer_kinds.resize(2);
+  const BatchCounts c = count(b, spec), twice = c + c;
   CHECK(c.tokens == 8);
   CHECK(c.loss_tokens == 6);
   CHECK(c.pairs == 1 + (1 + 2 + 3) + (1 + 2 + 3 + 4));
-  CHECK(count(b, 2).pairs == 1 + (1 + 2 + 2) + (1 + 2 + 2 + 2));
+  const double all = c.pairs, windowed = 1 + (1 + 2 + 2) + (1 + 2 + 2 + 2);
+  spec.layer_kinds[1].window = 2;
+  CHECK(count(b, spec).pairs == (all + windowed) / 2);
+  spec.layer_kinds[0].window = 2;
+  CHECK(count(b, spec).pairs == windowed);
   CHECK(twice.tokens == 16);
   CHECK(twice.loss_tokens == 12);
   CHECK(twice.pairs == 2 * c.pairs);

@@ -3,20 +3,23 @@
 #include <algorithm>
 #include <numbers>
 
+#include "tests/reference/attention.h"
+
 namespace reference {
 namespace {
 
 using std::numbers::pi;
 
-// ---- Normalization. y = x_hat * weight + bias, with x_hat = x / sqrt(mean(x^2) + eps) (RMSNorm), or
-// (x - mean(x)) / sqrt(var(x) + eps) (LayerNorm).
+// ---- Normalization. y = x_hat * (weight + offset) + bias, with x_hat = x / sqrt(mean(x^2) + eps) (RMSNorm),
+// or (x - mean(x)) / sqrt(var(x) + eps) (LayerNorm).
 
 struct Normalized {
   Tensor x_hat, y;
   std::vector<double> rstd;  // of each row
 };
 
-Normalized norm(const Tensor& x, const Tensor& weight, const Tensor* bias, double eps, bool centered) {
+Normalized norm(const Tensor& x, const Tensor& weight, double offset, const Tensor* bias, double eps,
+                bool centered) {
   Normalized n{x, x, {}};
   const auto count = static_cast<double>(x.columns);
   for (size_t r = 0; r < x.rows; ++r) {
@@ -27,28 +30,28 @@ Normalized norm(const Tensor& x, const Tensor& weight, const Tensor* bias, doubl
     n.rstd.push_back(1 / std::sqrt(square + eps));
     for (size_t i = 0; i < x.columns; ++i) {
       n.x_hat(r, i) = (x(r, i) - mean) * n.rstd[r];
-      n.y(r, i) = n.x_hat(r, i) * weight[i] + (bias ? (*bias)[i] : 0);
+      n.y(r, i) = n.x_hat(r, i) * (weight[i] + offset) + (bias ? (*bias)[i] : 0);
     }
   }
   return n;
 }
 
-// dx = rstd * (g - x_hat * mean(g * x_hat) [- mean(g)]) with g = dy * weight.
-Tensor norm_backward(const Tensor& dy, const Normalized& n, const Tensor& weight, bool centered,
-                     Tensor& dweight, Tensor* dbias) {
+// dx = rstd * (g - x_hat * mean(g * x_hat) [- mean(g)]) with g = dy * (weight + offset).
+Tensor norm_backward(const Tensor& dy, const Normalized& n, const Tensor& weight, double offset,
+                     bool centered, Tensor& dweight, Tensor* dbias) {
   Tensor dx = zeros_like(dy);
   const auto count = static_cast<double>(dy.columns);
   for (size_t r = 0; r < dy.rows; ++r) {
     double mean_g = 0, mean_gx = 0;
     for (size_t i = 0; i < dy.columns; ++i) {
-      const double g = dy(r, i) * weight[i];
+      const double g = dy(r, i) * (weight[i] + offset);
       if (centered) mean_g += g / count;
       mean_gx += g * n.x_hat(r, i) / count;
       dweight[i] += dy(r, i) * n.x_hat(r, i);
       if (dbias) (*dbias)[i] += dy(r, i);
     }
     for (size_t i = 0; i < dy.columns; ++i)
-      dx(r, i) = n.rstd[r] * (dy(r, i) * weight[i] - mean_g - n.x_hat(r, i) * mean_gx);
+      dx(r, i) = n.rstd[r] * (dy(r, i) * (weight[i] + offset) - mean_g - n.x_hat(r, i) * mean_gx);
   }
   return dx;
 }
@@ -96,76 +99,11 @@ void rotate(Tensor& x, const Tensor& table, const std::vector<size_t>& positions
       }
 }
 
-// First token that token t sees.
-size_t first_visible(const Config& c, const Layout& layout, size_t t) {
-  return std::max(layout.first[t], c.window > 0 && t + 1 > c.window ? t + 1 - c.window : 0);
-}
-
-struct Attention {
-  // softmax(q k^T / sqrt(head_dim)) of the visible tokens, (tokens, tokens) for each query head
-  std::vector<Tensor> p;
-  Tensor out;  // (tokens, heads * head_dim)
-};
-
-Attention attention(const Config& c, const Layout& layout, const Tensor& q, const Tensor& k,
-                    const Tensor& v) {
-  const size_t n = q.rows, d = c.head_dim, group = c.heads / c.kv_heads;
-  Attention a{std::vector<Tensor>(c.heads, Tensor(n, n)), zeros_like(q)};
-  const double scale = 1 / std::sqrt(static_cast<double>(d));
-  for (size_t h = 0; h < c.heads; ++h) {
-    const size_t q0 = h * d, k0 = h / group * d;  // the queries of a group share keys and values
-    Tensor& p = a.p[h];
-    for (size_t t = 0; t < n; ++t) {
-      double largest = -INFINITY, sum = 0;
-      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
-        for (size_t i = 0; i < d; ++i) p(t, s) += scale * q(t, q0 + i) * k(s, k0 + i);
-        largest = std::max(largest, p(t, s));
-      }
-      for (size_t s = first_visible(c, layout, t); s <= t; ++s) sum += p(t, s) = std::exp(p(t, s) - largest);
-      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
-        p(t, s) /= sum;
-        for (size_t i = 0; i < d; ++i) a.out(t, q0 + i) += p(t, s) * v(s, k0 + i);
-      }
-    }
-  }
-  return a;
-}
-
-// Softmax: dscore = p * (dp - sum(p * dp)).
-void attention_backward(const Config& c, const Layout& layout, const Tensor& dout, const Attention& a,
-                        const Tensor& q, const Tensor& k, const Tensor& v, Tensor& dq, Tensor& dk,
-                        Tensor& dv) {
-  const size_t n = q.rows, d = c.head_dim, group = c.heads / c.kv_heads;
-  const double scale = 1 / std::sqrt(static_cast<double>(d));
-  for (size_t h = 0; h < c.heads; ++h) {
-    const size_t q0 = h * d, k0 = h / group * d;
-    const Tensor& p = a.p[h];
-    for (size_t t = 0; t < n; ++t) {
-      std::vector<double> dp(n, 0.0);
-      double dot = 0;
-      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
-        for (size_t i = 0; i < d; ++i) {
-          dp[s] += dout(t, q0 + i) * v(s, k0 + i);
-          dv(s, k0 + i) += p(t, s) * dout(t, q0 + i);
-        }
-        dot += p(t, s) * dp[s];
-      }
-      for (size_t s = first_visible(c, layout, t); s <= t; ++s) {
-        const double dscore = p(t, s) * (dp[s] - dot) * scale;
-        for (size_t i = 0; i < d; ++i) {
-          dq(t, q0 + i) += dscore * k(s, k0 + i);
-          dk(s, k0 + i) += dscore * q(t, q0 + i);
-        }
-      }
-    }
-  }
-}
-
 // ---- The decoder.
 
 // What the backward pass of a layer needs.
 struct Layer {
-  Normalized norm1, norm2, q_norm, k_norm;
+  Normalized norm1, norm2, q_norm, k_norm, post_norm1, post_norm2;
   Tensor q, k, v;  // as attention takes them
   Attention attention;
   Tensor gate, up, hidden;
@@ -180,7 +118,10 @@ class Decoder {
     if (layout.positions.empty())
       for (size_t t = 0; t < tokens.size(); ++t) layout_.positions.push_back(t);
     if (layout.first.empty()) layout_.first.assign(tokens.size(), 0);
-    if (!c_.gpt2()) rope_ = rope_table(c_.rope, tokens.size(), rope_length > 0 ? rope_length : tokens.size());
+    if (!c_.gpt2())
+      for (size_t i = 0; i < c_.layers; ++i)
+        rope_.push_back(
+            rope_table(c_.rope_of(i), tokens.size(), rope_length > 0 ? rope_length : tokens.size()));
     forward();
   }
 
@@ -201,12 +142,15 @@ class Decoder {
     for (size_t i = c_.layers; i-- > 0;) dx = layer_backward(i, dx);
     for (size_t t = 0; t < tokens_.size(); ++t)
       for (size_t i = 0; i < c_.hidden; ++i) {
-        g.at("embedding.weight")(static_cast<size_t>(tokens_[t]), i) += dx(t, i);
+        g.at("embedding.weight")(static_cast<size_t>(tokens_[t]), i) += embedding_scale() * dx(t, i);
         if (c_.gpt2()) g.at("positions.weight")(layout_.positions[t], i) += dx(t, i);
       }
   }
 
  private:
+  double embedding_scale() const { return c_.gemma() ? std::sqrt(static_cast<double>(c_.hidden)) : 1; }
+  double norm_offset() const { return c_.gemma() ? 1 : 0; }
+  size_t window(size_t layer) const { return c_.windowed(layer) ? c_.window : 0; }
   std::string head() const { return c_.tied ? "embedding.weight" : "head.weight"; }
   static std::string prefix(size_t layer) { return "layers." + std::to_string(layer) + "."; }
   const Tensor* bias(const std::string& name) const {
@@ -225,18 +169,18 @@ class Decoder {
     return reference::linear_backward(dy, x, w, dw, db);
   }
   Normalized norm(const std::string& name, const Tensor& x, bool centered) const {
-    return reference::norm(x, w_.at(name + ".weight"), bias(name), c_.norm_eps, centered);
+    return reference::norm(x, w_.at(name + ".weight"), norm_offset(), bias(name), c_.norm_eps, centered);
   }
   Tensor norm_backward(const std::string& name, const Tensor& dy, const Normalized& n, bool centered) {
-    return reference::norm_backward(dy, n, w_.at(name + ".weight"), centered, g_->at(name + ".weight"),
-                                    bias_gradient(name));
+    return reference::norm_backward(dy, n, w_.at(name + ".weight"), norm_offset(), centered,
+                                    g_->at(name + ".weight"), bias_gradient(name));
   }
 
   void forward() {
     Tensor x(tokens_.size(), c_.hidden);
     for (size_t t = 0; t < x.rows; ++t)
       for (size_t i = 0; i < c_.hidden; ++i) {
-        x(t, i) = w_.at("embedding.weight")(static_cast<size_t>(tokens_[t]), i);
+        x(t, i) = embedding_scale() * w_.at("embedding.weight")(static_cast<size_t>(tokens_[t]), i);
         if (c_.gpt2()) x(t, i) += w_.at("positions.weight")(layout_.positions[t], i);
       }
     for (size_t i = 0; i < c_.layers; ++i) layer_forward(i, x);
@@ -244,7 +188,7 @@ class Decoder {
     logits_ = reference::linear(final_norm_.y, w_.at(head()), nullptr);
   }
 
-  // x += attention(norm(x)); x += mlp(norm(x)).
+  // x += attention(norm(x)); x += mlp(norm(x)). Gemma: x += norm(attention(norm(x))), the MLP likewise.
   void layer_forward(size_t index, Tensor& x) {
     const std::string at = prefix(index);
     Layer l;
@@ -259,11 +203,11 @@ class Decoder {
       l.k = reshaped(l.k_norm.y, l.k.columns);
     }
     if (!c_.gpt2()) {
-      rotate(l.q, rope_, layout_.positions, c_.head_dim, 1);
-      rotate(l.k, rope_, layout_.positions, c_.head_dim, 1);
+      rotate(l.q, rope_[index], layout_.positions, c_.head_dim, 1);
+      rotate(l.k, rope_[index], layout_.positions, c_.head_dim, 1);
     }
-    l.attention = attention(c_, layout_, l.q, l.k, l.v);
-    add(x, linear(at + "o", l.attention.out));
+    l.attention = attention(c_, window(index), layout_, l.q, l.k, l.v);
+    add(x, post_norm(at + "attention_post_norm", linear(at + "o", l.attention.out), l.post_norm1));
 
     l.norm2 = norm(at + "mlp_norm", x, c_.gpt2());
     if (c_.has_experts(index)) {
@@ -279,8 +223,17 @@ class Decoder {
       l.gate = linear(at + "gate", l.norm2.y);
       for (size_t i = 0; i < l.hidden.size(); ++i) l.hidden[i] *= activate(c_.activation, l.gate[i]);
     }
-    add(x, linear(at + "down", l.hidden));
+    add(x, post_norm(at + "mlp_post_norm", linear(at + "down", l.hidden), l.post_norm2));
     layers_.push_back(std::move(l));
+  }
+
+  Tensor post_norm(const std::string& name, const Tensor& x, Normalized& n) const {
+    if (!c_.gemma()) return x;
+    n = norm(name, x, false);
+    return n.y;
+  }
+  Tensor post_norm_backward(const std::string& name, const Tensor& dy, const Normalized& n) {
+    return c_.gemma() ? norm_backward(name, dy, n, false) : dy;
   }
 
   Tensor layer_backward(size_t index, Tensor dx) {
@@ -291,12 +244,13 @@ class Decoder {
                                                 : mlp_backward(at, l, dx);
     add(dx, norm_backward(at + "mlp_norm", dnorm2, l.norm2, c_.gpt2()));
 
-    const Tensor dattention = linear_backward(at + "o", dx, l.attention.out);
+    const Tensor dattention = linear_backward(
+        at + "o", post_norm_backward(at + "attention_post_norm", dx, l.post_norm1), l.attention.out);
     Tensor dq = zeros_like(l.q), dk = zeros_like(l.k), dv = zeros_like(l.v);
-    attention_backward(c_, layout_, dattention, l.attention, l.q, l.k, l.v, dq, dk, dv);
+    attention_backward(c_, window(index), layout_, dattention, l.attention, l.q, l.k, l.v, dq, dk, dv);
     if (!c_.gpt2()) {
-      rotate(dq, rope_, layout_.positions, c_.head_dim, -1);
-      rotate(dk, rope_, layout_.positions, c_.head_dim, -1);
+      rotate(dq, rope_[index], layout_.positions, c_.head_dim, -1);
+      rotate(dk, rope_[index], layout_.positions, c_.head_dim, -1);
     }
     if (c_.qk_norm) {
       dq = reshaped(norm_backward(at + "q_norm", reshaped(dq, c_.head_dim), l.q_norm, false), dq.columns);
@@ -310,7 +264,8 @@ class Decoder {
   }
 
   Tensor mlp_backward(const std::string& at, const Layer& l, const Tensor& dx) {
-    const Tensor dhidden = linear_backward(at + "down", dx, l.hidden);
+    const Tensor dhidden =
+        linear_backward(at + "down", post_norm_backward(at + "mlp_post_norm", dx, l.post_norm2), l.hidden);
     Tensor dup = dhidden, dnorm2;
     if (c_.gpt2()) {
       for (size_t i = 0; i < dup.size(); ++i) dup[i] *= activate_slope(c_.activation, l.up[i]);
@@ -333,7 +288,7 @@ class Decoder {
   Layout layout_;
   Tensors* g_ = nullptr;
   double router_scale_ = 0;
-  Tensor rope_;
+  std::vector<Tensor> rope_;  // by layer
   std::vector<Layer> layers_;
   Normalized final_norm_;
   Tensor logits_;

@@ -28,18 +28,28 @@ struct Rope {
 
 /// A config.json of Hugging Face.
 struct Config {
-  std::string family;  ///< gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe
+  std::string family;  ///< gpt2, llama, mistral, qwen2, qwen3, mixtral, qwen2_moe, qwen3_moe,
+                       ///< gemma3_text
   size_t vocab_size = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
   size_t positions = 0;  ///< rows of the table of learned positions; RoPE's longest context
   std::string activation;
   double norm_eps = 0;
   bool tied = false, qkv_bias = false, o_bias = false, mlp_bias = false, qk_norm = false;
-  size_t window = 0;  ///< a token sees this many tokens, itself included; 0: all before it
+  size_t window = 0;        ///< a token sees this many tokens, itself included; 0: all before it
+  size_t period = 0;        ///< only every period-th layer has no window; 0: all layers are equal
+  double query_scalar = 0;  ///< attention scores are divided by its root
   double initializer_range = 0.02;
-  Rope rope;
+  Rope rope, local_rope;  ///< local_rope: of layers with a window, if some have none
   Experts experts;
   bool has_experts(size_t layer) const { return experts.count > 0 && !experts.dense[layer]; }
   bool gpt2() const { return family == "gpt2"; }
+  /// Norms multiply by 1 + weight and follow attention and MLP as well, embeddings are multiplied by the root
+  /// of their width.
+  bool gemma() const { return family == "gemma3_text"; }
+  bool windowed(size_t layer) const { return window > 0 && (period == 0 || (layer + 1) % period != 0); }
+  const Rope& rope_of(size_t layer) const {
+    return period > 0 && (layer + 1) % period != 0 ? local_rope : rope;
+  }
   bool operator==(const Config&) const = default;
 };
 
@@ -51,8 +61,9 @@ Config read_config(const std::string& directory);
 /// Every tensor that a model of this configuration has, as zeros: "embedding.weight" (tokens),
 /// "positions.weight" (GPT-2), "head.weight" (unless tied), "final_norm.weight"; of layer N "layers.N." +
 /// attention_norm, q, k, v, q_norm, k_norm, o, mlp_norm, gate, up, down + ".weight" and, where the family has
-/// one, ".bias". Matrices are (out, in). With experts, instead of gate, up and down: router, expert.E.gate
-/// (up, down), and of a shared expert shared.gate (up, down), shared_gate.
+/// one, ".bias"; attention_post_norm and mlp_post_norm of Gemma. Matrices are (out, in). With experts,
+/// instead of gate, up and down: router, expert.E.gate (up, down), and of a shared expert shared.gate (up,
+/// down), shared_gate.
 Tensors shapes(const Config& config);
 
 /// Reads the weights of a model directory (model.safetensors or its shards) in f32, bf16 or f16, from the

@@ -23,6 +23,7 @@ std::string activation_of(const std::string& name) {
   throw std::runtime_error("activation " + name);
 }
 
+// Gemma 3 has rope_parameters by type of layer.
 Rope read_rope(const nrl::JsonValue& json, const Config& c) {
   Rope r;
   r.theta = json.get_double("rope_theta", 10000);
@@ -78,7 +79,9 @@ Source source_of(const Config& c, const std::string& name) {
       {"mlp_norm", {"ln_2", "post_attention_layernorm"}},
       {"gate", {"", "mlp.gate_proj"}},
       {"up", {"mlp.c_fc", "mlp.up_proj"}},
-      {"down", {"mlp.c_proj", "mlp.down_proj"}}};
+      {"down", {"mlp.c_proj", "mlp.down_proj"}},
+      {"attention_post_norm", {"", "post_attention_layernorm"}},
+      {"mlp_post_norm", {"", "post_feedforward_layernorm"}}};
   // Experts; the names of Mixtral and Qwen.
   const bool mixtral = c.family == "mixtral";
   const std::string block = layer + (mixtral ? "block_sparse_moe." : "mlp.");
@@ -94,6 +97,7 @@ Source source_of(const Config& c, const std::string& name) {
                 (mixtral ? of_mixtral.at(matrix) : matrix + "_proj") + kind,
             0};
   }
+  if (c.gemma() && part == "mlp_norm") return {layer + "pre_feedforward_layernorm" + kind, 0};
   const auto& [of_gpt2, of_others] = names.at(part);
   const size_t row = !gpt2 ? 0 : part == "k" ? c.hidden : part == "v" ? 2 * c.hidden : 0;
   return {layer + (gpt2 ? of_gpt2 : of_others) + kind, row};
@@ -147,6 +151,23 @@ void cut(const std::vector<double>& values, const Source& source, bool transpose
                               : values[(source.first_row + r) * to.columns + i];
 }
 
+void read_gemma(const nrl::JsonValue& json, Config& c) {
+  c.query_scalar = json.get_double("query_pre_attn_scalar", 256);
+  c.window = size_of(json, "sliding_window", 4096);
+  c.period = size_of(json, "sliding_window_pattern", 6);
+  nrl::JsonValue full, local = nrl::JsonValue::object();
+  if (const nrl::JsonValue* all = json.find("rope_parameters"); all && !all->is_null()) {
+    full = all->at("full_attention");
+    local = all->at("sliding_attention");
+  } else {
+    full = json;
+    if (!json.find("rope_theta")) full.set("rope_theta", 1e6);
+    local.set("rope_theta", json.get_double("rope_local_base_freq", 1e4));
+  }
+  c.rope = read_rope(full.find("rope_type") ? nrl::JsonValue::object({{"rope_parameters", full}}) : full, c);
+  c.local_rope = read_rope(local, c);
+}
+
 Experts read_experts(const nrl::JsonValue& json, const Config& c) {
   Experts e;
   const bool mixtral = c.family == "mixtral";
@@ -198,20 +219,22 @@ Config parse_config(const std::string& text) {
   c.head_dim = size_of(json, "head_dim", c.family == "qwen3" ? 128 : c.hidden / c.heads);
   c.ffn = size_of(json, "intermediate_size", 0);
   c.positions = size_of(json, "max_position_embeddings", 2048);
-  c.activation = activation_of(json.get_string("hidden_act", "silu"));
+  c.activation = c.gemma() ? activation_of(json.get_string("hidden_activation", "gelu_pytorch_tanh"))
+                           : activation_of(json.get_string("hidden_act", "silu"));
   c.norm_eps = json.get_double("rms_norm_eps", 1e-6);
-  c.tied = json.get_bool("tie_word_embeddings", false);
+  c.tied = json.get_bool("tie_word_embeddings", c.gemma());
   const bool attention_bias = json.get_bool("attention_bias", false);
   const bool qwen2 = c.family == "qwen2" || c.family == "qwen2_moe";
   c.qkv_bias = qwen2 || attention_bias;
   c.o_bias = !qwen2 && attention_bias;
   c.mlp_bias = json.get_bool("mlp_bias", false);
-  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_moe";
+  c.qk_norm = c.family == "qwen3" || c.family == "qwen3_moe" || c.gemma();
   if (c.family == "mistral" && !(json.find("sliding_window") && json.at("sliding_window").is_null()))
     c.window = size_of(json, "sliding_window", 4096);
   if (c.family == "mixtral" && json.find("sliding_window") && !json.at("sliding_window").is_null())
     c.window = size_of(json, "sliding_window", 0);
   c.rope = read_rope(json, c);
+  if (c.gemma()) read_gemma(json, c);
   c.experts = read_experts(json, c);
   return c;
 }
@@ -239,6 +262,10 @@ Tensors shapes(const Config& c) {
     if (c.qk_norm) {
       norm(at + "q_norm", c.head_dim);
       norm(at + "k_norm", c.head_dim);
+    }
+    if (c.gemma()) {
+      norm(at + "attention_post_norm", c.hidden);
+      norm(at + "mlp_post_norm", c.hidden);
     }
     matrix(at + "o", c.hidden, c.heads * c.head_dim, c.o_bias);
     norm(at + "mlp_norm", c.hidden);

@@ -43,6 +43,18 @@ Config family(const std::string& name) {
     c.qk_norm = true;
     c.rope.rotary_dim = 2;
   }
+  if (name == "gemma3_text") {
+    c.qk_norm = c.tied = true;
+    c.activation = "gelu_tanh";
+    c.layers = 3;
+    c.window = 3;
+    c.period = 3;
+    c.query_scalar = 6;
+    c.local_rope = c.rope;
+    c.local_rope.theta = 10;
+    c.rope.type = "linear";
+    c.rope.factor = 8;
+  }
   if (name == "mixtral")
     c.experts = {.count = 4, .chosen = 2, .ffn = 3, .normalize = true, .dense = {false, false}};
   if (name == "qwen2_moe")
@@ -70,8 +82,8 @@ Tensors random_weights(const Config& c) {
 }  // namespace
 
 TEST_CASE("the backward pass agrees with finite differences", "[reference]") {
-  const std::string name =
-      GENERATE(as<std::string>{}, "gpt2", "llama", "mistral", "qwen2", "qwen3", "mixtral", "qwen2_moe");
+  const std::string name = GENERATE(as<std::string>{}, "gpt2", "llama", "mistral", "qwen2", "qwen3",
+                                    "mixtral", "qwen2_moe", "gemma3_text");
   const Config c = family(name);
   Tensors w = random_weights(c);
   const Tokens tokens{3, 7, 7, 0, 10, 1, 5}, targets{7, 7, 0, -1, 1, 5, 2};

@@ -39,7 +39,12 @@ const std::map<std::string, std::string> models{
     {"qwen3",
      "{model_type: qwen3, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: 2, "
      "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, "
-     "rope_theta: 100, initializer_range: 0.2}"}};
+     "rope_theta: 100, initializer_range: 0.2}"},
+    {"gemma3_text",
+     "{model_type: gemma3_text, vocab_size: 272, hidden_size: 16, intermediate_size: 24, num_hidden_layers: "
+     "2, "
+     "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64, "
+     "sliding_window: 4, query_pre_attn_scalar: 8, rope_theta: 100, initializer_range: 0.2}"}};
 
 std::string replaced(std::string text, const std::string& from, const std::string& to) {
   for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())

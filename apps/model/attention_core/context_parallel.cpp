@@ -29,12 +29,13 @@ ContextParallel::ContextParallel(const LayerContext& c, int layer, DType dtype)
                   .kv_heads = c.spec->kv_heads,
                   .d = c.spec->head_dim,
                   .dtype = dtype,
-                  .window = c.spec->window,
+                  .window = c.spec->window(layer),
                   .scale = c.spec->attention_scale(),
                   .slice = {.first = c.layout.tensor_rank * c.spec->heads,
                             .all = c.layout.tensor * c.spec->heads}}) {
-  const std::vector<parallel::ContextExchange> all = distinct_exchanges(c.layout);
-  index_ = static_cast<size_t>(std::find(all.begin(), all.end(), exchange_) - all.begin());
+  const std::vector<ContextKind> all = context_kinds(*c.spec, c.layout);
+  const ContextKind own{exchange_, c.spec->window(layer)};
+  index_ = static_cast<size_t>(std::find(all.begin(), all.end(), own) - all.begin());
 }
 
 std::span<const parallel::CallBounds> ContextParallel::bounds(const MicroBatch& batch) const {

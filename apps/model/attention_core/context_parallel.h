@@ -19,7 +19,7 @@ class ContextParallel {
 
  private:
   parallel::ContextExchange exchange_;
-  size_t index_;  ///< of the exchange among the distinct ones
+  size_t index_;  ///< among context_kinds()
   parallel::ContextAttention attention_;
 };
 

@@ -49,7 +49,7 @@ void AttentionCore::attend_to_cache(Run& r) const {
                                   .block_table = cache.block_table,
                                   .page = cache.page,
                                   .scale = m.attention_scale(),
-                                  .window = m.window,
+                                  .window = m.window(layer_),
                                   .longest = cache.longest});
 }
 

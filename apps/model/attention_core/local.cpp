@@ -47,7 +47,7 @@ class LocalAttention final : public AttentionCore {
                                                .cu_q = r.batch().cu_seqlens,
                                                .cu_k = r.batch().cu_seqlens,
                                                .scale = spec_.attention_scale(),
-                                               .window = spec_.window,
+                                               .window = spec_.window(layer_),
                                                .lengths = r.batch().lengths,
                                                .dropout = dropout(r),
                                                .slice = slice(r)});
@@ -71,7 +71,7 @@ class LocalAttention final : public AttentionCore {
                                          .dk = d.k,
                                          .dv = d.v,
                                          .scale = spec_.attention_scale(),
-                                         .window = spec_.window,
+                                         .window = spec_.window(layer_),
                                          .lengths = r.batch().lengths,
                                          .dropout = dropout(r),
                                          .slice = slice(r)});

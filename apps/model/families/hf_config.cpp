@@ -19,100 +19,6 @@ constexpr std::pair<std::string_view, ops::Activation> activations[] = {
     {"gelu", ops::Activation::gelu_erf},       {"gelu_new", ops::Activation::gelu_tanh},
     {"gelu_fast", ops::Activation::gelu_tanh}, {"gelu_pytorch_tanh", ops::Activation::gelu_tanh}};
 
-// Scaling of the rotary frequencies. A missing factor is refused: with a default the frequencies would differ
-// from those that the model was trained with.
-void read_rope_scaling(const ConfigReader& s, ModelSpec& m, const std::string& prefix) {
-  static constexpr std::pair<std::string_view, ops::RopeKind> kinds[] = {{"default", ops::RopeKind::standard},
-                                                                         {"linear", ops::RopeKind::linear},
-                                                                         {"dynamic", ops::RopeKind::dynamic},
-                                                                         {"llama3", ops::RopeKind::llama3},
-                                                                         {"yarn", ops::RopeKind::yarn}};
-  m.rope.kind = s.choice_or(kinds, "rope_type", ops::RopeKind::standard, "type");
-  if (m.rope.kind == ops::RopeKind::standard && s.given("factor") && !s.given("rope_type", "type"))
-    s.refuse("rope_type", "{}rope_type is missing: factor needs it", prefix);
-  m.rope.factor = s.number_or("factor", 1.0);
-  m.rope.low_freq_factor = s.number_or("low_freq_factor", 1.0);
-  m.rope.high_freq_factor = s.number_or("high_freq_factor", 4.0);
-  m.rope.beta_fast = s.positive_or("beta_fast", 32.0);
-  m.rope.beta_slow = s.positive_or("beta_slow", 1.0);
-  m.rope.attention_factor = s.given("attention_factor") ? s.positive_or("attention_factor", 1.0) : 0.0;
-  m.rope.truncate = s.flag_or("truncate", true);
-  // Dynamic scaling always starts from max_position_embeddings; transformers permits the key as well.
-  const int64_t original = s.size_or("original_max_position_embeddings", m.max_positions);
-  if (m.rope.kind != ops::RopeKind::dynamic) m.rope.original_max_position = original;
-  const bool llama3 = m.rope.kind == ops::RopeKind::llama3;
-  const std::string_view kind = llama3 ? "rope_type llama3" : "RoPE scaling";
-  if (m.rope.kind != ops::RopeKind::standard) s.required("factor", kind);
-  if (llama3) {
-    for (const char* key : {"low_freq_factor", "high_freq_factor", "original_max_position_embeddings"})
-      s.required(key, kind);
-  }
-  if (m.rope.kind != ops::RopeKind::standard && s.valid({prefix + "factor"}) && m.rope.factor < 1)
-    s.refuse("factor", "{}factor must be at least 1, found {}", prefix, m.rope.factor);
-  // Both together replace the attention factor derived from `factor`; one alone has no effect.
-  const double mscale = s.number_or("mscale", 0), mscale_all_dim = s.number_or("mscale_all_dim", 0);
-  if (m.rope.kind == ops::RopeKind::yarn && m.rope.attention_factor == 0 && mscale > 0 &&
-      mscale_all_dim > 0) {
-    const double log_factor = 0.1 * std::log(std::max(m.rope.factor, 1.0));
-    m.rope.attention_factor = (mscale * log_factor + 1) / (mscale_all_dim * log_factor + 1);
-  }
-  if (llama3 && s.valid({prefix + "low_freq_factor", prefix + "high_freq_factor"}) &&
-      m.rope.high_freq_factor <= m.rope.low_freq_factor)
-    s.conflict("high_freq_factor", {prefix + "low_freq_factor"},
-               "{}high_freq_factor {} must be greater than low_freq_factor {}", prefix,
-               m.rope.high_freq_factor, m.rope.low_freq_factor);
-  const bool yarn = m.rope.kind == ops::RopeKind::yarn;
-  if (!llama3) s.note_unused({"low_freq_factor", "high_freq_factor"});
-  if (m.rope.kind == ops::RopeKind::standard || m.rope.kind == ops::RopeKind::linear)
-    s.note_unused({"original_max_position_embeddings"});
-  if (!yarn) s.note_unused({"beta_fast", "beta_slow", "attention_factor", "truncate"});
-  if (!yarn || mscale == 0 || mscale_all_dim == 0) s.note_unused({"mscale", "mscale_all_dim"});
-  if (m.rope.kind == ops::RopeKind::standard) s.note_unused({"factor"});
-}
-
-void read_rope(const ConfigReader& r, ModelSpec& m, ConfigProblems& problems) {
-  // Transformers v5 keeps everything in rope_parameters; v4 has rope_theta and rope_scaling.
-  const std::string scaling_key = r.given("rope_parameters") ? "rope_parameters" : "rope_scaling";
-  const JsonValue* scaling = r.given(scaling_key);
-  m.rope.theta = r.number_or("rope_theta", rules_of(m.family).rope_theta);
-  double partial = r.number_or("partial_rotary_factor", 1.0);
-  m.rope.original_max_position = m.max_positions;
-  std::string theta_key = "rope_theta", partial_key = "partial_rotary_factor";
-  if (scaling && !scaling->is_object()) {
-    r.refuse(scaling_key, "{} must be an object, found {}", scaling_key, scaling->kind());
-  } else if (scaling) {
-    const std::string prefix = scaling_key + ".";
-    const ConfigReader s(*scaling, problems, prefix);
-    for (const JsonMember& member : scaling->members())
-      if (member.value.is_object())
-        s.refuse(member.key, "{}{}: RoPE parameters per layer type are not supported", prefix, member.key);
-    read_rope_scaling(s, m, prefix);
-    // At the top level transformers 5 prefers this key, and transformers 4 ignores it.
-    constexpr std::string_view original_key = "original_max_position_embeddings";
-    const bool uses_original = m.rope.kind == ops::RopeKind::llama3 || m.rope.kind == ops::RopeKind::yarn;
-    if (uses_original && s.valid({prefix + std::string(original_key)}) &&
-        r.size_or(original_key, m.rope.original_max_position) != m.rope.original_max_position)
-      r.refuse(original_key, "{} is {}, but {} in {}. Fix: set it only in {}", original_key,
-               r.find(original_key)->dump(), m.rope.original_max_position, scaling_key, scaling_key);
-    if (s.given("rope_theta")) theta_key = prefix + theta_key;
-    if (s.given("partial_rotary_factor")) partial_key = prefix + partial_key;
-    m.rope.theta = s.number_or("rope_theta", m.rope.theta);
-    partial = s.number_or("partial_rotary_factor", partial);
-  }
-  if (m.rope.theta <= 1 && problems.valid({theta_key}))
-    r.refuse(theta_key, "{} must be greater than 1, found {}", theta_key, m.rope.theta);
-  const double rotary = static_cast<double>(m.head_dim) * partial;
-  m.rope.rotary_dim = rotary < 1e9 ? static_cast<int64_t>(std::llround(rotary)) : 0;
-  if (m.rope.rotary_dim >= 2 && m.rope.rotary_dim % 2 == 0 && m.rope.rotary_dim <= m.head_dim) return;
-  std::vector<std::string> depends{partial_key, "hidden_size", "num_attention_heads"};
-  if (problems.valid({partial_key, "head_dim", "hidden_size", "num_attention_heads"}))
-    r.conflict(
-        r.given("head_dim") ? "head_dim" : "hidden_size", std::move(depends),
-        "head_dim {} x partial_rotary_factor {} gives {} rotary dimensions; expected an even number of "
-        "at most head_dim",
-        m.head_dim, partial, m.rope.rotary_dim);
-}
-
 void read_gpt2(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
   m.hidden = r.size("n_embd", "hidden_size");
   m.layers = r.size("n_layer", "num_hidden_layers");
@@ -128,6 +34,7 @@ void read_gpt2(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
   m.norm_eps = static_cast<float>(r.positive_or("layer_norm_epsilon", rules.norm_eps));
   m.norm_bias = m.qkv_bias = m.o_bias = m.mlp_bias = m.learned_positions = true;
   m.gated = m.use_rope = false;
+  m.layer_kinds.assign(static_cast<size_t>(m.layers), {});
   m.tied = r.flag_or("tie_word_embeddings", true);
   m.residual_dropout = r.dropout_or("resid_pdrop", 0.1);
   m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
@@ -141,8 +48,12 @@ void read_gpt2(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
 void read_window(const ConfigReader& r, WindowRule rule, ModelSpec& m) {
   constexpr int64_t missing = 4096;  // default of transformers for a missing key; null means no window
   const bool null = r.find("sliding_window") && !r.given("sliding_window");
-  if (rule == WindowRule::always && !null) m.window = r.size_or("sliding_window", missing);
-  if (rule == WindowRule::given && r.given("sliding_window")) m.window = r.size("sliding_window");
+  const bool by_layer = rule == WindowRule::by_layer;
+  int64_t window = 0;
+  if ((rule == WindowRule::always || by_layer) && !null) window = r.size_or("sliding_window", missing);
+  if (rule == WindowRule::given && r.given("sliding_window")) window = r.size("sliding_window");
+  m.layer_kinds.assign(static_cast<size_t>(m.layers), {.window = window});
+  if (by_layer) return read_layer_kinds(r, window, m);
   const bool switched = rule == WindowRule::switched;
   // Both depend on use_sliding_window, which files of transformers have, often false.
   if (switched && r.find("use_sliding_window"))
@@ -153,7 +64,7 @@ void read_window(const ConfigReader& r, WindowRule rule, ModelSpec& m) {
       r.size_or("max_window_layers", 28) < m.layers && r.valid({"max_window_layers", "num_hidden_layers"}))
     r.conflict("max_window_layers", {"num_hidden_layers"},
                "max_window_layers: a sliding window in only some layers is not supported");
-  const std::string_view kind = m.window > 0 ? "sliding_attention" : "full_attention";
+  const std::string_view kind = window > 0 ? "sliding_attention" : "full_attention";
   const JsonValue* types = r.given("layer_types");
   if (!types || !r.valid({"num_hidden_layers"})) return;
   bool as_expected = types->is_array() && static_cast<int64_t>(types->items().size()) == m.layers;
@@ -281,15 +192,28 @@ void read_experts(const ConfigReader& r, const ExpertRules& rules, ModelSpec& m)
   read_router_training(r, e);
 }
 
+void read_gemma(const ConfigReader& r, ModelSpec& m) {
+  constexpr double missing = 256;  // default of transformers
+  m.norm_offset = 1;
+  m.post_norms = m.scaled_embedding = true;
+  m.query_scalar = r.positive_or("query_pre_attn_scalar", missing);
+  r.must_be_off("attn_logit_softcapping", "a soft cap of attention logits");
+  r.must_be_off("final_logit_softcapping", "a soft cap of the logits");
+  r.must_be_off("use_bidirectional_attention", "attention to later tokens");
+}
+
 void read_llama_like(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
-  m.hidden = r.size("hidden_size");
-  m.layers = r.size("num_hidden_layers");
-  m.heads = r.size("num_attention_heads");
-  m.kv_heads = r.size_or("num_key_value_heads", m.heads);
-  m.ffn = r.size("intermediate_size");
+  const auto size = [&](std::string_view key, int64_t fallback) {
+    return fallback > 0 ? r.size_or(key, fallback) : r.size(key);
+  };
+  m.hidden = size("hidden_size", rules.sizes.hidden);
+  m.layers = size("num_hidden_layers", rules.sizes.layers);
+  m.heads = size("num_attention_heads", rules.sizes.heads);
+  m.kv_heads = r.size_or("num_key_value_heads", rules.sizes.kv_heads > 0 ? rules.sizes.kv_heads : m.heads);
+  m.ffn = size("intermediate_size", rules.sizes.ffn);
   m.max_positions = r.size_or("max_position_embeddings", rules.max_positions);
   m.head_dim = r.size_or("head_dim", rules.head_dim);
-  m.activation = r.choice_or(activations, "hidden_act", m.activation);
+  m.activation = r.choice_or(activations, rules.activation_key, rules.activation);
   m.norm_eps = static_cast<float>(r.positive_or("rms_norm_eps", rules.norm_eps));
   const bool attention_bias = r.flag_or("attention_bias", false),
              qkv = rules.attention_bias == AttentionBias::qkv;
@@ -301,7 +225,8 @@ void read_llama_like(const ConfigReader& r, const FamilyRules& rules, ModelSpec&
     r.must_be_off("attention_bias", "an attention bias in this model_type");
   m.mlp_bias = r.flag_or("mlp_bias", false);
   m.qk_norm = rules.qk_norm;
-  m.tied = r.flag_or("tie_word_embeddings", false);
+  m.tied = r.flag_or("tie_word_embeddings", rules.tied);
+  if (rules.gemma) read_gemma(r, m);
   m.attention_dropout = r.dropout_or("attention_dropout", 0.0);
   read_window(r, rules.window, m);
   if (rules.experts) {
@@ -371,13 +296,35 @@ std::vector<std::pair<std::string_view, Family>> model_types() {
   return out;
 }
 
+// The text part of a multimodal config.json as a config.json of its own. It has the keys beside text_config
+// as well, overrides among them, unless they describe the whole model.
+JsonValue text_part(JsonValue json) {
+  const JsonValue *type = json.find("model_type"), *text = json.find("text_config");
+  if (!type || !type->is_string() || !text || !text->is_object()) return json;
+  for (size_t i = 0; i < std::size(EnumNames<Family>::names); ++i) {
+    const auto family = static_cast<Family>(i);
+    if (rules_of(family).multimodal != type->as_string() || rules_of(family).multimodal.empty()) continue;
+    JsonValue out = *text;
+    static constexpr std::string_view of_the_whole[] = {
+        "model_type",      "architectures",   "text_config",       "vision_config", "mm_tokens_per_image",
+        "boi_token_index", "eoi_token_index", "image_token_index", "image_token_id"};
+    for (const JsonMember& member : json.members())
+      if (std::ranges::find(of_the_whole, member.key) == std::end(of_the_whole))
+        out.set(member.key, member.value);
+    out.set("model_type", EnumNames<Family>::names[i]);
+    return out;
+  }
+  return json;
+}
+
 }  // namespace
 
 ModelSpec parse_model_config(const std::string& text, const std::string& source) {
-  const JsonValue json = parse_json(text, source);
-  if (!json.is_object())
+  const JsonValue whole = parse_json(text, source);
+  if (!whole.is_object())
     throw ModelConfigError(
-        std::vector{ModelProblem{"", fmt::format("expected a JSON object, found {}", json.kind()), {}}});
+        std::vector{ModelProblem{"", fmt::format("expected a JSON object, found {}", whole.kind()), {}}});
+  const JsonValue json = text_part(whole);
   ConfigProblems problems;
   const ConfigReader r(json, problems);
   ModelSpec m;
@@ -394,9 +341,10 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
     problems.add("model_type", {},
                  fmt::format("model_type is missing: every model needs it; expected {}",
                              alternatives(EnumNames<Family>::names)));
-  m.vocab_size = r.size("vocab_size");
+  const FamilyRules& rules = rules_of(m.family);
+  m.vocab_size =
+      rules.sizes.vocab_size > 0 ? r.size_or("vocab_size", rules.sizes.vocab_size) : r.size("vocab_size");
   if (problems.valid({"model_type"})) {
-    const FamilyRules& rules = rules_of(m.family);
     if (rules.style == FileStyle::gpt2) {
       read_gpt2(r, rules, m);
     } else {
@@ -423,7 +371,7 @@ ModelSpec parse_model_config(const std::string& text, const std::string& source)
   if (!std::isfinite(m.initializer_range))
     r.refuse("initializer_range", "initializer_range is infinite in fp32");
   if (!problems.all().empty()) throw ModelConfigError(std::move(problems.all()));
-  m.config_json = text;
+  m.config_json = json.find("text_config") || !whole.find("text_config") ? text : json.dump(2);
   m.unread_keys = unread_keys(json, problems);
   return m;
 }
@@ -450,10 +398,14 @@ static void write_experts(JsonValue& json, const ExpertRules& rules, const Model
 }
 
 static void write_scalar_head(JsonValue& json, const FamilyRules& rules) {
-  std::string name(rules.architecture);
-  name.resize(name.size() - (name.ends_with("LMHeadModel") ? sizeof "LMHeadModel" : sizeof "ForCausalLM") +
-              1);
-  json.set("architectures", JsonValue::array({name.append(classifier)}));
+  std::string name(rules.classifier);
+  if (name.empty()) {
+    name = rules.architecture;
+    name.resize(name.size() - (name.ends_with("LMHeadModel") ? sizeof "LMHeadModel" : sizeof "ForCausalLM") +
+                1);
+    name += classifier;
+  }
+  json.set("architectures", JsonValue::array({name}));
   json.set("num_labels", 1);
   json.set("id2label", JsonValue::object({{"0", "LABEL_0"}}));
   json.set("label2id", JsonValue::object({{"LABEL_0", 0}}));
@@ -484,9 +436,17 @@ std::string hugging_face_config(const ModelSpec& m, std::string_view dtype) {
     json.set("head_dim", m.head_dim);
     json.set("intermediate_size", m.ffn);
     json.set("max_position_embeddings", m.max_positions);
-    set_default("hidden_act", "silu");
+    if (rules.gemma) {
+      set_default("hidden_activation", "gelu_pytorch_tanh");
+      set_default("query_pre_attn_scalar", m.query_scalar);
+    } else {
+      set_default("hidden_act", "silu");
+    }
     set_default("rms_norm_eps", rules.norm_eps);
-    write_rope(json, m);
+    if (rules.window == WindowRule::by_layer)
+      write_layer_kinds(json, m);
+    else
+      write_rope(json, m);
     write_experts(json, rules.experts, m);
   }
   if (m.head == HeadKind::scalar)

@@ -46,7 +46,7 @@ class Attention final : public Sublayer {
     d_qkv_ = b.gradient("d_qkv", m.qkv_width(), token_rows);
     core_ = attention_core(b, context,
                            {.keys = keys, .values = values, .out = out, .d_out = d_out, .d_qkv = d_qkv_});
-    add_output(b, "projection", "d_projection");
+    add_output(b, "projection", "d_projection", p.post_norm1);
     d_norm_ = b.gradient("d_norm1", m.hidden, sequence_rows);
     qkv_proj_.connect(b, {.x = norm_.out, .y = qkv_, .d_y = d_qkv_, .d_x = d_norm_});
     o_proj_.connect(b, {.x = out, .y = out_, .d_y = d_y_, .d_x = d_out});
@@ -65,6 +65,7 @@ class Attention final : public Sublayer {
       r.step("rope", reads(qkv_), writes(over(qk_, qkv_)), [&] { rotate(r); });
     core_->forward(r);
     o_proj_.forward(r, {attn_});
+    normalize_output(r);
   }
 
   void backward(Run& r) override {
@@ -85,7 +86,7 @@ class Attention final : public Sublayer {
   /// (ops::QuantizeSource).
   bool measures_rotated() const {
     return qkv_proj_.d_y_amax() && spec_.use_rope && !spec_.qk_norm &&
-           spec_.rope.rotary_dim == spec_.head_dim && spec_.kv_width() % 16 == 0;
+           spec_.rope(layer_).rotary_dim == spec_.head_dim && spec_.kv_width() % 16 == 0;
   }
   static Tensor flat(const Tensor& t) { return make_tensor(t.data, t.dtype, {t.numel()}); }
 
@@ -108,13 +109,14 @@ void Attention::rotate(const Run& r) const {
   ops::QkNormRopeForward a{.x = m.heads_of(qkv, 0, heads), .out = m.heads_of(qk, 0, heads), .heads = m.heads};
   if (m.qk_norm) {
     a.q_weight = r.weight(p_.q_norm), a.k_weight = r.weight(p_.k_norm);
+    a.weight_offset = m.norm_offset;
     a.eps = m.norm_eps;
     a.rstd = flat(r[qk_stats_]);
   } else {
     if (qk.data != qkv.data) ops::copy(r.exec(), qkv, qk);
     a.x = a.out;
   }
-  if (m.use_rope) a.table = r.context().rope_table, a.positions = r.batch().positions;
+  if (m.use_rope) a.table = r.context().rope_table(layer_), a.positions = r.batch().positions;
   ops::qk_norm_rope_forward(r.exec(), a);
 }
 
@@ -129,10 +131,11 @@ void Attention::rotate_backward(const Run& r) const {
   if (m.qk_norm) {
     a.x = m.heads_of(r[qkv_], 0, heads);
     a.q_weight = r.weight(p_.q_norm), a.k_weight = r.weight(p_.k_norm);
+    a.weight_offset = m.norm_offset;
     a.rstd = flat(r[qk_stats_]);
     a.dq_weight = r.grad(p_.q_norm), a.dk_weight = r.grad(p_.k_norm);
   }
-  if (m.use_rope) a.table = r.context().rope_table, a.positions = r.batch().positions;
+  if (m.use_rope) a.table = r.context().rope_table(layer_), a.positions = r.batch().positions;
   a.amax = amax;
   ops::qk_norm_rope_backward(r.exec(), a);
   r.gradient_ready({p_.k_norm, p_.q_norm});

@@ -1,8 +1,11 @@
 #include "apps/model/layers/layers.h"
 
+#include <cmath>
+
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/model/layers/boundary.h"
+#include "core/base/dtype.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
 
@@ -36,6 +39,19 @@ std::optional<int64_t> Embedding::first_id() const {
   return context().layout.tensor > 1 ? std::optional(vocabulary_.begin) : std::nullopt;
 }
 
+float Embedding::scale(const Run& r) const {
+  if (!r.spec().scaled_embedding) return 1;
+  const float exact = std::sqrt(static_cast<float>(r.spec().hidden));
+  switch (context().parameters[token_table_].weight.dtype) {
+    case DType::bf16:
+      return static_cast<float>(bf16(exact));
+    case DType::f16:
+      return static_cast<float>(f16(exact));
+    default:
+      return exact;
+  }
+}
+
 void Embedding::forward(Run& r) {
   const auto embed = [&](float dropout) {
     const MicroBatch& mb = r.batch();
@@ -46,7 +62,8 @@ void Embedding::forward(Run& r) {
                                         .position_table = RowOutput::bias(r, position_table_),
                                         .positions = mb.positions,
                                         .out = r[output_->partial],
-                                        .first_id = first_id()});
+                                        .first_id = first_id(),
+                                        .scale = scale(r)});
     });
     const Tensor out = r[ports_.out];
     if (dropout > 0) r.drop(out, {}, out, dropout, -1, DropoutSite::attention);
@@ -70,7 +87,8 @@ void Embedding::backward(Run& r) {
                                        .dtable = r.grad(token_table_),
                                        .positions = r.batch().positions,
                                        .dposition_table = r.grad(position_table_),
-                                       .first_id = first_id()});
+                                       .first_id = first_id(),
+                                       .scale = scale(r)});
     r.gradient_ready({token_table_, position_table_});
   });
 }

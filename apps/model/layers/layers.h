@@ -20,6 +20,9 @@ class Embedding : public Layer {
  private:
   /// ops::EmbeddingForward::first_id
   std::optional<int64_t> first_id() const;
+  /// The factor of embeddings (ModelSpec::scaled_embedding), rounded to the type of the weights as
+  /// transformers does.
+  float scale(const Run& r) const;
 
   int token_table_, position_table_;
   Slice vocabulary_;  ///< the rows of the token table on this rank

@@ -35,7 +35,7 @@ class Mlp final : public Sublayer {
     a.fused = fuse_gelu && up_.fuses_activation() && down_.fuses_activation();
     a.in = b.activation("mlp_in", m.mlp_in_width(), token_rows, "mlp");
     if (down_.reads_x()) a.out = b.activation("activation mlp", m.ffn, token_rows, "activation mlp");
-    add_output(b, "mlp_out", "d_mlp_out");
+    add_output(b, "mlp_out", "d_mlp_out", p.post_norm2);
     if (!a.fused) a.d_out = b.gradient("d_activation", m.ffn, token_rows);
     if (!up_.computes_d_y(m.gated)) a.d_in = b.gradient("d_mlp_in", m.mlp_in_width(), token_rows);
     d_norm_ = b.gradient("d_norm2", m.hidden, sequence_rows);
@@ -52,6 +52,7 @@ class Mlp final : public Sublayer {
     up_.forward(r, norm_.forward(r, up_.x_amax()));
     activation_.forward(r);
     down_.forward(r, activation_.output());
+    normalize_output(r);
   }
 
   void backward(Run& r) override {

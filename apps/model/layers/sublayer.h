@@ -30,14 +30,17 @@ class Sublayer {
  protected:
   Sublayer(const LayerBuilder& b, const Ends& ends, DropoutSite site)
       : spec_(b.spec), layer_(b.layer), site_(site), ends_(ends) {}
-  /// Adds out_ and, with dropout, its gradient under the name `gradient`.
-  void add_output(const LayerBuilder& b, std::string_view name, std::string_view gradient);
+  /// Adds out_ and, with dropout, its gradient under the name `gradient`. `norm`: the parameter of the norm
+  /// that follows it; -1: none.
+  void add_output(const LayerBuilder& b, std::string_view name, std::string_view gradient, int norm = -1);
   /// d_out_amax_, if `last`, the layer that writes out_, needs it.
   void add_amax(const LayerBuilder& b, const Linear& last);
   Stream stream_after(const PreNorm& norm) const {
-    return {.x = out_, .residual = norm.sum, .layer = layer_, .site = site_};
+    return {.x = normed_ ? normed_ : out_, .residual = norm.sum, .layer = layer_, .site = site_};
   }
-  /// The gradient of out_: the first step of the backward pass.
+  /// The last step of the forward pass: the norm of out_, if there is one.
+  void normalize_output(Run& r) const;
+  /// The gradient of out_: the first steps of the backward pass.
   Value output_gradient(Run& r, std::string_view step) const;
 
   const ModelSpec& spec_;
@@ -45,8 +48,14 @@ class Sublayer {
   const DropoutSite site_;
   const Ends ends_;
   Slot out_;  ///< (n, H), not yet added to the residual stream
-  Slot d_y_;  ///< (n, H): gradient of out_; d_out without dropout
+  Slot d_y_;  ///< (n, H): gradient of out_; d_out without dropout and norm
   Slot d_out_amax_;
+
+ private:
+  int norm_weight_ = -1;
+  Slot normed_, rstd_;  ///< (n, H) and (n, 1) f32: of out_; unset without norm
+  Slot d_normed_;       ///< (n, H): d_out without dropout
+  Slot d_y_amax_;       ///< of the gradient that the norm writes, if it is needed
 };
 
 /// softmax(q k^T) v of all heads, with the projections before and after it.

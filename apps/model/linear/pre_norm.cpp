@@ -34,7 +34,11 @@ PreNorm::Statistics PreNorm::statistics(const Run& r) const {
 ops::QuantizeSource PreNorm::source(const Run& r) const {
   const Statistics s = statistics(r);
   return {.x = r[sum],
-          .norm = {.weight = r.weight(weight_), .bias = r.weight(bias_), .mean = s.mean, .rstd = s.rstd}};
+          .norm = {.weight = r.weight(weight_),
+                   .weight_offset = r.spec().norm_offset,
+                   .bias = r.weight(bias_),
+                   .mean = s.mean,
+                   .rstd = s.rstd}};
 }
 
 Value PreNorm::forward(Run& r, Slot amax) const {
@@ -50,6 +54,7 @@ Value PreNorm::forward(Run& r, Slot amax) const {
                                  .residual = residual,
                                  .sum = residual ? r[sum] : Tensor{},
                                  .weight = r.weight(weight_),
+                                 .weight_offset = m.norm_offset,
                                  .bias = r.weight(bias_),
                                  .out = r[out],
                                  .mean = s.mean,
@@ -78,6 +83,7 @@ void PreNorm::backward(Run& r, Slot d_out, Slot d_residual, StreamGradient d_x) 
                                           .dout = r[d_out],
                                           .x = r[sum],
                                           .weight = r.weight(weight_),
+                                          .weight_offset = r.spec().norm_offset,
                                           .mean = s.mean,
                                           .rstd = s.rstd,
                                           .dresidual = r[d_residual],

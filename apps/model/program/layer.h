@@ -57,8 +57,8 @@ struct LayerContext {
   const Fp8State* fp8 = nullptr;               ///< linear/fp8_state.h; null: no GEMM reads FP8
   /// Called before an op that reads the weights of a parameter is enqueued.
   std::function<void(int parameter)> weight_needed;
-  Tensor rope_table;
-  uint64_t seed = 0;  ///< of dropout
+  std::vector<Tensor> rope_tables;  ///< of ModelSpec::ropes (RopeTables)
+  uint64_t seed = 0;                ///< of dropout
   /// What the head computes, in training and evaluation: N rows, of which results() has a microbatch's.
   HeadOutput head;
   Tensor lse;                ///< (N) f32: log-sum-exp of the logits; absent with Dependence::none and batch
@@ -83,6 +83,7 @@ struct LayerContext {
   /// Called when the gradient of a parameter is complete for the step.
   std::function<void(int parameter)> gradient_ready;
 
+  const Tensor& rope_table(int layer) const { return rope_tables[spec->layer_kinds[layer].rope]; }
   /// The part of `head` of a microbatch of `rows` rows.
   HeadOutput results(int64_t rows) const;
   /// True if the model has the parameter and the run trains it: layers have no steps, and write nothing, for

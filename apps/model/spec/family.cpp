@@ -1,6 +1,6 @@
 #include "apps/model/spec/family.h"
 
-#include <array>
+#include <iterator>
 
 namespace nrl::model {
 namespace {
@@ -83,6 +83,20 @@ constexpr FamilyRules rules[] = {
      .qk_norm = true,
      .window = WindowRule::switched,
      .experts = qwen_experts},
+    {.family = Family::gemma3_text,
+     .architecture = "Gemma3ForCausalLM",
+     .classifier = "Gemma3TextForSequenceClassification",
+     .sizes = {.vocab_size = 262208, .hidden = 2304, .ffn = 9216, .layers = 26, .heads = 8, .kv_heads = 4},
+     .max_positions = 131072,
+     .head_dim = 256,
+     .rope_theta = 1e6,
+     .qk_norm = true,
+     .gemma = true,
+     .tied = true,
+     .activation_key = "hidden_activation",
+     .activation = ops::Activation::gelu_tanh,
+     .window = WindowRule::by_layer,
+     .multimodal = "gemma3"},
 };
 static_assert(std::size(rules) == std::size(EnumNames<Family>::names));
 static_assert([] {
@@ -95,6 +109,38 @@ static_assert([] {
 
 const FamilyRules& rules_of(Family family) {
   return rules[static_cast<size_t>(family)];
+}
+
+namespace {
+
+constexpr std::string_view decoder_prefix = "model.";
+// Multimodal files of transformers before and since version 4.52.
+constexpr std::string_view text_prefix = "language_model.", text_decoder_prefix = "model.language_model.";
+constexpr std::string_view parts_left_out[] = {"vision_tower.", "multi_modal_projector.",
+                                               "model.vision_tower.", "model.multi_modal_projector."};
+
+}  // namespace
+
+std::vector<std::string> names_in_files(const FamilyRules& rules, const std::string& name) {
+  if (!rules.multimodal.empty()) {
+    std::vector<std::string> names{std::string(text_prefix) + name, name};
+    if (name.starts_with(decoder_prefix))
+      names.insert(names.begin(), std::string(text_decoder_prefix) + name.substr(decoder_prefix.size()));
+    return names;
+  }
+  std::vector<std::string> names{name};
+  const std::string_view prefix = rules.optional_prefix;
+  if (!prefix.empty() && name.starts_with(prefix)) names.push_back(name.substr(prefix.size()));
+  return names;
+}
+
+std::string name_in_text_model(const FamilyRules& rules, std::string_view name) {
+  if (rules.multimodal.empty()) return std::string(name);
+  for (const std::string_view part : parts_left_out)
+    if (name.starts_with(part)) return {};
+  if (name.starts_with(text_prefix)) name.remove_prefix(text_prefix.size());
+  if (!name.starts_with(text_decoder_prefix)) return std::string(name);
+  return std::string(decoder_prefix).append(name.substr(text_decoder_prefix.size()));
 }
 
 }  // namespace nrl::model

@@ -99,10 +99,12 @@ bool holds_block(const ModelLayout& layout, int64_t layers, int block) {
   return false;
 }
 
-std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout) {
-  std::vector<parallel::ContextExchange> out;
-  for (const parallel::ContextExchange& exchange : layout.exchanges)
-    if (std::find(out.begin(), out.end(), exchange) == out.end()) out.push_back(exchange);
+std::vector<ContextKind> context_kinds(const ModelSpec& spec, const ModelLayout& layout) {
+  std::vector<ContextKind> out;
+  for (size_t layer = 0; layer < layout.exchanges.size(); ++layer) {
+    const ContextKind kind{layout.exchanges[layer], spec.window(static_cast<int64_t>(layer))};
+    if (std::find(out.begin(), out.end(), kind) == out.end()) out.push_back(kind);
+  }
   return out;
 }
 

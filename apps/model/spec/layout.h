@@ -86,8 +86,14 @@ bool holds_block(const ModelLayout& layout, int64_t layers, int block);
 /// This rank's blocks with experts among the first `blocks` of the model.
 int64_t held_expert_layers(const ModelSpec& spec, const ModelLayout& layout, int64_t blocks);
 
-/// The different exchanges of the blocks, in the order of their first blocks.
-std::vector<parallel::ContextExchange> distinct_exchanges(const ModelLayout& layout);
+/// With context parallelism the boundaries of a block's attention calls depend on these.
+struct ContextKind {
+  parallel::ContextExchange exchange;
+  int64_t window = 0;  ///< LayerKind::window
+  bool operator==(const ContextKind&) const = default;
+};
+/// The different kinds of the blocks, in the order of their first blocks; empty if context is 1.
+std::vector<ContextKind> context_kinds(const ModelSpec& spec, const ModelLayout& layout);
 
 /// The experts of a layer, and the matrices of each, that this rank has.
 Slice local_experts(const ModelSpec& spec, const ModelLayout& layout);

@@ -47,8 +47,8 @@ struct MicroBatch {
   std::vector<Tensor> columns;  ///< (N, width) each, or (N)
   ops::SequenceLengths lengths;
   const PagedCache* cache = nullptr;  ///< generation only
-  /// With context parallelism, instead of cu_seqlens: the bounds of the attention calls of each exchange
-  /// (distinct_exchanges()).
+  /// With context parallelism, instead of cu_seqlens: the bounds of the attention calls of each kind of
+  /// blocks (context_kinds()).
   std::vector<std::vector<parallel::CallBounds>> context_bounds = {};
 };
 

@@ -179,9 +179,17 @@ class Builder {
     return at;
   }
 
-  void norm(const std::string& name, const std::string& file, int& weight, int& norm_bias) {
-    weight = vector(name + ".weight", {{file + ".weight", spec_.hidden}}, Split::none, Init::ones);
+  /// The weights of a norm that multiplies by 1.
+  Init norm_init() const { return spec_.norm_offset == 1 ? Init::zeros : Init::ones; }
+
+  int norm_weight(const std::string& name, const std::string& file) {
+    const int weight = vector(name + ".weight", {{file + ".weight", spec_.hidden}}, Split::none, norm_init());
     replicated(weight, layout_.sequence_parallel);
+    return weight;
+  }
+
+  void norm(const std::string& name, const std::string& file, int& weight, int& norm_bias) {
+    weight = norm_weight(name, file);
     if (!spec_.norm_bias) return;
     norm_bias = vector(name + ".bias", {{file + ".bias", spec_.hidden}}, Split::none, Init::zeros);
     replicated(norm_bias, layout_.sequence_parallel);
@@ -226,7 +234,7 @@ class Builder {
       const auto head_norm = [&](const char* name) {
         const int weight =
             vector(own + name + ".weight", {{hf + "self_attn." + name + ".weight", s.head_dim}}, Split::none,
-                   Init::ones);
+                   norm_init());
         replicated(weight, true);  // every rank normalizes its own heads
         return weight;
       };
@@ -235,7 +243,9 @@ class Builder {
     }
     l.o_adapter = linear("o", {{hf + (gpt2_ ? "attn.c_proj" : "self_attn.o_proj"), s.hidden}}, s.q_width(),
                          Split::columns, residual, s.o_bias, l.o, l.o_bias);
-    norm(own + "norm2", hf + (gpt2_ ? "ln_2" : "post_attention_layernorm"), l.norm2, l.norm2_bias);
+    if (s.post_norms) l.post_norm1 = norm_weight(own + "post_norm1", hf + "post_attention_layernorm");
+    const char* const norm2 = s.post_norms ? "pre_feedforward_layernorm" : "post_attention_layernorm";
+    norm(own + "norm2", hf + (gpt2_ ? "ln_2" : norm2), l.norm2, l.norm2_bias);
     if (s.has_experts(i)) {
       experts(own, hf, l);
       return l;
@@ -246,6 +256,7 @@ class Builder {
         linear("mlp_in", in, s.hidden, Split::rows, Init::normal, s.mlp_bias, l.mlp_in, l.mlp_in_bias);
     l.mlp_out_adapter = linear("mlp_out", {{hf + (gpt2_ ? "mlp.c_proj" : "mlp.down_proj"), s.hidden}}, s.ffn,
                                Split::columns, residual, s.mlp_bias, l.mlp_out, l.mlp_out_bias);
+    if (s.post_norms) l.post_norm2 = norm_weight(own + "post_norm2", hf + "post_feedforward_layernorm");
     return l;
   }
 
@@ -327,12 +338,14 @@ std::vector<int> LayerParameters::all() const {
                       k_norm,
                       o,
                       o_bias,
+                      post_norm1,
                       norm2,
                       norm2_bias,
                       mlp_in,
                       mlp_in_bias,
                       mlp_out,
                       mlp_out_bias,
+                      post_norm2,
                       router,
                       router_bias,
                       experts_in,

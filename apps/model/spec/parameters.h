@@ -127,6 +127,7 @@ struct AdapterParameters {
 struct LayerParameters {
   int norm1 = -1, norm1_bias = -1, qkv = -1, qkv_bias = -1, q_norm = -1, k_norm = -1, o = -1, o_bias = -1;
   int norm2 = -1, norm2_bias = -1, mlp_in = -1, mlp_in_bias = -1, mlp_out = -1, mlp_out_bias = -1;
+  int post_norm1 = -1, post_norm2 = -1;  ///< of the outputs of attention and MLP (ModelSpec::post_norms)
   // With experts, in place of the MLP: router (E, H); experts_in (E 2F, H), of each expert its gate, then its
   // up projection; experts_out (E H, F).
   int router_bias = -1;  ///< (E)

@@ -94,7 +94,13 @@ std::vector<ModelSize> unusual_sizes(const ModelSpec& m) {
 }
 
 double training_flops_per_token(const ModelSpec& m, int64_t t) {
-  return training_flops_of_token(m, ops::attention_pairs(t, m.window) / static_cast<double>(t));
+  return training_flops_of_token(m, attention_pairs(m, t) / static_cast<double>(t));
+}
+
+double attention_pairs(const ModelSpec& m, int64_t t) {
+  double pairs = 0;
+  for (const LayerKind& kind : m.layer_kinds) pairs += ops::attention_pairs(t, kind.window);
+  return pairs / static_cast<double>(m.layers);
 }
 
 double training_flops_of_token(const ModelSpec& m, double keys) {

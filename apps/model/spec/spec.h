@@ -62,6 +62,13 @@ struct MoeSpec {
   std::string_view aux_name() const;
 };
 
+/// Differences between the attention of layers.
+struct LayerKind {
+  int64_t window = 0;  ///< sliding window, 0: none
+  size_t rope = 0;     ///< index into ModelSpec::ropes
+  bool operator==(const LayerKind&) const = default;
+};
+
 struct ModelSpec {
   Family family = Family::llama;
   int64_t vocab_size = 0, hidden = 0, layers = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn = 0;
@@ -70,7 +77,9 @@ struct ModelSpec {
   ops::NormKind norm = ops::NormKind::rms;
   float norm_eps = 1e-5f;
   bool norm_bias = false;
-  bool qk_norm = false;  ///< RMSNorm over head_dim of q and k, before RoPE (Qwen3)
+  float norm_offset = 0;    ///< ops::NormForward::weight_offset of all norms, and of QK norms
+  bool qk_norm = false;     ///< RMSNorm over head_dim of q and k, before RoPE (Qwen3)
+  bool post_norms = false;  ///< a norm of each sublayer's output, before it is added to the residual stream
 
   bool qkv_bias = false, o_bias = false, mlp_bias = false;
   ops::Activation activation = ops::Activation::silu;
@@ -79,8 +88,10 @@ struct ModelSpec {
 
   bool learned_positions = false;
   bool use_rope = true;
-  ops::RopeSpec rope;
-  int64_t window = 0;  ///< sliding window of attention, 0: none
+  std::vector<ops::RopeSpec> ropes = std::vector<ops::RopeSpec>(1);  ///< unused without use_rope
+  std::vector<LayerKind> layer_kinds;                                ///< by layer
+  double query_scalar = 0;        ///< attention scores are divided by its root; 0: by the root of head_dim
+  bool scaled_embedding = false;  ///< embeddings are multiplied by the root of `hidden`
 
   HeadKind head = HeadKind::vocabulary;
   bool new_head = false;  ///< not in the files of the source: training begins with random numbers
@@ -96,7 +107,12 @@ struct ModelSpec {
   int64_t q_width() const { return heads * head_dim; }
   int64_t kv_width() const { return kv_heads * head_dim; }
   int64_t qkv_width() const { return q_width() + 2 * kv_width(); }
-  float attention_scale() const { return 1.0f / std::sqrt(static_cast<float>(head_dim)); }
+  float attention_scale() const {
+    return 1.0f /
+           std::sqrt(static_cast<float>(query_scalar > 0 ? query_scalar : static_cast<double>(head_dim)));
+  }
+  int64_t window(int64_t layer) const { return layer_kinds[layer].window; }
+  const ops::RopeSpec& rope(int64_t layer) const { return ropes[layer_kinds[layer].rope]; }
   /// Columns [first, first + heads * head_dim) of a (N, width) tensor as (N, heads, head_dim).
   Tensor heads_of(const Tensor& rows, int64_t first, int64_t count) const {
     return rows.columns(first, count * head_dim).split_heads(count, head_dim);
@@ -133,9 +149,12 @@ std::vector<ModelSize> unusual_sizes(const ModelSpec& spec);
 
 /// Exact model FLOPs of training on one token that attends to `keys` keys, itself included: 3 x forward, head
 /// and adapters included, recomputation and the gradients of frozen weights excluded. `keys` may be a mean
-/// over tokens (ops::attention_pairs).
+/// over tokens and layers (attention_pairs()).
 double training_flops_of_token(const ModelSpec& spec, double keys);
-/// The mean over the tokens of a sequence of length `t`, with the model's sliding window.
+/// (query, key) pairs of attention in a sequence of length `t`, the mean of the layers, which may have
+/// sliding windows.
+double attention_pairs(const ModelSpec& spec, int64_t t);
+/// The mean over the tokens of a sequence of length `t`.
 double training_flops_per_token(const ModelSpec& spec, int64_t t);
 
 }  // namespace nrl::model

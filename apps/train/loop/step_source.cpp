@@ -21,7 +21,7 @@ int64_t TokenSource::begin() {
 
 StepSource::Item TokenSource::next() {
   const data::HostMicroBatch& batch = loader_.next();
-  counts_ = counts_ + plan::count(batch, plan_.spec.window);
+  counts_ = counts_ + plan::count(batch, plan_.spec);
   return {.batch = batch,
           .first_sample = data::first_sample(loading_, 0, next_++) - loading_.consumed_samples};
 }
@@ -99,8 +99,7 @@ data::ExampleBatchOptions batch_options(const Config& config, const plan::RunPla
   // rows.
   options.pad_to_capacity = gpu || layout.context > 1;
   options.work = [&spec = plan.spec](int64_t rows) {
-    const double keys = ops::attention_pairs(rows, spec.window) / static_cast<double>(rows);
-    return static_cast<double>(rows) * model::training_flops_of_token(spec, keys);
+    return static_cast<double>(rows) * model::training_flops_per_token(spec, rows);
   };
   return options;
 }
@@ -165,7 +164,7 @@ FilledStep fill_step(engine::Engine& engine, StepSource& source) {
   for (int64_t m = 0; m < microbatches; ++m) {
     const StepSource::Item item = source.next();
     engine.fill(m, item.batch, item.first_sample, item.share);
-    counts = counts + plan::count(item.batch, engine.plan().spec.window);
+    counts = counts + plan::count(item.batch, engine.plan().spec);
   }
   out.totals = source.totals();
   out.keys = counts.pairs / static_cast<double>(counts.tokens);

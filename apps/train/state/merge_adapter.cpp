@@ -72,11 +72,11 @@ void add_product(std::vector<float>& w, const std::vector<float>& a, const std::
 
 /// The matrices with adapters: by their names in the files, the modules as PEFT names them.
 std::map<std::string, std::string> adapted(const model::ModelSpec& spec, const SafetensorsSet& files) {
-  const std::string_view prefix = model::rules_of(spec.family).optional_prefix;
   std::map<std::string, std::string> out;
   for (const std::string& module : spec.trained.adapters.targets) {
-    std::string name = module + ".weight";
-    if (name.starts_with(prefix) && !files.find(name)) name = name.substr(prefix.size());
+    std::string name;
+    for (const std::string& other : model::names_in_files(model::rules_of(spec.family), module + ".weight"))
+      if (name = other; files.find(name)) break;
     out[name] = std::string(model::adapter_prefix) + module;
   }
   return out;
@@ -194,6 +194,14 @@ void merge_adapter(const std::string& directory, const std::string& output) {
   const model::ModelSpec spec = load_model_directory(directory);
   const std::string base = base_directory(directory, read_adapter(directory));
   const SafetensorsSet files(base), adapter(directory, adapter_stem);
+  if (spec.new_head)
+    for (const std::string& name : files.names())
+      if (model::name_in_text_model(model::rules_of(spec.family), name) != name)
+        fail(Exit::usage,
+             "{}: a reward model on a multimodal model cannot be merged into its files ({}). Fix: save the "
+             "text "
+             "part first (pretrain.max_num_steps=0) and train the adapter on that directory",
+             base, name);
   const std::string temporary = output + ".tmp";
   if (path_exists(temporary)) remove_tree(temporary);
   make_directories(temporary);

@@ -23,6 +23,9 @@ ResumeRule rule_of(std::string_view fact) {
     if (!fact.starts_with("data.train.content")) return {.change = OnResume::reported};
     return resume_rule("data.train.weights");
   }
+  // Rotary frequencies of some layers have the rule of all.
+  if (constexpr std::string_view some = "policy.model.rope["; fact.starts_with(some))
+    return rule_of(fmt::format("policy.model.{}", fact.substr(fact.find("].") + 2)));
   // Names of facts that families have under several keys.
   if (fact == "policy.model.norm_eps") return resume_rule("policy.model.rms_norm_eps");
   if (fact == "policy.model.rope_type") return resume_rule("policy.model.rope_scaling.rope_type");
@@ -62,19 +65,47 @@ void add_experts(const model::MoeSpec& moe, RunRecord& record) {
   add("moe_token_drop_policy", drop_by_probability ? "probs" : "position");
 }
 
+/// The window of all layers, or of each.
+std::string windows_text(const std::vector<model::LayerKind>& kinds) {
+  std::vector<std::string> windows;
+  for (const model::LayerKind& kind : kinds) windows.push_back(std::to_string(kind.window));
+  const bool equal = std::ranges::all_of(windows, [&](const std::string& w) { return w == windows.front(); });
+  return equal ? windows.front() : joined(windows, " ");
+}
+
 // The structured bindings name every member, so that a new member of ModelSpec or RopeSpec breaks the build
 // until it is handled here.
+template <class Add>
+void add_rope(const ops::RopeSpec& rope, int64_t head_dim, const std::string& prefix, const Add& add) {
+  const auto& [kind, rotary_dim, theta, factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow,
+               attention_factor, truncate, original_max_position] = rope;
+  constexpr std::string_view kinds[] = {"default", "linear", "dynamic", "llama3", "yarn"};
+  add(prefix + "rope_type", kinds[static_cast<int>(kind)]);
+  add(prefix + "rope_theta", theta);
+  add(prefix + "partial_rotary_factor", static_cast<double>(rotary_dim) / static_cast<double>(head_dim));
+  if (kind != ops::RopeKind::standard)
+    add(prefix + "rope_scaling",
+        fmt::format("factor {}, low_freq_factor {}, high_freq_factor {}, beta_fast {}, beta_slow {}, "
+                    "attention_factor {}, truncate {}, original_max_position_embeddings {}",
+                    factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
+                    truncate, original_max_position));
+}
+
 void add_model(const model::ModelSpec& spec, RunRecord& record) {
   auto add = [&](std::string_view key, const auto& value) {
     record[fmt::format("policy.model.{}", key)] = fmt::format("{}", value);
   };
   const auto& [family, vocab_size, hidden, layers, heads, kv_heads, head_dim, ffn, max_positions, norm,
-               norm_eps, norm_bias, qk_norm, qkv_bias, o_bias, mlp_bias, activation, gated, moe,
-               learned_positions, use_rope, rope, window, head, new_head, tied, initializer_range,
-               residual_dropout, embedding_dropout, attention_dropout, trained, unread_keys, config_json] =
-      spec;
+               norm_eps, norm_bias, norm_offset, qk_norm, post_norms, qkv_bias, o_bias, mlp_bias, activation,
+               gated, moe, learned_positions, use_rope, ropes, layer_kinds, query_scalar, scaled_embedding,
+               head, new_head, tied, initializer_range, residual_dropout, embedding_dropout,
+               attention_dropout, trained, unread_keys, config_json] = spec;
   (void)trained;   // recorded as policy.lora and policy.freeze
   (void)new_head;  // follows from policy.model_name
+  // These follow from the family.
+  (void)norm_offset;
+  (void)post_norms;
+  (void)scaled_embedding;
   (void)initializer_range;
   (void)unread_keys;
   (void)config_json;
@@ -96,7 +127,8 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   constexpr std::string_view activations[] = {"none", "silu", "gelu_new", "gelu"};
   add("hidden_act", activations[static_cast<int>(activation)]);
   add("gated", gated);
-  add("sliding_window", window);
+  add("sliding_window", windows_text(layer_kinds));
+  if (query_scalar > 0) add("query_pre_attn_scalar", query_scalar);
   add("head", head == model::HeadKind::scalar ? "scalar" : "vocabulary");
   add("tie_word_embeddings", tied);
   add("resid_pdrop", residual_dropout);
@@ -105,18 +137,8 @@ void add_model(const model::ModelSpec& spec, RunRecord& record) {
   add("learned_positions", learned_positions ? max_positions : 0);
   if (moe.experts > 0) add_experts(moe, record);
   if (!use_rope) return;
-  const auto& [kind, rotary_dim, theta, factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow,
-               attention_factor, truncate, original_max_position] = rope;
-  constexpr std::string_view kinds[] = {"default", "linear", "dynamic", "llama3", "yarn"};
-  add("rope_type", kinds[static_cast<int>(kind)]);
-  add("rope_theta", theta);
-  add("partial_rotary_factor", static_cast<double>(rotary_dim) / static_cast<double>(head_dim));
-  if (kind != ops::RopeKind::standard)
-    add("rope_scaling",
-        fmt::format("factor {}, low_freq_factor {}, high_freq_factor {}, beta_fast {}, beta_slow {}, "
-                    "attention_factor {}, truncate {}, original_max_position_embeddings {}",
-                    factor, low_freq_factor, high_freq_factor, beta_fast, beta_slow, attention_factor,
-                    truncate, original_max_position));
+  add_rope(ropes.front(), head_dim, "", add);
+  for (size_t i = 1; i < ropes.size(); ++i) add_rope(ropes[i], head_dim, fmt::format("rope[{}].", i), add);
 }
 
 void add_sources(std::string_view section, const std::vector<DataSource>& sources, RunRecord& record) {

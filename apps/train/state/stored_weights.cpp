@@ -63,14 +63,15 @@ namespace {
 void load_tensors(const SafetensorsSet& files, const std::string& directory, const ModelSpec& spec,
                   bool adapters, const std::vector<engine::WeightSlice>& weights, Staging* staging) {
   const std::string_view source = adapters ? "policy.lora" : "config.json";
-  const std::string_view prefix = model::rules_of(spec.family).optional_prefix;
+  const model::FamilyRules& rules = model::rules_of(spec.family);
   for (const engine::WeightSlice& weight : weights) {
     std::string name = weight.part.name;
     // A head that is trained beside adapters begins with the model's.
     if (!adapters && name == model::adapted_score_name) name = model::score_name;
     if (name.starts_with(model::adapter_prefix) != adapters) continue;
     if (spec.new_head && name == model::score_name) continue;
-    if (name.starts_with(prefix) && !files.find(name)) name = name.substr(prefix.size());
+    for (const std::string& other : model::names_in_files(rules, name))
+      if (name = other; files.find(name)) break;
     const auto [file, tensor] = files.at(name);
     const TensorSlice slice = slice_of(weight);
     if (tensor->shape != slice.shape)
@@ -93,14 +94,16 @@ void load_tensors(const SafetensorsSet& files, const std::string& directory, con
   const model::ParameterList whole = model::make_parameters(spec);
   std::string unexpected;
   for (const std::string& name : files.names()) {
-    const bool buffer = name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+    const std::string own = model::name_in_text_model(rules, name);
+    const bool buffer = own.empty() || name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
                         name.ends_with("rotary_emb.inv_freq");
-    const bool other_head = (spec.tied || spec.new_head) && name == "lm_head.weight";
+    const bool other_head = (spec.tied || spec.new_head) && own == "lm_head.weight";
     const bool score = spec.head == model::HeadKind::scalar && !spec.new_head && name == model::score_name;
     bool known = buffer || other_head || score;
     for (const Parameter& p : whole.all)
       for (const Part& part : p.parts)
-        known = known || part.name == name || (!prefix.empty() && part.name == std::string(prefix) + name);
+        known = known || part.name == own ||
+                (!rules.optional_prefix.empty() && part.name == std::string(rules.optional_prefix) + own);
     if (!known) unexpected += (unexpected.empty() ? "" : ", ") + name;
   }
   if (!unexpected.empty())
