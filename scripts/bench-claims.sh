@@ -22,30 +22,12 @@ json=build/bench/claims
 page=docs/claims.md
 keys=()
 while (($#)); do
+  taken=1
   case $1 in
-    --steps)
-      take_number "$@"
-      shift
-      ;;
-    --config | --json | --page)
-      take_path "$@"
-      shift
-      ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
     *=*) keys+=("$1") ;;
-    *)
-      usage >&2
-      exit 64
-      ;;
+    *) take_option "steps" "config json page" "$@" ;;
   esac
-  shift
+  shift "$taken"
 done
 cd "$root_dir"
 [[ -n $binary ]] || build_binary

@@ -30,55 +30,31 @@ precisions=()
 peers=()
 pythons=()
 binary=
-output=build/bench
+output=$root_dir/build/bench
 torch=true
 while (($#)); do
+  taken=2
   case $1 in
-    --rounds | --steps)
-      take_number "$@"
-      shift
-      ;;
     --case)
       [[ ${2:-} =~ ^(gpt2-124m|llama-17m)-b([1-9][0-9]*)-t([1-9][0-9]*)$ ]] ||
         die 64 "--case takes MODEL-bBATCH-tLENGTH; found '${2:-}'"
       cases+=("$2")
-      shift
       ;;
     --precision)
       [[ ${2:-} =~ ^(float32|bfloat16)$ ]] || die 64 "--precision takes float32 or bfloat16; found '${2:-}'"
       precisions+=("$2")
-      shift
       ;;
     --peer)
       [[ ${2:-} =~ ^(debian|wheel|compiled)$ ]] || die 64 "--peer takes debian, wheel or compiled; found '${2:-}'"
       peers+=("$2")
-      shift
       ;;
-    --torch)
-      take_python "$@"
-      shift
-      ;;
-    --no-torch) torch=false ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    --output)
-      take_path "$@"
-      output=$(realpath -m "$output")
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *)
-      usage >&2
-      exit 64
-      ;;
+    --torch) take_python "$@" ;;
+    --no-torch) torch=false taken=1 ;;
+    *) take_option "rounds steps" "output" "$@" ;;
   esac
-  shift
+  shift "$taken"
 done
+output=$(realpath -m "$output")
 ((${#cases[@]})) || cases=(gpt2-124m-b4-t256 gpt2-124m-b1-t1024 llama-17m-b16-t256)
 ((${#precisions[@]})) || precisions=(float32 bfloat16)
 ((${#peers[@]})) || peers=(debian wheel compiled)

@@ -21,26 +21,12 @@ rounds=7 steps=6 length=256 micro=8
 binary=
 keys=()
 while (($#)); do
+  taken=1
   case $1 in
-    --rounds | --steps | --length | --micro)
-      take_number "$@"
-      shift
-      ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
     *=*) keys+=("$1") ;;
-    *)
-      usage >&2
-      exit 64
-      ;;
+    *) take_option "rounds steps length micro" "" "$@" ;;
   esac
-  shift
+  shift "$taken"
 done
 [[ -n $binary ]] || build_binary
 

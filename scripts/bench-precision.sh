@@ -18,30 +18,15 @@ steps=5
 cases=()
 binary=
 while (($#)); do
+  taken=2
   case $1 in
-    --rounds | --steps)
-      take_number "$@"
-      shift
-      ;;
     --case)
       [[ ${2:-} =~ ^(gpt2-124m|llama-17m)-b([0-9]+)-t([0-9]+)$ ]] || die 64 "--case takes MODEL-bBATCH-tLENGTH; found '${2:-}'"
       cases+=("$2")
-      shift
       ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *)
-      usage >&2
-      exit 64
-      ;;
+    *) take_option "rounds steps" "" "$@" ;;
   esac
-  shift
+  shift "$taken"
 done
 ((${#cases[@]})) || cases=(gpt2-124m-b4-t256 gpt2-124m-b1-t1024 llama-17m-b16-t256)
 

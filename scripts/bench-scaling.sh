@@ -35,30 +35,20 @@ rate=1gbit
 binary=
 out=/dev/null
 common=()
-while (($#)); do
+while [[ ${1:-} == -* ]]; do
+  taken=2
   case $1 in
-    --rounds | --steps)
-      take_number "$@"
-      shift
-      ;;
     --common)
       [[ ${2:-} == *=* ]] || die 64 "--common takes KEY=VALUE; found '${2:-}'"
       common+=("$2")
-      shift
       ;;
-    --rate | --binary | --out)
+    --rate)
       [[ -n ${2:-} ]] || die 64 "$1 takes a value"
-      printf -v "${1#--}" '%s' "$2"
-      shift
+      rate=$2
       ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    -*) die 64 "unknown option $1; see --help" ;;
-    *) break ;;
+    *) take_option "rounds steps" "out" "$@" ;;
   esac
-  shift
+  shift "$taken"
 done
 case=${1:-}
 [[ $case =~ ^(weak|strong|pipeline|overlap|tp-overlap)$ ]] || {

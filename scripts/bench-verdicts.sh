@@ -22,24 +22,9 @@ TEXT
 }
 
 rounds=3 steps=10 attempts=3 binary=
-while (($#)); do
-  case $1 in
-    --rounds | --steps | --attempts)
-      take_number "$@"
-      shift
-      ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    -*) die 64 "unknown option $1; see --help" ;;
-    *) break ;;
-  esac
-  shift
+while [[ ${1:-} == -* ]]; do
+  take_option "rounds steps attempts" "" "$@"
+  shift "$taken"
 done
 cases=("$@")
 ((${#cases[@]})) || cases=(workers buckets straggler recompute microbatch imbalance)

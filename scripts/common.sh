@@ -55,6 +55,31 @@ take_program() {
   path=$(realpath -e "${2:-}") || die 66 "$1: no such file"
   printf -v "${1#--}" '%s' "$path"
 }
+# take_option "NUMBERS" "PATHS" --NAME [VALUE]...: the options that benchmarks share: those named in NUMBERS and PATHS,
+# --binary and --help, which calls usage(). Sets `taken` to the number of arguments of the option.
+take_option() {
+  local numbers=" $1 " paths=" $2 " name=" ${3#--} "
+  shift 2
+  # shellcheck disable=SC2034  # used by the scripts that source this
+  taken=2
+  case $1 in
+    --binary) take_program "$@" ;;
+    -h | --help)
+      usage
+      exit 0
+      ;;
+    *)
+      [[ $1 == --* ]] || name=none
+      if [[ $numbers == *"$name"* ]]; then
+        take_number "$@"
+      elif [[ $paths == *"$name"* ]]; then
+        take_path "$@"
+      else
+        die 64 "unknown option $1; see --help"
+      fi
+      ;;
+  esac
+}
 # Adds the value of the option to the array pythons. realpath -s: a virtual environment's python is a link that must
 # keep its name.
 take_python() {

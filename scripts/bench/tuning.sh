@@ -12,43 +12,21 @@ threads=2
 variants=()
 pythons=()
 binary=
-output=build/bench
+output=$root_dir/build/bench
 while (($#)); do
+  taken=2
   case $1 in
-    --rounds | --steps | --examples | --micro | --threads)
-      take_number "$@"
-      shift
-      ;;
     --variant)
       [[ -n ${2:-} && " ${known[*]} " == *" $2 "* ]] ||
         die 64 "--variant takes one of ${known[*]}; found '${2:-}'"
       variants+=("$2")
-      shift
       ;;
-    --torch)
-      take_python "$@"
-      shift
-      ;;
-    --binary)
-      take_program "$@"
-      shift
-      ;;
-    --output)
-      take_path "$@"
-      output=$(realpath -m "$output")
-      shift
-      ;;
-    -h | --help)
-      usage
-      exit 0
-      ;;
-    *)
-      usage >&2
-      exit 64
-      ;;
+    --torch) take_python "$@" ;;
+    *) take_option "rounds steps examples micro threads" "output" "$@" ;;
   esac
-  shift
+  shift "$taken"
 done
+output=$(realpath -m "$output")
 ((examples % micro == 0)) || die 64 "--examples: $examples is not a multiple of --micro, $micro"
 ((${#variants[@]})) || variants=("${variants_default[@]}")
 ((${#pythons[@]})) || mapfile -t pythons < <(torch_pythons)

@@ -194,6 +194,10 @@ TEXT
     expect 66 "--torch: no program './no-such-python'" "$scripts/bench-sft.sh" --torch ./no-such-python
     command_of none 'exit 1'
     expect 64 "--steps takes a number of 1 or more" "$scripts/bench-objectives.sh" --steps x
+    for name in claims cpu dpo objectives precision scaling sft verdicts; do
+      expect 64 "unknown option --stepps; see --help" "$scripts/bench-$name.sh" --stepps 3
+      expect 66 "--binary: no such file" "$scripts/bench-$name.sh" --binary no-such-file
+    done
     expect 77 "skipped: no Python has trl, transformers and torch" "$scripts/bench-sft.sh" --torch bin/none
     expect 77 "skipped: no Python has trl, transformers and torch" "$scripts/bench-grpo.sh" --torch bin/none
     ;;
