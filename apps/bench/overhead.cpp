@@ -118,7 +118,7 @@ class Blocks {
     out.start = begin - opened;
     for (int64_t made = 1; made <= steps; ++made) {
       enqueue(*report);
-      const int64_t leave = run_.engine->exec().device && made < steps ? 1 : 0;
+      const int64_t leave = made < steps ? run_.engine->steps_ahead() : 0;
       while (static_cast<int64_t>(in_flight_.size()) > leave) {
         const engine::StepResult result = train::collect_step(run_.world, *run_.engine);
         const double before = Timers::steady_seconds();

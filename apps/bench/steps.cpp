@@ -1,15 +1,22 @@
 #include "apps/bench/steps.h"
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
+#include <iterator>
 #include <utility>
 
+#include "apps/model/decoder.h"
 #include "apps/monitor/timers.h"
+#include "apps/plan/batch.h"
+#include "apps/plan/loss.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_data.h"
 #include "core/base/sample.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
+#include "core/ops/pair_loss.h"
 #include "core/trace/trace.h"
 
 namespace nrl::bench {
@@ -19,13 +26,67 @@ RandomBatches::RandomBatches(const plan::RunPlan& plan)
   const int64_t tokens = plan.microbatch_tokens();
   batch_.tokens.resize(static_cast<size_t>(tokens));
   batch_.targets.resize(static_cast<size_t>(tokens));
-  const int64_t longest = plan.tensors->shape().packed;
+  const plan::BatchShape& shape = plan.tensors->shape();
+  batch_.columns.resize(shape.columns.size());
+  if (plan.decoder->options().loss.divergence)
+    add_teacher(shape.columns.front().width);
+  else if (!shape.columns.empty())
+    add_policy(plan);
+  const int64_t longest = shape.packed;
   if (longest == 0) return;
   for (int64_t i = 0; i < tokens; ++i) {
     if (i % longest == 0) batch_.bounds.push_back(static_cast<int32_t>(i));
     batch_.positions.push_back(static_cast<int32_t>(i % longest));
   }
   batch_.bounds.push_back(static_cast<int32_t>(tokens));
+  if (shape.sequence_values > 0) add_sequences(plan);
+}
+
+// plan::PolicyColumn of rollouts of the policy itself, one in two of them a success.
+void RandomBatches::add_policy(const plan::RunPlan& plan) {
+  using Column = plan::PolicyColumn;
+  const auto log_prob = static_cast<float>(-std::log(static_cast<double>(vocab_size_)));
+  float values[Column::count] = {};
+  values[Column::normalizer] = 1 / static_cast<float>(plan.batch.tokens_per_step);
+  values[Column::old] = values[Column::reference] = log_prob;
+  values[Column::importance] = 1;
+  const auto longest = static_cast<size_t>(plan.tensors->shape().longest());
+  for (size_t i = 0; i < batch_.tokens.size(); ++i) {
+    values[Column::advantage] = i / longest % 2 == 0 ? 1.0f : -1.0f;
+    for (size_t c = 0; c < Column::count; ++c) batch_.columns[c].push_back(std::bit_cast<int32_t>(values[c]));
+  }
+}
+
+// model::TeacherColumn: distinct tokens, all alike.
+void RandomBatches::add_teacher(int64_t topk) {
+  const auto log_prob = std::bit_cast<int32_t>(static_cast<float>(-std::log(static_cast<double>(topk + 1))));
+  for (size_t i = 0; i < batch_.tokens.size(); ++i)
+    for (int64_t k = 0; k < topk; ++k) {
+      batch_.columns[model::TeacherColumn::ids].push_back(
+          static_cast<int32_t>((i + static_cast<size_t>(k)) % vocab_size_));
+      batch_.columns[model::TeacherColumn::log_probs].push_back(log_prob);
+    }
+}
+
+// ops::PairValue of pairs, or the tokens of a policy's sequences.
+void RandomBatches::add_sequences(const plan::RunPlan& plan) {
+  std::vector<int32_t>& bounds = batch_.bounds;
+  const bool pairs = plan.tensors->shape().sequence_values == ops::PairValue::count;
+  const bool odd = bounds.size() % 2 == 0;  // a bound more than sequences
+  if (pairs && odd) bounds.insert(bounds.end() - 1, (bounds.end()[-2] + bounds.back()) / 2);
+  batch_.sequences = std::ssize(bounds) - 1;
+  for (size_t s = 0; s + 1 < bounds.size(); ++s) {
+    const auto tokens = static_cast<double>(bounds[s + 1] - bounds[s]);
+    if (!pairs) {
+      batch_.sequence_values.push_back(tokens);
+      continue;
+    }
+    double values[ops::PairValue::count] = {};
+    values[ops::PairValue::normalizer] = 1 / static_cast<double>(plan.batch.global);
+    values[ops::PairValue::tokens] = tokens;
+    values[ops::PairValue::reference] = -tokens * std::log(static_cast<double>(vocab_size_));
+    batch_.sequence_values.insert(batch_.sequence_values.end(), std::begin(values), std::end(values));
+  }
 }
 
 const data::HostMicroBatch& RandomBatches::next() {
@@ -58,7 +119,7 @@ std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phase
                  .loss_tokens = plan.batch.tokens_per_step,
                  .eager = eager},
                 engine.objective());
-    const int64_t leave = engine.exec().device && made < count ? 1 : 0;
+    const int64_t leave = made < count ? engine.steps_ahead() : 0;
     while (static_cast<int64_t>(steps.size()) < made - leave) {
       Step s;
       s.lr = learning_rate(schedule, static_cast<int64_t>(steps.size()) + 1);

@@ -20,13 +20,18 @@
 namespace nrl::bench {
 
 /// Microbatches of random tokens: as many as fit the plan's shape. Packed ones consist of sequences of the
-/// longest length, so that a step has the plan's tokens per step, and the calls of a dry step.
+/// longest length, so that a step has the plan's tokens per step, and the calls of a dry step. Numbers that
+/// objectives read belong to a model for which all tokens are equally probable.
 class RandomBatches {
  public:
   explicit RandomBatches(const plan::RunPlan& plan);
   const data::HostMicroBatch& next();
 
  private:
+  void add_policy(const plan::RunPlan& plan);
+  void add_teacher(int64_t topk);
+  void add_sequences(const plan::RunPlan& plan);
+
   uint64_t vocab_size_, block_ = 0;
   PhiloxStream stream_{3, "bench tokens"};
   data::HostMicroBatch batch_;
@@ -37,8 +42,8 @@ struct Step {
   engine::StepResult result;
 };
 
-/// Runs `count` steps like training does: on a GPU results are collected one step late. `eager`: not as
-/// graphs. `before` is called before each step.
+/// Runs `count` steps like training does: on a GPU results are collected one step late, if they may be.
+/// `eager`: not as graphs. `before` is called before each step.
 std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phases, engine::Engine& engine,
                             const train::LrSchedule& schedule, int64_t count, bool eager = false,
                             const std::function<void()>& before = {});

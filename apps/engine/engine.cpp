@@ -74,6 +74,8 @@ Engine::Engine(std::unique_ptr<plan::RunPlan> plan, const TrainingOptions& optio
   if (std::any_of(groups_.begin(), groups_.end(), [](const GroupTensors& t) { return t.group->fp8; }))
     fp8_weights_ = std::make_unique<Fp8Weights>(groups_, plan_->parameters, plan_->decoder->fp8().kept(),
                                                 plan_->layout.tensor, *ranks_, exec_);
+  keeps_errors_ =
+      std::any_of(groups_.begin(), groups_.end(), [](const GroupTensors& t) { return bool(t.errors); });
   optimizer_ = std::make_unique<Optimizer>(options_.optimizer, options_.max_grad_norm,
                                            options_.max_nonfinite_steps, options_.loss_scale.growth_interval,
                                            groups_, step_scalars_, arenas_, staging, updates, exec_);
@@ -284,6 +286,7 @@ void Engine::fill(int64_t index, const data::HostMicroBatch& batch, int64_t firs
 void Engine::step(const StepInput& step, Objective& objective) {
   NRL_CHECK(optimizer_ && !dry_ranks_, "this engine does not train");
   NRL_CHECK(!reference_exchanged_, "the weights are the reference's");
+  NRL_CHECK(!keeps_errors_ || expert_rounds_.empty(), "the last step must be collected first");
   NRL_CHECK(objective.metrics().size() <= S::max_metrics);
   refresh_fp8_weights();
   const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);
@@ -309,7 +312,14 @@ StepResult Engine::collect() {
   result.copies = plan_->decoder->copies().collect();
   result.expert_rounds = expert_rounds_.front();
   expert_rounds_.pop_front();
+  if (result.skipped) clear_errors();
   return result;
+}
+
+void Engine::clear_errors() {
+  for (const GroupTensors& t : groups_)
+    for (const Tensor& errors : {t.errors, t.sum_errors})
+      if (errors) ops::zero(exec_, {.x = errors});
 }
 
 // Enqueues the work of one step (a CPU executes it here). Must not wait for the device or depend on the step

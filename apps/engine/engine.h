@@ -114,6 +114,10 @@ class Engine {
   /// Enqueues an optimizer step on all filled microbatches. The host does not wait for the device; at most
   /// two steps may be in flight. With TrainingOptions::cuda_graph all steps must have the same objective.
   void step(const StepInput& step, Objective& objective);
+  /// Steps that may be in flight when the next one is enqueued: 1 on a GPU, 0 on a CPU and where gradients
+  /// keep what they lost in fp8 (parallel::GradMemory::errors): collect() clears that after a skipped step,
+  /// whose gradients are not used, and have lost an infinity if they are huge.
+  int steps_ahead() const { return exec_.device && !keeps_errors_ ? 1 : 0; }
   /// Waits for the oldest step in flight and returns its result. Fails with StepStuck if a device does not
   /// finish it within the limit, and with the error of the group if that has lost a rank.
   StepResult collect();
@@ -175,6 +179,7 @@ class Engine {
          const ops::Exec& exec);
   Engine(std::unique_ptr<plan::RunPlan> plan, const parallel::Groups* ranks, const ops::Exec& exec);
   void allocate();
+  void clear_errors();
   void bind();
   /// Calls `work` with equal parts of the trained weights and of the reference's, (1, n) each, of at most the
   /// bytes of the plan's exchange buffer, and with that buffer.
@@ -209,6 +214,7 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Fp8Weights> fp8_weights_;
   bool fp8_stale_ = true;
+  bool keeps_errors_ = false;                   // of gradients in fp8
   std::span<const model::MicroBatch> batches_;  // of the last step
   const Inspection* inspection_ = nullptr;      // in inspect()
   device::Graph graph_;

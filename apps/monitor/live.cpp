@@ -218,6 +218,14 @@ void Live::event(std::string_view rule, AlertLevel level, int64_t step, const st
   raise(alerts, true);
 }
 
+void Live::rolled_back(int64_t from, const std::string& message) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_.rollbacks += 1;
+  }
+  event("rollback", AlertLevel::critical, from, message);
+}
+
 void Live::checkpoint(double bytes) {
   const std::lock_guard lock(mutex_);
   if (alerts_) alerts_->set_checkpoint_bytes(bytes);

@@ -64,6 +64,7 @@ class Live {
   void step(const StepFacts& facts);  ///< with its time
   void evaluation(const EvalFacts& facts);
   void event(std::string_view rule, AlertLevel level, int64_t step, const std::string& message);
+  void rolled_back(int64_t from, const std::string& message);
   void checkpoint(double bytes);
   /// Until the next step() no step is expected: evaluations and checkpoints take their time.
   void pause();

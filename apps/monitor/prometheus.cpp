@@ -174,6 +174,8 @@ std::string metrics_text(const MetricsState& s, bool open_metrics) {
               static_cast<double>(s.tokens));
   out.counter("nrl_train_skipped_steps", "Steps whose update was not applied.",
               static_cast<double>(s.skipped));
+  out.counter("nrl_train_rollbacks", "Times that the run went back to a checkpoint.",
+              static_cast<double>(s.rollbacks));
   out.counter("nrl_train_data_wait_seconds", "Time in which rank 0 waited for data.", s.data_wait_s);
   out.counter("nrl_train_exposed_seconds", "Time in which rank 0 waited for communication.", s.exposed_s);
   out.histogram("nrl_train_step_seconds", "Duration of steps.", MetricsState::bounds, s.step_counts,

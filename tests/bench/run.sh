@@ -170,6 +170,43 @@ TEXT
       *) fail "exit code $code" ;;
     esac
     ;;
+  objectives)
+    # Steps on random tokens of every objective, with the numbers that it reads; 2 ranks; the largest microbatch.
+    cat >objective.yaml <<'TEXT'
+policy:
+  model: {model_type: llama, vocab_size: 272, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, num_attention_heads: 4,
+    num_key_value_heads: 2, max_position_embeddings: 64}
+  tokenizer: {name: bytes, chat_template: none}
+  train_global_batch_size: 8
+  max_total_sequence_length: 32
+data: {train: {data_path: nowhere.jsonl}}
+TEXT
+    packed=(policy.sequence_packing.enabled=true policy.sequence_packing.train_mb_tokens=64)
+    losses=()
+    while read -ra keys <&3; do
+      for more in "" "${packed[*]}"; do
+        # shellcheck disable=SC2206
+        all=("${keys[@]}" $more)
+        expect 0 "$nrl_train" bench step objective.yaml "${all[@]}" --quick --device cpu --json step.json
+        loss=$(value step.json loss)
+        [[ $loss =~ ^-?[0-9] ]] || fail "loss '$loss' of ${all[*]}"
+        losses+=("$loss")
+      done
+      expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench step objective.yaml "${keys[@]}" --quick --device cpu
+      expect 0 "$nrl_train" tune batch-size objective.yaml "${keys[@]}"
+    done 3<<'TEXT'
+algorithm=sft
+algorithm=dpo
+algorithm=rm
+algorithm=grpo
+algorithm=grpo loss_fn.type=gspo
+algorithm=grpo loss_fn.reference_policy_kl_penalty=0.1 loss_fn.entropy_coef=0.01
+algorithm=grpo data.train.format=prompts grpo.num_prompts_per_step=2 grpo.num_generations_per_prompt=4 reward=length
+algorithm=distill distill.topk=8
+TEXT
+    # Two answers without a preference, and those of a policy that has not moved.
+    [[ ${losses[2]} == 0.[67]* ]] || fail "loss of a pair: ${losses[*]}"
+    ;;
   compare)
     # What the plan says of a feature is in the table: fewer bytes, and the same bytes sent.
     tiny+=(policy.train_global_batch_size=4 policy.model.num_hidden_layers=3)

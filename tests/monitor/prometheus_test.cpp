@@ -114,6 +114,8 @@ TEST_CASE("the text format has every family once and counters that never fall", 
   CHECK(alone.count("nrl_train_host_cpu") == 1);  // labels only where they differ
   CHECK(alone.count("nrl_train_rank_own_seconds") == 1);
   CHECK_FALSE(metrics_text({}, false).empty());  // before the first step
+  one.rollbacks = 2;
+  CHECK(samples(metrics_text(one, false)).at("nrl_train_rollbacks_total") == 2);
 }
 
 TEST_CASE("OpenMetrics names counters without their suffix and ends with a mark", "[prometheus]") {

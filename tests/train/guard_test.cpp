@@ -1,8 +1,16 @@
 // The stability guard in whole runs.
+#include <chrono>
+#include <csignal>
 #include <filesystem>
+#include <map>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include <unistd.h>
+
+#include "apps/train/launch/stop_signal.h"
 #include "tests/catch.h"
 #include "tests/train/training_run.h"
 
@@ -175,4 +183,84 @@ TEST_CASE("rollback: back to a checkpoint from before, with a lower rate and oth
   CHECK(none.code == Exit::diverged);
   CHECK(contains(none.err,
                  "there is no checkpoint that is more than 10 steps (monitoring.stability.window) older"));
+}
+
+TEST_CASE("rollback: sinks have every step once, and say that the run went back") {
+  const Spiky bench;
+  const Finished run =
+      bench.train("run", "spiky",
+                  on("rollback", {"checkpointing.save_period=5", "checkpointing.keep_latest_k=null",
+                                  "logger.tensorboard_enabled=true", "logger.wandb_enabled=true",
+                                  "logger.mlflow_enabled=true",
+                                  "monitoring.visualization.textfile=" + bench / "run.prom"}));
+  INFO(run.out + run.err);
+  REQUIRE(run.code == Exit::ok);
+  REQUIRE(contains(run.out, "back to step 15"));
+  const std::string logs = bench / "run/logs/";
+  std::map<std::string, std::vector<std::string>> files;  // by extension
+  for (const auto& entry : std::filesystem::recursive_directory_iterator(logs)) {
+    const std::string path = entry.path(), name = entry.path().filename();
+    if (name == "loss" || name.ends_with(".wandb") || name.starts_with("events.") ||
+        name == "step-00000015.txt")
+      files[name.starts_with("events.") ? "events" : entry.path().extension()].push_back(path);
+  }
+  // MLflow: metrics/train/loss.
+  REQUIRE(files[""].size() == 1);
+  std::istringstream metric(read_file(files[""][0], 1 << 20));
+  std::vector<int64_t> steps;
+  double time = 0, value = 0;
+  for (int64_t step = 0; metric >> time >> value >> step;) steps.push_back(step);
+  CHECK(steps == bench.step_numbers("run"));
+  CHECK(std::ssize(steps) == 40);
+  REQUIRE(files[".txt"].size() == 1);
+  CHECK(contains(read_file(files[".txt"][0], 1 << 20), "step 30: loss "));
+  // A session that continues after step 15, of which these formats have tests of their own.
+  CHECK(files["events"].size() == 2);
+  CHECK(files[".wandb"].size() == 2);
+  CHECK(contains(run.out, "offline-run-*-"));
+  CHECK(contains(bench.read("run.prom"), "nrl_train_rollbacks_total 1\n"));
+  CHECK(contains(bench.read("run.prom"), "nrl_train_step_seconds_count 55\n"));
+  // The time of discarded steps is lost.
+  double good_ms = 0;
+  for (const double ms : bench.values("run", "step_ms")) good_ms += ms;
+  const JsonValue summary = parse_json(bench.read("run/logs/summary.json"), "summary"),
+                  of_run = parse_json(bench.read("run/logs/run.json"), "run");
+  CHECK(summary.get_double("goodput") * (summary.get_double("time") - of_run.get_double("created")) ==
+        Approx(good_ms / 1e3).epsilon(0.01));
+}
+
+TEST_CASE("rollback: a stop request in the bad step takes effect after it") {
+  const Spiky bench;
+  const std::vector<std::string> keys =
+      on("rollback",
+         {"checkpointing.save_period=5", "checkpointing.keep_latest_k=null", "pretrain.val_period=29",
+          "pretrain.val_batches=3000", "data.validation.data_path=" + bench / "corpus"});
+  // The request comes in the evaluation before step 30, which is the bad one.
+  sigset_t mask;
+  ::pthread_sigmask(SIG_BLOCK, nullptr, &mask);
+  train::stop::handle_at_start();  // blocks signals in this thread
+  std::jthread user([&](const std::stop_token& ends) {
+    const std::string metrics = bench / "run/logs/metrics.jsonl";
+    while (!ends.stop_requested()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      if (!std::filesystem::exists(metrics)) continue;
+      if (!contains(bench.read("run/logs/metrics.jsonl"), "\n{\"step\":29,")) continue;
+      ::kill(::getpid(), SIGUSR1);
+      return;
+    }
+  });
+  const Finished stopped = bench.train("run", "spiky", keys);
+  user.request_stop();
+  user.join();
+  train::stop::handle_at_start();  // forgets the request
+  ::pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  INFO(stopped.out + stopped.err);
+  CHECK(stopped.code == Exit::stopped);
+  CHECK(contains(stopped.out, "back to step 15"));
+  CHECK(contains(stopped.out, "stopped after 16/40 steps"));
+  CHECK(bench.position("run", 16).get_int("recoveries") == 1);
+  CHECK(bench.position("run", 16).get_double("lr_factor") == 0.5);
+  CHECK(bench.train("run", "spiky", keys).code == Exit::ok);
+  CHECK(bench.train("whole", "spiky", keys).code == Exit::ok);
+  CHECK(bench.weights("run", 40) == bench.weights("whole", 40));
 }

@@ -55,7 +55,6 @@ RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases
       terminal_(terminal),
       phases_(phases),
       metrics_(reported_.logger.log_dir, run.position.step, run.world.rank() == 0),
-      sinks_(begin_session(), [&](const std::string& text) { terminal_.warn(text); }),
       profile_(run),
       peak_(peak_estimate(run)),
       memory_(reported_.monitoring,
@@ -67,6 +66,7 @@ RunReport::RunReport(Run& run, monitor::Terminal& terminal, monitor::StartPhases
       start_(start),
       first_step_(run.position.step),
       first_tokens_(run.position.tokens) {
+  begin_session();
   if (first()) {
     const std::string& log_dir = reported_.logger.log_dir;
     remove_leftovers(log_dir, run.saver->locks()->of(log_dir), [](std::string_view name) {
@@ -122,29 +122,36 @@ int64_t RunReport::peak_resident(double now) {
   return resident_;
 }
 
-std::vector<std::unique_ptr<monitor::Sink>> RunReport::begin_session() {
-  if (!first()) return {};
-  const LoggerConfig& logger = reported_.logger;
+void RunReport::begin_session() {
+  sinks_.emplace();
+  if (!first()) return;
   const double now = monitor::wall_seconds();
-  monitor::put_failure_aside(logger.log_dir);
-  file_ = monitor::begin_session(logger.log_dir, run_.position.step, now);
-  if (!logger.tensorboard_enabled && !logger.wandb_enabled && !logger.mlflow_enabled) return {};
+  monitor::put_failure_aside(reported_.logger.log_dir);
+  file_ = monitor::begin_session(reported_.logger.log_dir, run_.position.step, now);
+  open_sinks(now, file_.sessions.size() > 1);
+}
+
+void RunReport::open_sinks(double now, bool resumed) {
+  const LoggerConfig& logger = reported_.logger;
+  if (!logger.tensorboard_enabled && !logger.wandb_enabled && !logger.mlflow_enabled) return;
+  const auto warn = [&](const std::string& text) { terminal_.warn(text); };
   const monitor::RunInfo info{.id = file_.run_id,
                               .name = file_.name,
-                              .resumed = file_.sessions.size() > 1,
+                              .resumed = resumed,
                               .first_step = run_.position.step,
                               .created = file_.created,
                               .time = now,
                               .host = run_.world.hosts().front(),
                               .settings = monitor::given_settings(run_.repeatable)};
-  return monitor::open_sinks(logger, info, [&](const std::string& text) { terminal_.warn(text); });
+  sinks_.reset();  // writes the rows that wait
+  sinks_.emplace(monitor::open_sinks(logger, info, warn), warn);
 }
 
 void RunReport::end_session(monitor::RunSummary& summary, Exit code) {
   const double now = monitor::wall_seconds();
   const int exit = static_cast<int>(code);
-  sinks_.close(run_.position.step, now, exit);
-  for (std::string& command : sinks_.next()) summary.next.push_back(std::move(command));
+  sinks_->close(run_.position.step, now, exit);
+  for (std::string& command : sinks_->next()) summary.next.push_back(std::move(command));
   log_row([&] {
     const std::string& log_dir = reported_.logger.log_dir;
     JsonValue json = JsonValue::object({{"run_id", file_.run_id}, {"time", now}, {"exit", exit}});
@@ -212,9 +219,12 @@ void RunReport::rolled_back(int64_t from, int64_t first_sample, int64_t end_samp
   const std::string& log_dir = run_.config.logger.log_dir;
   const int64_t step = run_.position.step;
   terminal_.event("rollback", from, text);
-  if (live_) live_->event("rollback", monitor::AlertLevel::critical, from, text);
+  if (live_) live_->rolled_back(from, text);
+  if (first()) open_sinks(monitor::wall_seconds(), true);
+  sinks_->text(step, monitor::wall_seconds(), "rollback", fmt::format("step {}: {}", from, text));
   log_row([&] {
     metrics_ = monitor::MetricsLog(log_dir, step, first());
+    good_ms_ = metrics_.kept_ms();
     skipped_.emplace(log_dir, step, first(), skipped_file);
     skipped_->append(JsonValue::object({{"step", step},
                                         {"reason", "rollback"},
@@ -305,10 +315,10 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   facts.time = monitor::wall_seconds();
   log_row([&] { metrics_.step(facts); });
   if (!facts.skipped) good_ms_ += facts.step_ms;
-  if (!sinks_.empty()) {
+  if (!sinks_->empty()) {
     monitor::Row row = monitor::sink_row(facts);
     row.values.emplace_back("perf/goodput", goodput(row.time));
-    sinks_.row(std::move(row));
+    sinks_->row(std::move(row));
   }
   terminal_.step(facts);
   step_live(facts, seconds, result.gather);
@@ -354,7 +364,7 @@ void RunReport::report_evaluation(monitor::EvalFacts facts, double seconds) {
   facts.seconds = seconds;
   facts.time = monitor::wall_seconds();
   log_row([&] { metrics_.eval(facts); });
-  if (!sinks_.empty()) sinks_.row(monitor::sink_row(facts));
+  if (!sinks_->empty()) sinks_->row(monitor::sink_row(facts));
   terminal_.eval(facts);
   if (live_) live_->evaluation(facts);
   profile_.skip();
@@ -363,7 +373,7 @@ void RunReport::report_evaluation(monitor::EvalFacts facts, double seconds) {
 void RunReport::sample(const std::string& text) {
   const int64_t step = run_.position.step;
   log_row([&] { metrics_.append(JsonValue::object({{"step", step}, {"text", printable(text)}})); });
-  sinks_.text(step, monitor::wall_seconds(), "sample", printable(text));
+  sinks_->text(step, monitor::wall_seconds(), "sample", printable(text));
   terminal_.event("text", step, clipped(text, 1000));
   profile_.skip();
 }

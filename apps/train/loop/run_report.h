@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -53,7 +54,7 @@ class RunReport {
   /// Without a loss.
   void evaluation(std::vector<monitor::Metric> metrics, double seconds);
   /// Must be called before a checkpoint is saved: a session that starts from it continues the sinks there.
-  void before_checkpoint() { sinks_.end_step(); }
+  void before_checkpoint() { sinks_->end_step(); }
   void checkpoint(const std::string& path, double seconds);
   void sample(const std::string& text);
   void profiled(const StepProfile::Written& written);
@@ -64,7 +65,7 @@ class RunReport {
   /// A step that was skipped because of a limit: a row of skipped.jsonl.
   void skipped(const StepInFlight& step, double loss, double grad_norm);
   /// The run went back from step `from` to the checkpoint of its position. Rows of later steps are removed
-  /// from metrics.jsonl, as by a resume.
+  /// from metrics.jsonl and superseded in the sinks, as by a resume.
   void rolled_back(int64_t from, int64_t first_sample, int64_t end_sample, const std::string& text);
   /// The cause of a non-finite step, and a critical alert.
   void found_nan(int64_t step, const std::string& text);
@@ -103,7 +104,9 @@ class RunReport {
   void step_live(const monitor::StepFacts& facts, double seconds, bool gather);
   template <class Write>
   void log_row(const Write& write);
-  std::vector<std::unique_ptr<monitor::Sink>> begin_session();
+  void begin_session();
+  /// Rank 0: opens the sinks of the configuration. `resumed`: they have rows of this run already.
+  void open_sinks(double now, bool resumed);
   void end_session(monitor::RunSummary& summary, Exit code);
   /// Time of the steps that count, those that were lost to a restart or skipped left out, over the wall time
   /// since the run was created. Rank 0.
@@ -116,7 +119,7 @@ class RunReport {
   monitor::MetricsLog metrics_;
   std::optional<monitor::MetricsLog> skipped_;  // with limits or rollbacks
   monitor::RunFile file_;                       // rank 0
-  monitor::Sinks sinks_;                        // rank 0
+  std::optional<monitor::Sinks> sinks_;         // without sinks on other ranks
   StepProfile profile_;
   monitor::Timers timers_;
   monitor::PeakEstimate peak_;

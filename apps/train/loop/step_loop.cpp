@@ -77,8 +77,8 @@ Exit StepLoop::run() {
       if (trace::seen()) range.emplace(trace::intern(fmt::format("step_{}", at.step + 1)), trace::Kind::step);
       begin_step(*source);
       // On a GPU results are collected one step late, unless the host needs the weights now.
-      const bool needs_weights = evaluates || saves || traced || samples;
-      if (const auto code = finish_steps(run_.engine->exec().device && !needs_weights ? 1 : 0)) return *code;
+      const bool now = evaluates || saves || traced || samples;
+      if (const auto code = finish_steps(now ? 0 : run_.engine->steps_ahead())) return *code;
       recovered = unstable_.has_value();
     }
     if (traced) report_.profiled(report_.profile().write());
@@ -214,7 +214,8 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     if (diverges || stops || unstable_) leave = 0;
   }
   if (diverges) return diverged();
-  if (stops) unstable_.reset();  // the run ends here
+  // A stop request stays until the first step after the rollback: the run must not be saved in a bad state.
+  if (unstable_) return std::nullopt;
   // A stop request after the last step changes nothing.
   return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
 }
