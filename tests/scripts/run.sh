@@ -184,6 +184,47 @@ TEXT
     grep -qE '^\| llama-17m 1x16 fp32 \| [1-9][0-9]* / [1-9][0-9]* \| [0-9]+ % \| [1-9][0-9]* % \|$' out/cpu.md ||
       fail "no figures: $(cat out/cpu.md)"
     ;;
+  perf_gate) # in turns, with a verdict by pairs; the programs are made up, the report is real
+    expect 64 "--budget takes a number of 1 or more" "$scripts/perf-gate.sh" --budget 1m
+    expect 64 "nowhere is no commit" "$scripts/perf-gate.sh" nowhere
+    mkdir tree tree/scripts
+    cp "$scripts/perf-gate.sh" "$scripts/common.sh" tree/scripts
+    cat >tree/program <<'SH'
+#!/usr/bin/env bash
+case "$1 $2" in
+  "bench --help") echo --history ;;
+  "bench step")
+    config="$3"
+    while [[ $1 != --history ]]; do [[ $1 != *=* ]] || config+=" $1"; shift; done
+    echo "$4" >>"$TURNS"
+    printf '{"metric":"step_ms","config":"%s","machine":"m","commit":"%s","time":1,"value":%s,"low":1,"high":2,"probe":1}\n' \
+      "$config" "$4" "$(awk -v n="$(wc -l <"$TURNS")" 'BEGIN { print SPEED * (1 + n % 7 / 1000) }')" >>"$2"
+    ;;
+  *) exec "$REAL" "$@" ;;
+esac
+SH
+    # shellcheck disable=SC2016  # for the shell of the program
+    command_of cmake 'case $1 in --build) ;; *) mkdir -p build/cpu/bin; cp program build/cpu/bin/nrl-train ;; esac'
+    # shellcheck disable=SC2016
+    command_of mpirun 'while [ "$1" != -n ]; do shift; done; shift 2; exec "$@"'
+    export TURNS=$work/turns REAL=$3 PATH=$work/bin:$PATH
+    cd tree
+    printf 'build/\nout.txt\nkept/\n' >.gitignore
+    commit() {
+      sed -i -E "s/(print )[A-Z0-9.]+ \*/\\1$1 */" program
+      chmod +x program
+      git add -A && git -c user.name=t -c user.email=t@example.org commit -qm "$1"
+    }
+    git init -q -b main . && commit 100 && git checkout -q -b change && commit 103
+    expect 0 "gate: step_ms of configs/bench-tiny.yaml: " scripts/perf-gate.sh --budget 60 --rounds 6
+    old=$(git rev-parse --short=9 main) new=$(git rev-parse --short=9 HEAD)
+    [[ $(head -n 12 "$TURNS" | xargs) == "$old $new $old $new $old $new $old $new $new $old $new $old" ]] ||
+      fail "turns: $(head -n 12 "$TURNS" | xargs)"
+    commit 109
+    expect 3 "$old and $(git rev-parse --short=9 HEAD), 6 rounds in turns" scripts/perf-gate.sh --budget 60 --rounds 6 --keep kept
+    [[ $(wc -l <kept/new.jsonl) == 24 && $(wc -l <kept/old.jsonl) == 24 ]] || fail "kept: $(wc -l kept/*)"
+    expect 0 "gate: step_ms" scripts/perf-gate.sh --budget 60 --rounds 6 --allow 12 main
+    ;;
   bench_sft_arguments)
     expect 64 "--variant takes one of packed plain padded padding-free single; found 'trl'" "$scripts/bench-sft.sh" --variant trl
     expect 64 "--variant takes one of packed plain padded single; found 'padding-free'" "$scripts/bench-dpo.sh" --variant padding-free
