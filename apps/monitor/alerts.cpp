@@ -317,16 +317,16 @@ std::vector<Alert> Alerts::telemetry(const Telemetry& t) {
 }
 
 std::vector<Alert> Alerts::event(std::string_view rule, AlertLevel level, int64_t step, double time,
-                                 const std::string& message) {
-  const auto [last, first] = events_.emplace(rule, time);
-  if (!first && time - last->second < repeat_s) return {};
-  last->second = time;
+                                 const std::string& message, int rank, double value, double threshold) {
+  const auto [last, first] = events_.emplace(std::pair(std::string(rule), rank), Fired{time, level});
+  if (!first && time - last->second.time < repeat_s && level <= last->second.level) return {};
+  last->second = {time, level};
   return {{.rule = std::string(rule),
            .level = level,
            .step = step,
            .time = time,
-           .value = 1,
-           .threshold = 0,
+           .value = value,
+           .threshold = threshold,
            .message = fmt::format("{}: {}", rule, message)}};
 }
 

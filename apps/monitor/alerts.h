@@ -66,10 +66,10 @@ class Alerts {
   std::vector<Alert> step(const StepFacts& facts);
   std::vector<Alert> evaluation(const EvalFacts& facts);
   std::vector<Alert> telemetry(const Telemetry& telemetry);
-  /// A finding that was made elsewhere ("memory_leak"). Nothing if the same rule fired less than ten minutes
-  /// ago.
+  /// A finding that was made elsewhere ("memory_leak"), on this rank. Nothing if the same rule fired for it
+  /// less than ten minutes ago, at this level or a higher one. `value`, `threshold`: as in Alert.
   std::vector<Alert> event(std::string_view rule, AlertLevel level, int64_t step, double time,
-                           const std::string& message);
+                           const std::string& message, int rank = 0, double value = 1, double threshold = 0);
   /// Call now and then while no step ends: fires once when none has for 10 median steps and a minute.
   std::vector<Alert> idle(double time);
   /// Bytes of a checkpoint, from which the rule `disk` follows.
@@ -101,8 +101,12 @@ class Alerts {
   double checkpoint_bytes_ = 0;
   std::map<std::string, std::vector<double>, std::less<>> since_;  // of own rules, since the last evaluation
   std::map<std::string, double> ecc_;                              // first count, by GPU
-  std::map<std::string, double, std::less<>> events_;              // time of the last one, by rule
-  std::string slowest_;  // rank of the last telemetry, with its notes
+  struct Fired {
+    double time;
+    AlertLevel level;
+  };
+  std::map<std::pair<std::string, int>, Fired> events_;  // the last one, by rule and rank
+  std::string slowest_;                                  // rank of the last telemetry, with its notes
 };
 
 }  // namespace nrl::monitor

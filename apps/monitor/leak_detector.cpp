@@ -49,8 +49,8 @@ std::string LeakDetector::grown_part(const MemorySample& before, const MemorySam
               : "none of its known parts grew";
 }
 
-std::optional<std::string> LeakDetector::add(const MemorySample& sample) {
-  std::optional<std::string> warning;
+std::optional<Leak> LeakDetector::add(const MemorySample& sample) {
+  std::optional<Leak> warning;
   if (!window_.empty()) warning = step_increase(sample);
   if (count_ == 0) first_ = sample;
   if (++count_ <= limits_.min_samples) first_sum_ += static_cast<double>(sample.total);
@@ -65,7 +65,7 @@ std::optional<std::string> LeakDetector::add(const MemorySample& sample) {
   return warning;
 }
 
-std::optional<std::string> LeakDetector::slope(const MemorySample& now) {
+std::optional<Leak> LeakDetector::slope(const MemorySample& now) {
   if (!limits_.slope_mb_per_step || !slope_.due(now.total)) return std::nullopt;
   std::vector<double> slopes;
   slopes.reserve(window_.size() * (window_.size() - 1) / 2);
@@ -81,16 +81,18 @@ std::optional<std::string> LeakDetector::slope(const MemorySample& now) {
   if (!(*third > *limits_.slope_mb_per_step * mb)) return std::nullopt;
   slope_.warned = now.total;
   if (counts_)
-    return fmt::format("{} grows by {:.3g} per step: {} in steps {} to {}, now {}", what_, *third,
-                       grown_part(window_.front(), now), window_.front().step, now.step, now.total);
-  return fmt::format(
-      "{} grows by {:.3g} MB per step (monitoring.memory_leak.slope_mb_per_step: {}): {} in steps {} to {}, "
-      "now {}",
-      what_, *third / mb, *limits_.slope_mb_per_step, grown_part(window_.front(), now), window_.front().step,
-      now.step, amount(static_cast<double>(now.total)));
+    return leak(fmt::format("{} grows by {:.3g} per step: {} in steps {} to {}, now {}", what_, *third,
+                            grown_part(window_.front(), now), window_.front().step, now.step, now.total),
+                window_.front(), now);
+  return leak(
+      fmt::format("{} grows by {:.3g} MB per step (monitoring.memory_leak.slope_mb_per_step: {}): {} in "
+                  "steps {} to {}, now {}",
+                  what_, *third / mb, *limits_.slope_mb_per_step, grown_part(window_.front(), now),
+                  window_.front().step, now.step, amount(static_cast<double>(now.total))),
+      window_.front(), now);
 }
 
-std::optional<std::string> LeakDetector::ratio(const MemorySample& now) {
+std::optional<Leak> LeakDetector::ratio(const MemorySample& now) {
   const int64_t n = limits_.min_samples;
   if (!limits_.ratio || !ratio_.due(now.total) || count_ < 2 * n) return std::nullopt;
   double sum = 0;
@@ -99,25 +101,29 @@ std::optional<std::string> LeakDetector::ratio(const MemorySample& now) {
   if (counts_ && sum - first_sum_ < count_rise * static_cast<double>(n)) return std::nullopt;
   ratio_.warned = now.total;
   if (counts_)
-    return fmt::format("{} is {:.2f} times what it was after step {}: {}, now {}", what_, sum / first_sum_,
-                       first_.step, grown_part(first_, now), now.total);
-  return fmt::format(
-      "{} is {:.2f} times what it was after step {} (monitoring.memory_leak.ratio: {}): {}, now {}", what_,
-      sum / first_sum_, first_.step, *limits_.ratio, grown_part(first_, now),
-      amount(static_cast<double>(now.total)));
+    return leak(fmt::format("{} is {:.2f} times what it was after step {}: {}, now {}", what_,
+                            sum / first_sum_, first_.step, grown_part(first_, now), now.total),
+                first_, now);
+  return leak(
+      fmt::format(
+          "{} is {:.2f} times what it was after step {} (monitoring.memory_leak.ratio: {}): {}, now {}",
+          what_, sum / first_sum_, first_.step, *limits_.ratio, grown_part(first_, now),
+          amount(static_cast<double>(now.total))),
+      first_, now);
 }
 
-std::optional<std::string> LeakDetector::step_increase(const MemorySample& now) {
+std::optional<Leak> LeakDetector::step_increase(const MemorySample& now) {
   const MemorySample& before = window_.back();
   const double rise =
       static_cast<double>(now.total - before.total) / static_cast<double>(now.step - before.step);
   if (!limits_.step_increase_gb || !(rise > *limits_.step_increase_gb * gb) || !step_increase_.due(now.total))
     return std::nullopt;
   step_increase_.warned = now.total;
-  return fmt::format(
-      "{} rose by {:.3g} GB in step {} (monitoring.memory_leak.step_increase_gb: {}): {}, now {}", what_,
-      rise / gb, now.step, *limits_.step_increase_gb, grown_part(before, now),
-      amount(static_cast<double>(now.total)));
+  return leak(
+      fmt::format("{} rose by {:.3g} GB in step {} (monitoring.memory_leak.step_increase_gb: {}): {}, now {}",
+                  what_, rise / gb, now.step, *limits_.step_increase_gb, grown_part(before, now),
+                  amount(static_cast<double>(now.total))),
+      before, now);
 }
 
 }  // namespace nrl::monitor

@@ -5,6 +5,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/config/config.h"
@@ -23,6 +24,14 @@ struct MemorySample {
   std::vector<Part> parts = {};
 };
 
+/// A warning of a detector.
+struct Leak {
+  std::string text;
+  int64_t growth = 0;  ///< bytes by which the memory grew in the samples that were compared; 0: no memory
+  /// A growth from which on a leak is critical.
+  static constexpr int64_t high = 100'000'000;
+};
+
 /// Watches one kind of memory ("resident memory", "device memory"). Three tests, each of which warns once,
 /// and again when the memory has doubled since:
 /// - slope: of the slopes between all pairs of samples in a window two thirds are above the limit, so that a
@@ -37,18 +46,21 @@ class LeakDetector {
   static LeakDetector of_counts(std::string what);
 
   /// Adds the sample of a later step. Returns a warning that names the part that has grown most, or nothing.
-  std::optional<std::string> add(const MemorySample& sample);
+  std::optional<Leak> add(const MemorySample& sample);
 
  private:
   struct Test {
     int64_t warned = 0;  // the total of the last warning; 0: none yet
     bool due(int64_t total) const { return warned == 0 || total >= 2 * warned; }
   };
-  std::optional<std::string> slope(const MemorySample& now);
-  std::optional<std::string> ratio(const MemorySample& now);
-  std::optional<std::string> step_increase(const MemorySample& now);
+  std::optional<Leak> slope(const MemorySample& now);
+  std::optional<Leak> ratio(const MemorySample& now);
+  std::optional<Leak> step_increase(const MemorySample& now);
 
   std::string amount(double total) const;
+  Leak leak(std::string text, const MemorySample& before, const MemorySample& now) const {
+    return {std::move(text), counts_ ? 0 : now.total - before.total};
+  }
   std::string grown_part(const MemorySample& before, const MemorySample& now) const;
 
   std::string what_;

@@ -1,6 +1,7 @@
 #include "apps/monitor/live.h"
 
 #include <chrono>
+#include <limits>
 #include <utility>
 
 #include "apps/monitor/chart.h"
@@ -32,7 +33,6 @@ Live::Live(const Config& config, Place place, Show show)
   const std::string& log_dir = config.logger.log_dir;
   if (config.logger.monitor_gpus) {
     process_.emplace("");
-    next_gathering_ = steady_seconds() + config.logger.gpu_monitoring.collection_interval;
     next_write_ = steady_seconds() + config.logger.gpu_monitoring.flush_interval;
     if (place_.first_of_node)
       guarded([&] {
@@ -44,6 +44,10 @@ Live::Live(const Config& config, Place place, Show show)
       });
     if (first()) guarded([&] { telemetry_log_.emplace(log_dir, place_.step, true, telemetry_file); });
   }
+  gather_interval_ = sampler_                          ? config.logger.gpu_monitoring.collection_interval
+                     : m.enabled && m.alerting.enabled ? m.interval
+                                                       : std::numeric_limits<double>::infinity();
+  next_gathering_ = steady_seconds() + gather_interval_;
   if (!first() || !m.enabled) return;
   if (m.alerting.enabled) {
     alerts_.emplace(m, place_.on_gpu);
@@ -152,14 +156,14 @@ std::string Live::contribution(double now) {
                         .values = process_ ? process_->process() : Values{}};
   own_ = waiting_ = 0;
   steps_ = 0;
-  next_gathering_ = now + config_.logger.gpu_monitoring.collection_interval;
+  next_gathering_ = now + gather_interval_;
   if (!sampler_) return monitor::contribution(rank, nullptr);
   const NodeSample node = sampler_->latest();
   return monitor::contribution(rank, &node);
 }
 
 void Live::gathered(int64_t step, double time, std::span<const std::string> contributions) {
-  if (!first()) return;
+  if (!first() || !config_.logger.monitor_gpus) return;
   Telemetry telemetry = joined_telemetry(step, time, contributions);
   unwritten_.push_back(to_json(telemetry));
   write_telemetry(false);
@@ -214,6 +218,20 @@ void Live::event(std::string_view rule, AlertLevel level, int64_t step, const st
   {
     const std::lock_guard lock(mutex_);
     if (alerts_) alerts = alerts_->event(rule, level, step, wall_seconds(), message);
+  }
+  raise(alerts, true);
+}
+
+void Live::leak(int64_t step, int rank, const std::string& host, const Leak& leak) {
+  const bool critical = leak.growth >= Leak::high;
+  const std::string text = rank == 0 ? leak.text : fmt::format("rank {} ({}): {}", rank, host, leak.text);
+  std::vector<Alert> alerts;
+  {
+    const std::lock_guard lock(mutex_);
+    if (alerts_)
+      alerts = alerts_->event("memory_leak", critical ? AlertLevel::critical : AlertLevel::warning, step,
+                              wall_seconds(), text, rank, static_cast<double>(leak.growth) * 1e-6,
+                              static_cast<double>(Leak::high) * 1e-6);
   }
   raise(alerts, true);
 }

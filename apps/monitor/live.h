@@ -14,6 +14,7 @@
 
 #include "apps/monitor/alerts.h"
 #include "apps/monitor/http.h"
+#include "apps/monitor/leak_detector.h"
 #include "apps/monitor/metrics.h"
 #include "apps/monitor/notify.h"
 #include "apps/monitor/prometheus.h"
@@ -48,15 +49,15 @@ class Live {
   Live(const Live&) = delete;
   Live& operator=(const Live&) = delete;
 
-  // Telemetry, on every rank.
+  // Gatherings of telemetry, and of leaks that become alerts, on every rank.
 
   /// Rank 0: a gathering is due. The caller requests it from all ranks.
-  bool due(double now) const { return first() && sampler_ && now >= next_gathering_; }
+  bool due(double now) const { return first() && now >= next_gathering_; }
   /// A step of this rank: seconds of its own work and of waiting for others.
   void work(double own, double waiting);
   /// This rank's part of the gathering; starts counting anew.
   std::string contribution(double now);
-  /// Rank 0: the parts of all ranks.
+  /// Rank 0: the parts of all ranks. Nothing without telemetry.
   void gathered(int64_t step, double time, std::span<const std::string> contributions);
 
   // Rank 0; nothing on others.
@@ -64,6 +65,8 @@ class Live {
   void step(const StepFacts& facts);  ///< with its time
   void evaluation(const EvalFacts& facts);
   void event(std::string_view rule, AlertLevel level, int64_t step, const std::string& message);
+  /// A warning of a leak detector of a rank, which runs on `host`.
+  void leak(int64_t step, int rank, const std::string& host, const Leak& leak);
   void rolled_back(int64_t from, const std::string& message);
   void checkpoint(double bytes);
   /// Until the next step() no step is expected: evaluations and checkpoints take their time.
@@ -87,7 +90,8 @@ class Live {
   Show show_;
   std::unique_ptr<NodeSampler> sampler_;  // of a node's first rank
   std::optional<HostStats> process_;      // for this process's own numbers
-  double next_gathering_ = 0, own_ = 0, waiting_ = 0;
+  double gather_interval_;                // infinite: nothing is gathered
+  double next_gathering_, own_ = 0, waiting_ = 0;
   int64_t steps_ = 0;
   std::optional<MetricsLog> telemetry_log_, alerts_log_;
   std::vector<JsonValue> unwritten_;  // rows of telemetry.jsonl

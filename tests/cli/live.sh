@@ -93,6 +93,53 @@ case $case_name in
     wait $training || code=$?
     ((code == 75)) || fail "exit code $code"
     ;;
+  leak_ranks)
+    # Open files pile up in rank 1, which rank 0 turns into an alert, without telemetry.
+    command -v cc >/dev/null || {
+      echo "skipped: cc is not installed"
+      exit 77
+    }
+    ! ldd "$nrl_train" | grep -qE 'lib[at]san' || {
+      echo "skipped: sanitizers allow no other library before them"
+      exit 77
+    }
+    cat >leak.c <<'C'
+#include <fcntl.h>
+#include <pthread.h>
+#include <unistd.h>
+static void* leak(void* unused) {
+  for (int i = 0; i < 12000; ++i) open("/dev/null", O_RDONLY), usleep(1000);
+  return unused;
+}
+__attribute__((constructor)) static void start(void) {
+  pthread_t thread;
+  pthread_create(&thread, 0, leak, 0);
+}
+C
+    cc -shared -fPIC -o leak.so leak.c -lpthread
+    corpus
+    config leaks
+    ulimit -n 20000 2>/dev/null || {
+      echo "skipped: 20000 files may not be open"
+      exit 77
+    }
+    # shellcheck disable=SC2016  # for the shell of the rank
+    mpirun --oversubscribe --bind-to none -n 2 bash -c '[[ $OMPI_COMM_WORLD_RANK == 0 ]] || export LD_PRELOAD=$1
+      exec "${@:2}"' rank "$PWD/leak.so" "$nrl_train" leaks.yaml monitoring.alerting.enabled=true \
+      monitoring.alerting.thresholds.loss_increase=100 pretrain.max_num_steps=1000000 checkpointing.enabled=false \
+      logger.log_interval=100000 monitoring.interval=0.5 >out.txt 2>err.txt &
+    pid=$!
+    for ((i = 0; i < 300; ++i)); do
+      ! grep -q '"rule":"memory_leak"' leaks/logs/alerts.jsonl 2>/dev/null || break
+      kill -0 $pid 2>/dev/null || fail "the run ended: $(cat err.txt)"
+      sleep 0.1
+    done
+    kill -TERM $pid
+    wait $pid || true
+    grep -q '"rule":"memory_leak","severity":"warning".*"message":"memory_leak: rank 1 (.*): the number of open files grows by' \
+      leaks/logs/alerts.jsonl || fail "alerts: $(cat leaks/logs/alerts.jsonl)"
+    [[ ! -e leaks/logs/telemetry.jsonl ]] || fail "telemetry without its key"
+    ;;
   alert_rules)
     corpus
     config a

@@ -355,6 +355,15 @@ TEST_CASE("a run that stops making steps is noticed once", "[alerts]") {
   REQUIRE(leak.size() == 1);
   CHECK(alerts.event("memory_leak", AlertLevel::warning, 6, 600, "grows").empty());
   CHECK(alerts.event("memory_leak", AlertLevel::warning, 7, 611, "grows").size() == 1);
+  // Every rank has alerts of its own, and a higher level need not wait.
+  CHECK(alerts.event("memory_leak", AlertLevel::warning, 7, 612, "grows", 3).size() == 1);
+  CHECK(alerts.event("memory_leak", AlertLevel::warning, 8, 613, "grows", 3).empty());
+  const auto critical = alerts.event("memory_leak", AlertLevel::critical, 8, 614, "grows", 3, 150, 100);
+  REQUIRE(critical.size() == 1);
+  CHECK(critical[0].value == 150);
+  CHECK(critical[0].threshold == 100);
+  CHECK(alerts.event("memory_leak", AlertLevel::warning, 8, 615, "grows", 3).empty());
+  CHECK(alerts.event("memory_leak", AlertLevel::critical, 8, 616, "grows", 3).empty());
 }
 
 TEST_CASE("alerts survive their file", "[alerts]") {

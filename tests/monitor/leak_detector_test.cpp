@@ -13,6 +13,7 @@ constexpr int64_t mb = 1000 * 1000;
 struct Warnings {
   std::vector<int64_t> steps;
   std::vector<std::string> texts;
+  std::vector<int64_t> growth;
 };
 
 template <class Total>
@@ -25,7 +26,8 @@ Warnings watch(const MemoryLeakConfig& limits, int64_t steps, const Total& total
         {.step = step, .total = bytes, .parts = {{"arena", 100 * mb}, {"heap", bytes - 100 * mb}}});
     if (!warning) continue;
     out.steps.push_back(step);
-    out.texts.push_back(*warning);
+    out.texts.push_back(warning->text);
+    out.growth.push_back(warning->growth);
   }
   return out;
 }
@@ -51,8 +53,9 @@ TEST_CASE("the slope decides at its limit", "[leak]") {
   const MemoryLeakConfig limits = only(1, {}, {});
   CHECK(watch(limits, 100, [](int64_t s) { return 500 * mb + s * (mb - 1); }).steps.empty());
   const Warnings leak = watch(limits, 100, [](int64_t s) { return 500 * mb + s * (mb + 1); });
-  REQUIRE(leak.steps.size() == 1);  // once
-  CHECK(leak.steps.front() == 10);  // as soon as there are min_samples
+  REQUIRE(leak.steps.size() == 1);             // once
+  CHECK(leak.growth.front() == 9 * (mb + 1));  // in steps 1 to 10
+  CHECK(leak.steps.front() == 10);             // as soon as there are min_samples
   CHECK(leak.texts.front() ==
         "resident memory grows by 1 MB per step (monitoring.memory_leak.slope_mb_per_step: 1): heap grew by "
         "8.58 MiB in steps 1 to 10, now 486 MiB");
@@ -114,7 +117,7 @@ TEST_CASE("numbers of things have limits of their own", "[leak]") {
     for (int64_t step = 1; step <= 100; ++step) {
       const auto count = static_cast<int64_t>(total(step));
       if (auto warning = detector.add({.step = step, .total = count, .parts = {{"sockets", count - 10}}}))
-        out.push_back(*warning);
+        out.push_back(warning->text);
     }
     return out;
   };

@@ -19,7 +19,7 @@ using namespace nrl;
 namespace {
 
 /// What is warned of when 64 MB come into use between two samples.
-std::vector<std::string> warnings_of_growth(const MonitoringConfig& config) {
+std::vector<monitor::Leak> warnings_of_growth(const MonitoringConfig& config) {
   train::MemoryWatch watch(config, 0, nullptr);
   CHECK(watch.after_step(3).empty());
   std::vector<char> grown(size_t{64} << 20);
@@ -34,8 +34,10 @@ TEST_CASE("a rise in memory is reported unless monitoring is off") {
   MonitoringConfig config;
   config.memory_leak.step_increase_gb = 0.03;
   REQUIRE(warnings_of_growth(config).size() == 1);
-  CHECK(warnings_of_growth(config).front().find("monitoring.memory_leak.step_increase_gb: 0.03") !=
-        std::string::npos);
+  const monitor::Leak leak = warnings_of_growth(config).front();
+  CHECK(leak.text.find("monitoring.memory_leak.step_increase_gb: 0.03") != std::string::npos);
+  CHECK(leak.growth > 60'000'000);
+  CHECK(leak.growth < monitor::Leak::high);
   config.enabled = false;
   CHECK(warnings_of_growth(config).empty());
 }
@@ -48,7 +50,10 @@ TEST_CASE("open files and threads that pile up are reported by kind") {
     int ends[2];
     REQUIRE(::pipe(ends) == 0);
     open.insert(open.end(), {ends[0], ends[1]});
-    for (std::string& warning : watch.after_step(step)) warnings.push_back(std::move(warning));
+    for (const monitor::Leak& leak : watch.after_step(step)) {
+      warnings.push_back(leak.text);
+      CHECK(leak.growth == 0);
+    }
     std::this_thread::sleep_for(std::chrono::milliseconds(210));
   }
   for (const int file : open) ::close(file);

@@ -50,14 +50,14 @@ MemoryWatch::MemoryWatch(const MonitoringConfig& config, int64_t arena, device::
       host_("the resident memory of this process", config.memory_leak),
       gpu_("the memory in use on the GPU", config.memory_leak) {}
 
-std::vector<std::string> MemoryWatch::after_step(int64_t step) {
-  std::vector<std::string> warnings;
-  if (!enabled_) return warnings;
+std::vector<monitor::Leak> MemoryWatch::after_step(int64_t step) {
+  std::vector<monitor::Leak> leaks;
+  if (!enabled_) return leaks;
   const double now = monitor::Timers::steady_seconds();
-  if (step <= 2 || now < next_) return warnings;
+  if (step <= 2 || now < next_) return leaks;
   next_ = now + 0.2;
   const auto add = [&](monitor::LeakDetector& detector, const monitor::MemorySample& sample) {
-    if (auto warning = detector.add(sample)) warnings.push_back(std::move(*warning));
+    if (auto leak = detector.add(sample)) leaks.push_back(std::move(*leak));
   };
   const cpu::ResidentMemory host = cpu::resident_memory();
   add(host_, {.step = step,
@@ -75,7 +75,7 @@ std::vector<std::string> MemoryWatch::after_step(int64_t step) {
     const auto used = static_cast<int64_t>(device_->properties().memory - device_->free_memory());
     add(gpu_, {.step = step, .total = used, .parts = {{"memory of libraries and other processes", used}}});
   }
-  return warnings;
+  return leaks;
 }
 
 }  // namespace nrl::train

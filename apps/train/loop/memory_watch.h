@@ -17,8 +17,8 @@ class MemoryWatch {
   MemoryWatch(const MonitoringConfig& config, int64_t arena, device::Runtime* device);
 
   /// Call after every step, counted from 1 in this process: the first two, in which the arena becomes
-  /// resident, are not sampled. Takes 100 us at most five times a second. Returns warnings.
-  std::vector<std::string> after_step(int64_t step);
+  /// resident, are not sampled. Takes 100 us at most five times a second.
+  std::vector<monitor::Leak> after_step(int64_t step);
 
  private:
   bool enabled_;

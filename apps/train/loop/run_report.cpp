@@ -187,16 +187,44 @@ std::unique_ptr<monitor::Live> RunReport::open_live() {
        .warn = [&](const std::string& text) { terminal_.warn(text); }});
 }
 
-void RunReport::step_live(const monitor::StepFacts& facts, double seconds, bool gather) {
+void RunReport::step_live(const monitor::StepFacts& facts, double seconds) {
   if (!live_) return;
   const double waiting = facts.comm_ms * 1e-3;
   live_->work(seconds - waiting, waiting);
   live_->step(facts);
-  if (!gather) return;
+}
+
+void RunReport::gather(const monitor::StepFacts& facts) {
   run_.engine->finish_gathers();  // the order of collectives must be the same on all ranks
-  const std::vector<std::string> texts =
-      run_.world.comm().gather_texts(live_->contribution(monitor::Timers::steady_seconds()));
-  live_->gathered(facts.step, facts.time, texts);
+  JsonValue own = JsonValue::object(), leaks = JsonValue::array();
+  if (live_) own.set("telemetry", live_->contribution(monitor::Timers::steady_seconds()));
+  for (const monitor::Leak& leak : std::exchange(leaks_, {}))
+    leaks.push_back(JsonValue::object({{"text", leak.text}, {"growth", leak.growth}}));
+  own.set("leaks", leaks);
+  const std::vector<std::string> texts = run_.world.comm().gather_texts(own.dump());
+  if (!first() || !live_) return;
+  std::vector<std::string> telemetry;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const JsonValue of_rank = parse_json(texts[rank], "what a rank reports");
+    if (of_rank.contains("telemetry")) telemetry.push_back(of_rank.get_string("telemetry"));
+    for (const JsonValue& leak : of_rank.at("leaks").items())
+      live_->leak(facts.step, static_cast<int>(rank), run_.world.hosts()[rank],
+                  {leak.get_string("text"), leak.get_int("growth")});
+  }
+  live_->gathered(facts.step, facts.time, telemetry);
+}
+
+void RunReport::watch_memory(int64_t step) {
+  const MonitoringConfig& m = reported_.monitoring;
+  for (const monitor::Leak& leak : memory_.after_step(step - first_step_)) {
+    if (!first()) {
+      log::warn("rank {}: {}", run_.world.rank(), leak.text);
+      if (m.enabled && m.alerting.enabled) leaks_.push_back(leak);
+      continue;
+    }
+    terminal_.warn(leak.text);
+    if (live_) live_->leak(step, 0, run_.world.hosts().front(), leak);
+  }
 }
 
 void RunReport::warn(std::string_view rule, const std::string& text, monitor::AlertLevel level) {
@@ -321,13 +349,9 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
     sinks_->row(std::move(row));
   }
   terminal_.step(facts);
-  step_live(facts, seconds, result.gather);
-  for (const std::string& warning : memory_.after_step(step.step - first_step_)) {
-    if (first())
-      warn("memory_leak", warning);
-    else
-      log::warn("rank {}: {}", run_.world.rank(), warning);
-  }
+  step_live(facts, seconds);
+  if (result.gather) gather(facts);
+  watch_memory(step.step);
   if (step.step == first_step_ + 1 && first()) {
     constexpr double slow = 5;  // a slow start explains itself
     const double seconds = monitor::Timers::steady_seconds() - start_;

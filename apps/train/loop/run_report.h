@@ -69,7 +69,7 @@ class RunReport {
   void rolled_back(int64_t from, int64_t first_sample, int64_t end_sample, const std::string& text);
   /// The cause of a non-finite step, and a critical alert.
   void found_nan(int64_t step, const std::string& text);
-  /// Rank 0: the next step shall end with a gathering of telemetry (StepInput::gather).
+  /// Rank 0: the next step shall end with a gathering of telemetry and leaks (StepInput::gather).
   bool wants_gathering() const { return live_ && live_->due(monitor::Timers::steady_seconds()); }
   /// Must be called before work that takes the place of steps: evaluations, checkpoints.
   void pause() {
@@ -100,8 +100,12 @@ class RunReport {
   void write_memory();
   /// Collective.
   std::unique_ptr<monitor::Live> open_live();
-  /// Hands a step to live_; collective if the step asks for a gathering.
-  void step_live(const monitor::StepFacts& facts, double seconds, bool gather);
+  /// Hands a step to live_.
+  void step_live(const monitor::StepFacts& facts, double seconds);
+  /// Collective: rank 0 gets telemetry and leaks of all ranks.
+  void gather(const monitor::StepFacts& facts);
+  /// Warns of leaks, which other ranks tell rank 0 of at the next gathering, for its alerts.
+  void watch_memory(int64_t step);
   template <class Write>
   void log_row(const Write& write);
   void begin_session();
@@ -124,6 +128,7 @@ class RunReport {
   monitor::Timers timers_;
   monitor::PeakEstimate peak_;
   MemoryWatch memory_;
+  std::vector<monitor::Leak> leaks_;     // that rank 0 does not know of
   std::unique_ptr<monitor::Live> live_;  // null without telemetry, alerts and live views
   monitor::Histogram rates_, step_seconds_;
   double good_ms_;        // of steps that count, in all sessions
