@@ -7,10 +7,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--mpi "OPTIONS"] [--sent FILE] [--timeout SECONDS]
-                            PROGRAM ARGS...
+usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--clocks S,S...] [--mpi "OPTIONS"] [--sent FILE]
+                            [--timeout SECONDS] PROGRAM ARGS...
   --hosts N,N...     ranks of each host (2,2); the hosts are called node0, node1, ...
   --rate RATE        what each host may send to the others, as tc writes it: 100mbit, 1gbit (not limited)
+  --clocks S,S...    seconds by which each host's monotonic clock is ahead of this machine's (0)
   --mpi "OPTIONS"    further options of mpirun, e.g. "--map-by node" to deal consecutive ranks to different hosts
   --sent FILE        the bytes that each host sent to the others: a line "node0 BYTES" for each
   --timeout SECONDS  ends the run, with exit code 124
@@ -21,6 +22,7 @@ TEXT
 
 hosts=2,2
 rate=
+clocks=()
 mpi=
 sent=
 limit=
@@ -34,6 +36,11 @@ while (($#)); do
     --rate)
       [[ ${2:-} =~ ^[1-9][0-9]*[kmg]bit$ ]] || die 64 "--rate takes a rate such as 100mbit; found '${2:-}'"
       rate=$2
+      shift
+      ;;
+    --clocks)
+      [[ ${2:-} =~ ^-?[0-9]+(,-?[0-9]+)*$ ]] || die 64 "--clocks takes seconds of each host, e.g. 0,100; found '${2:-}'"
+      IFS=, read -ra clocks <<<"$2"
       shift
       ;;
     --mpi)
@@ -81,6 +88,7 @@ for tool in ip nsenter unshare mpirun; do
 done
 [[ -z $rate ]] || command -v tc >/dev/null || skip "tc is not installed (apt-get install iproute2)"
 unshare --net --uts --mount --pid --fork --mount-proc true 2>/dev/null || skip "namespaces are not permitted here"
+((${#clocks[@]} == 0)) || unshare --time --monotonic 1 --fork true 2>/dev/null || skip "time namespaces are not permitted here"
 
 state=$(mktemp -d)
 holders=()
@@ -96,13 +104,14 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# make_host NAME: namespaces that a sleeping process holds; its PID is added to `pids`.
+# make_host NAME [SECONDS]: namespaces that a sleeping process holds; its PID is added to `pids`. SECONDS: its clock is
+# so much ahead.
 make_host() {
-  local name=$1 i
+  local name=$1 clock=${2:-} i
   mkdir "$state/$name"
   # `wait` reaps daemons that mpirun leaves.
   # shellcheck disable=SC2016  # for the shell in the namespace
-  unshare --net --uts --mount --pid --fork --kill-child --mount-proc --propagation private bash -c '
+  unshare ${clock:+--time --monotonic "$clock"} --net --uts --mount --pid --fork --kill-child --mount-proc --propagation private bash -c '
     hostname "$2"
     mount --bind "$1/hosts" /etc/hosts
     mount -t tmpfs -o mode=1777 shm /dev/shm
@@ -141,7 +150,7 @@ in_host "$head" ip addr add "$network.254/24" dev br0
 in_host "$head" ip link set br0 up
 total=0
 for i in "${!ranks[@]}"; do
-  make_host "node$i"
+  make_host "node$i" "${clocks[i]:-}"
   pid=${pids[-1]}
   in_host "$head" ip link add "v$i" type veth peer name eth0 netns "$pid"
   in_host "$head" ip link set "v$i" master br0 up
@@ -161,7 +170,7 @@ while [[ \$1 == -* ]]; do shift; done
 pid=\$(awk -v host="\$1" '\$1 == host { print \$2 }' "$state/pids")
 shift
 cd /
-exec nsenter -t "\$pid" -n -u -m -p env -i HOME="\${HOME:-/}" USER=root LOGNAME=root SHELL=/bin/sh PATH="$PATH" sh -c "\$*"
+exec nsenter -t "\$pid" -n -u -m -p ${clocks:+-T} env -i HOME="\${HOME:-/}" USER=root LOGNAME=root SHELL=/bin/sh PATH="$PATH" sh -c "\$*"
 SH
 chmod +x "$state/rsh"
 

@@ -5,10 +5,11 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
 # hosts RANKS,RANKS OPTIONS ARGS...: trains on these hosts; OPTIONS are those of mpirun. The bytes that each host
-# sends go to sent.txt.
+# sends go to sent.txt. `clocks`: by how many seconds their clocks are ahead.
+clocks=
 hosts() {
   local code=0
-  "$source_dir/scripts/multihost.sh" --timeout 120 --hosts "$1" --mpi "$2" --sent sent.txt "$nrl_train" "${@:3}" >out.txt 2>err.txt || code=$?
+  "$source_dir/scripts/multihost.sh" --timeout 120 --hosts "$1" ${clocks:+--clocks "$clocks"} --mpi "$2" --sent sent.txt "$nrl_train" "${@:3}" >out.txt 2>err.txt || code=$?
   if ((code == 77)) && grep -q '^skipped:' out.txt; then
     cat out.txt
     exit 77
@@ -85,6 +86,24 @@ case $case_name in
     grep -q 'cluster.gpus_per_node is 2 for node 1 (node1), which has 1 rank' err.txt || fail "no such message: $(cat err.txt)"
     expect 78 hosts 2,2 "" inturn.yaml cluster.num_nodes=1
     grep -q 'cluster.num_nodes is 1, but the ranks run on 2' err.txt || fail "no such message: $(cat err.txt)"
+    ;;
+  multihost_clocks)
+    corpus
+    # A window of hosts whose clocks are 100 s apart lies on one axis: both ranks begin a step at the same time, within
+    # the error that the profile states, and a collective of both has a last rank.
+    config clocks
+    clocks=0,100
+    expect 0 hosts 1,1 "" profile run clocks.yaml --steps 3:5 profiling.trace=chrome
+    window=clocks/logs/profile/step-3
+    for rank in 0 1; do
+      trace=$window/chrome/rank-$rank.pt.trace.json
+      grep -oE '"name": "ProfilerStep#[0-9]+", .*"ts": [0-9.]+' "$trace" | sed -E 's/.*#([0-9]+)".*"ts": /\1 /' >steps-$rank.txt
+      [[ -s steps-$rank.txt ]] || fail "no steps in $trace: $(head -c 600 "$trace")"
+    done
+    paste steps-0.txt steps-1.txt | awk '{ d = $2 - $4; if ($1 != $3 || d > 200e3 || d < -200e3) bad = 1 } END { exit bad || NR < 1 }' ||
+      fail "steps of the ranks are apart: $(paste steps-0.txt steps-1.txt)"
+    error=$(grep -oE '"clock_error_s": ?[0-9.e-]+' $window/profile.json | sed 's/.*: *//' | sort -g | tail -n 1)
+    awk -v e="$error" 'BEGIN { exit !(e > 0 && e < 0.05) }' || fail "clock error: '$error'"
     ;;
   *) fail "no case $case_name" ;;
 esac

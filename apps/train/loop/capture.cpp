@@ -20,6 +20,7 @@
 #include "core/ops/traced.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
+#include "parallel/comm/world/clock_sync.h"
 
 namespace nrl::train {
 namespace {
@@ -131,12 +132,31 @@ void exchange_arrivals(comm::Communicator& group, uint32_t log_group, profile::R
   }
 }
 
-/// The clocks of different nodes are not related, so arrivals of groups over several nodes stay unknown.
+/// Puts all times on the clock of rank 0. All windows begin with the earliest one, for times that are written
+/// relative to it. Collective over the run.
+void align(const Recording& run, profile::Recorded& record) {
+  comm::Communicator& all = run.world.comm().host();
+  const comm::ClockOffset own = comm::clock_offset(all);
+  const auto shift = [&](int64_t& time) { time += time == 0 ? 0 : own.ns; };
+  for (trace::Event& e : record.window.events) shift(e.begin), shift(e.end);
+  shift(record.window.begin), shift(record.window.end);
+  for (int64_t& begin : record.step_begins) shift(begin);
+  for (comm::LogEntry& m : record.messages) shift(m.enqueued_ns), shift(m.started_ns), shift(m.ended_ns);
+  const auto window = static_cast<double>(record.window.end - record.window.begin);
+  all.all_reduce(std::span(&record.window.begin, 1), comm::Reduce::min);
+  int64_t largest = own.error_ns;
+  all.all_reduce(std::span(&largest, 1), comm::Reduce::max);
+  if (largest == 0) return;  // one clock
+  // The clocks also drift, in the time since the window began.
+  constexpr double drift = 50e-6;
+  record.clock_error = (static_cast<double>(own.error_ns + largest) + drift * window) * 1e-9;
+}
+
 void exchange_all_arrivals(const Recording& run, profile::Recorded& record) {
   record.last_arrival.assign(record.messages.size(), 0);
   record.waited.assign(record.messages.size(), 0);
   const auto exchange = [&](comm::Communicator& group, comm::Communicator& host) {
-    if (group.size() == 1 || record.groups[group.log_group()].nodes > 1) return;
+    if (group.size() == 1) return;
     exchange_arrivals(host, group.log_group(), record);
     if (host.log_group() != group.log_group()) exchange_arrivals(host, host.log_group(), record);
   };
@@ -269,6 +289,7 @@ profile::Recorded Capture::finish() {
   if (plan.layout.stages > 1)
     record.bubble_fraction =
         plan::bubble(plan::schedule_options(of_.config.config, plan.layout, plan.batch.accumulation));
+  align(of_, record);
   exchange_all_arrivals(of_, record);
   of_.world.comm().barrier();  // all ranks measure at once, as they work
   record.peaks = measure_peaks(of_.engine.exec());
