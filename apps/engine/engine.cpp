@@ -175,6 +175,12 @@ void Engine::allocate() {
   evaluation_ = make_tensor(arenas_.at(memory, plan_->evaluation), DType::f64, {S::max_metrics});
 }
 
+Tensor Engine::layer_sums() const {
+  if (plan_->layer_sums < 0) return {};
+  return make_tensor(arenas_.at(plan_->memory, plan_->layer_sums), DType::f64,
+                     {(plan_->spec.layers + 2) * plan::layer_sum_kinds});
+}
+
 void Engine::register_memory() {
   if (!ranks_->registers()) return;
   const memory::MemoryPlan& memory = plan_->memory;

@@ -149,6 +149,8 @@ class Engine {
   /// Must be called before weights are read other than by this engine's passes: the gathers of the last step
   /// may be in flight (TrainingOptions::overlap_param_gather). Ordered by the exec's stream.
   void finish_gathers();
+  /// (n) f64 for LayerStatistics; empty if not planned.
+  Tensor layer_sums() const;
   /// The tensors of the parameter groups. Optimizer state is only valid for the ranges that this rank owns.
   const std::vector<GroupTensors>& groups() const { return groups_; }
   /// The weights that the layers read, indexed like ParameterList::all; not for sharded weights.

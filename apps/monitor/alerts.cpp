@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/monitor/layers.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 
@@ -181,6 +182,8 @@ std::vector<Alert> Alerts::step(const StepFacts& f) {
       if (f.router->aux_loss) note("train/router_aux_loss", *f.router->aux_loss);
     }
     for (const Metric& metric : f.metrics) note(("train/" + metric.name).c_str(), metric.value);
+    if (f.layers)
+      for (const auto& [name, value] : flat(*f.layers)) note(name.c_str(), value);
     note("perf/tokens_per_s", f.tokens_per_s);
     if (f.mfu) note("perf/mfu", *f.mfu);
     note("perf/step_ms", f.step_ms);

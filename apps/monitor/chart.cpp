@@ -235,6 +235,7 @@ std::string html_report(std::span<const RunHistory> runs, By by) {
   page += panel(placed, &RunHistory::lr, nullptr, "learning rate", by);
   page += panel(placed, &RunHistory::grad_norm, nullptr, "gradient norm", by);
   page += panel(placed, &RunHistory::tokens_per_s, nullptr, "tokens/s", by);
+  for (const RunHistory& run : runs) page += layer_maps(run.layers, runs.size() > 1 ? " of " + run.name : "");
   return page + "</div>\n" + std::string(page_end);
 }
 

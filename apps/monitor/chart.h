@@ -23,7 +23,7 @@ std::string text_chart(std::span<const RunHistory> runs, Curve RunHistory::*curv
 std::string text_table(std::span<const RunHistory> runs);
 
 /// A self-contained page (no scripts or external files): loss with validation points, learning rate, gradient
-/// norm and tokens/s of all runs, and the table.
+/// norm and tokens/s of all runs, maps of the layers of each, and the table.
 std::string html_report(std::span<const RunHistory> runs, By by = By::steps);
 
 }  // namespace nrl::monitor

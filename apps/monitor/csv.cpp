@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/monitor/layers.h"
 #include "apps/monitor/run_history.h"
 #include "core/base/error.h"
 
@@ -33,11 +34,18 @@ std::string metrics_csv(const std::string& path) {
     if (row.contains("loss")) lines.erase(lines.lower_bound(step), lines.end());
     std::vector<std::string>& line = lines[step];
     const bool first = line.empty();
-    for (const JsonMember& m : row.members()) {
-      const auto [at, fresh] = index.emplace(m.key, columns.size());
-      if (fresh) columns.push_back(m.key);
+    const auto put = [&](const std::string& key, const JsonValue& value) {
+      const auto [at, fresh] = index.emplace(key, columns.size());
+      if (fresh) columns.push_back(key);
       if (line.size() < columns.size()) line.resize(columns.size());
-      if (first || m.key != "time") line[at->second] = cell(m.value);
+      if (first || key != "time") line[at->second] = cell(value);
+    };
+    for (const JsonMember& m : row.members()) {
+      if (m.key != "layers") {
+        put(m.key, m.value);
+        continue;
+      }
+      for (const auto& [name, value] : flat(layer_table_from(m.value))) put(name, value);
     }
   });
   if (lines.empty()) fail(Exit::data, "{}: no steps yet", path);

@@ -19,6 +19,16 @@ struct Metric {
   std::string brief = {};  ///< its name in the terminal; empty: not shown
 };
 
+/// Numbers of the layers of a model in one step. NaN: a layer has none of this name.
+struct LayerTable {
+  std::vector<std::string> layers = {};  ///< "embedding", "0", "1", ..., "head"
+  struct Column {
+    std::string name;                 ///< "grad_norm"
+    std::vector<double> values = {};  ///< by layer
+  };
+  std::vector<Column> columns = {};
+};
+
 /// One optimizer step. Loss and gradient norm are already reduced over the ranks.
 struct StepFacts {
   int64_t step = 0, max_steps = 0;  ///< step counts from 1
@@ -58,6 +68,7 @@ struct StepFacts {
   int world_size = 1;
   /// Bytes by category ("params", "grads", ...), for the metrics file: mem_<category>_bytes.
   std::vector<std::pair<std::string, int64_t>> memory = {};
+  std::optional<LayerTable> layers = {};  ///< every logger.layer_stats_period steps
 };
 
 /// One evaluation. The first loss is named "val_loss"; others ("val_loss/code") may follow.

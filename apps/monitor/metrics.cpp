@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/monitor/communication.h"
+#include "apps/monitor/layers.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -60,6 +61,7 @@ JsonValue step_row(const StepFacts& f) {
     row.set("packing_efficiency", f.examples->efficiency);
     row.set("packing_imbalance", f.examples->imbalance);
   }
+  if (f.layers) row.set("layers", to_json(*f.layers));
   for (const auto& [category, bytes] : f.memory) row.set("mem_" + category + "_bytes", bytes);
   return row;
 }

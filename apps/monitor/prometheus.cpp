@@ -146,6 +146,7 @@ void MetricsState::add(const StepFacts& f) {
                                   bounds.begin())] += 1;
   step_seconds += seconds;
   last = f;
+  if (f.layers) layers = f.layers;
 }
 
 std::string metrics_text(const MetricsState& s, bool open_metrics) {
@@ -169,6 +170,12 @@ std::string metrics_text(const MetricsState& s, bool open_metrics) {
       out.gauge("nrl_train_objective_" + name, "A number of the objective.", metric.value);
     }
   }
+  if (s.layers)
+    for (const LayerTable::Column& column : s.layers->columns)
+      for (size_t l = 0; l < column.values.size(); ++l)
+        if (!std::isnan(column.values[l]))
+          out.gauge("nrl_train_layer_" + column.name, "Statistics of layers (docs/monitoring.md).",
+                    column.values[l], {{"layer", s.layers->layers[l]}});
   if (s.val_loss) out.gauge("nrl_train_val_loss", "Loss of the last evaluation.", *s.val_loss);
   out.counter("nrl_train_tokens", "Tokens trained by this process and its peers.",
               static_cast<double>(s.tokens));

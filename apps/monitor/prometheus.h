@@ -45,6 +45,7 @@ class Exposition {
 struct MetricsState {
   StepFacts last;  ///< step 0: none yet
   std::optional<double> val_loss = {};
+  std::optional<LayerTable> layers = {};  ///< of the last step that had any
   int64_t tokens = 0, steps = 0, skipped = 0, rollbacks = 0;
   double data_wait_s = 0, exposed_s = 0;
   static constexpr std::array<double, 14> bounds = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "apps/monitor/layers.h"
+
 namespace nrl::monitor {
 namespace {
 
@@ -29,6 +31,8 @@ Row sink_row(const StepFacts& f) {
     add("train/expert_load", f.router->load);
   }
   for (const Metric& metric : f.metrics) add("train/" + metric.name, metric.value);
+  if (f.layers)
+    for (auto& [name, value] : flat(*f.layers)) add(std::move(name), value);
 
   add("perf/tokens_per_s", f.tokens_per_s);
   if (f.mfu) add("perf/mfu", *f.mfu);

@@ -44,6 +44,10 @@ void add_row(RunHistory& run, const JsonValue& row) {
   for (Curve* curve : {&run.loss, &run.val_loss, &run.lr, &run.grad_norm, &run.tokens_per_s})
     add(*curve, row, step);
   if (!row.contains("loss")) return;
+  if (const JsonValue* layers = row.find("layers")) {
+    while (!run.layers.empty() && run.layers.back().step >= step) run.layers.pop_back();
+    run.layers.push_back({step, layer_table_from(*layers)});
+  }
   run.rows += 1;
   run.skipped += row.get_bool("skipped", false) ? 1 : 0;
   run.last_step = step;

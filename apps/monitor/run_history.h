@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/monitor/layers.h"
 #include "core/io/json.h"
 
 namespace nrl::monitor {
@@ -37,6 +38,7 @@ struct RunHistory {
   int64_t tokens = 0;     ///< up to the last step
   std::vector<double> sessions =
       {};  ///< their starts, seconds since the epoch, from run.json if there is one
+  std::vector<LayerRow> layers = {};  ///< ascending
 };
 
 /// Adds a row of metrics.jsonl. Throws Error(Exit::data) for one without an integer "step", or with a value

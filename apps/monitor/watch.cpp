@@ -102,6 +102,13 @@ void add_run(std::vector<std::string>& lines, const WatchedRun& run, int columns
   parts.add(data, "data {:.1f}");
   if (std::isfinite(total))
     add_line(lines, fmt::format("  step {:.1f} ms: {}", total, parts.text()), columns);
+  if (!run.history.layers.empty()) {
+    const LayerRow& layers = run.history.layers.back();
+    add_line(lines, fmt::format("  layers, step {}", layers.step), columns);
+    std::string text = text_lines(layers.table);
+    for (size_t end; (end = text.find('\n')) != std::string::npos; text.erase(0, end + 1))
+      add_line(lines, "    " + text.substr(0, end), columns);
+  }
   if (run.history.skipped > 0 || run.unreadable > 0)
     add_line(lines,
              fmt::format("  {} skipped, {} not readable", counted(run.history.skipped, "step"),

@@ -69,6 +69,12 @@ int run_report(const ReportArgs& args) {
   const std::string chart =
       monitor::text_chart(runs, &monitor::RunHistory::loss, std::clamp(columns - 16, 20, 120), 14, by);
   std::fputs((chart + (chart.empty() ? "" : "\n") + monitor::text_table(runs)).c_str(), stdout);
+  for (const monitor::RunHistory& run : runs)
+    if (!run.layers.empty())
+      std::fputs(fmt::format("\nlayers of {}, step {}\n{}", run.name, run.layers.back().step,
+                             monitor::text_lines(run.layers.back().table))
+                     .c_str(),
+                 stdout);
   for (const std::string& path : args.runs) {
     const std::string file = join_path(path, monitor::communication_file);
     if (!path_exists(file)) continue;

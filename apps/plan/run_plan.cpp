@@ -10,6 +10,7 @@
 #include "core/base/text.h"
 #include "core/ops/cpu_choice.h"
 #include "core/ops/kernel_table.h"
+#include "core/ops/optimizer.h"
 #include "core/ops/step.h"
 #include "parallel/pipeline/equivalent.h"
 
@@ -182,7 +183,10 @@ PlannedRank planned_rank(const RunPlan& p) {
 }
 
 void add_workspace(RunPlan& plan) {
-  plan.decoder->add_workspace(plan.memory, needed_workspace(planned_rank(plan)));
+  size_t bytes = needed_workspace(planned_rank(plan));
+  if (plan.layer_sums >= 0 && plan.device == DeviceType::cuda)
+    bytes = std::max(bytes, ops::sum_of_squares_workspace(plan.microbatch_tokens() * plan.spec.hidden));
+  plan.decoder->add_workspace(plan.memory, bytes);
 }
 
 namespace {
@@ -263,6 +267,9 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
     p.host_scalars = p.memory.add("step scalars, host copies", Category::data,
                                   max_steps_in_flight * ops::StepScalar::count * 8, memory::Tier::pinned);
   p.evaluation = p.memory.add("evaluation sums", Category::data, ops::StepScalar::max_metrics * 8);
+  if (config.logger.layer_stats_period > 0)
+    p.layer_sums =
+        p.memory.add("layer statistics", Category::data, (p.spec.layers + 2) * layer_sum_kinds * 8);
   if (gpu) add_offload_staging(p, config.kernels, threads);
   add_staging(p);
   const bool packed = trains_on_examples(config);

@@ -21,6 +21,8 @@ namespace nrl::plan {
 
 /// Steps of an engine whose results are not collected yet (engine::StepScalars).
 inline constexpr int max_steps_in_flight = 2;
+/// Sums of a layer in RunPlan::layer_sums (engine::LayerStatistics).
+inline constexpr int layer_sum_kinds = 5;
 
 struct RunPlan {
   model::ModelSpec spec;  ///< of the whole model
@@ -51,6 +53,8 @@ struct RunPlan {
   /// GPU runs with offloaded optimizer state: page-locked memory of engine::OffloadedUpdate, offload_slots
   /// buffers of `offload_slot_bytes` and a copy of the step's scalars; the CPU's kernels and threads.
   memory::BufferId offload_staging = -1;
+  /// (blocks, embedding and head x layer_sum_kinds) f64, with logger.layer_stats_period; else -1.
+  memory::BufferId layer_sums = -1;
   int64_t offload_slot_bytes = 0;
   cpu::Isa host_isa = cpu::Isa::baseline;
   int host_threads = 1;

@@ -20,7 +20,7 @@ constexpr std::array<std::string_view, 19> names = {
     "validation/val_loss", "perf/tokens_per_s", "perf/mfu",          "perf/step_ms",
     "perf/data_ms",        "perf/exposed_ms",   "perf/gemm_ms",      "perf/attention_ms",
     "perf/loss_increase",  "perf/speed",        "perf/data_wait"};
-constexpr std::array<std::string_view, 4> prefixes = {"train/", "validation/", "node.", "rank."};
+constexpr std::array<std::string_view, 5> prefixes = {"train/", "validation/", "layers/", "node.", "rank."};
 
 struct Reader {
   std::string_view text;

@@ -380,6 +380,7 @@ struct LoggerConfig {
   Progress progress = Progress::automatic;
   bool monitor_gpus = false;
   GpuMonitoringConfig gpu_monitoring;
+  int64_t layer_stats_period = 0;
   int64_t sample_period = 0;
   std::string sample_prompt;
   int64_t sample_tokens = 64;

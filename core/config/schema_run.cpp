@@ -146,6 +146,11 @@ void add_logger(Table& t) {
       .help(
           "auto: a bar on a terminal, else lines; bar; plain: lines; json: one object per line on standard "
           "output.");
+  NRL_KEY(t, logger.layer_stats_period)
+      .at_least(0)
+      .help(
+          "Optimizer steps between statistics of layers: norms of gradients and weights, sizes of "
+          "activations; 0: none. Such a step is not launched as a CUDA graph.");
   NRL_KEY(t, logger.sample_period)
       .at_least(0)
       .help(

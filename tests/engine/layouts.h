@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -122,8 +123,24 @@ class Trainee {
       const int64_t first = (m * position_.sizes.dp + position_.at.dp) * batch.micro;
       engine_->fill(m, samples(step_, first), first);
     }
-    engine_->step({.number = step_, .learning_rate = 1e-2, .loss_tokens = batch.tokens_per_step}, objective_);
+    engine::StepInput input{.number = step_, .learning_rate = 1e-2, .loss_tokens = batch.tokens_per_step};
+    if (adjust) adjust(input);
+    engine_->step(input, objective_);
     return engine_->collect();
+  }
+
+  std::function<void(engine::StepInput&)> adjust;  ///< of every step; may be null
+
+  /// The tokens of a step, of this rank's samples.
+  std::vector<int32_t> tokens_of_step(int64_t step) const {
+    const BatchPlan& batch = engine_->plan().batch;
+    std::vector<int32_t> out;
+    for (int64_t m = 0; m < batch.accumulation; ++m) {
+      const int64_t first = (m * position_.sizes.dp + position_.at.dp) * batch.micro;
+      const std::vector<int32_t> tokens = samples(step, first).tokens;
+      out.insert(out.end(), tokens.begin(), tokens.end());
+    }
+    return out;
   }
 
   /// engine::step_traffic() of a plan like the engine's.

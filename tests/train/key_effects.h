@@ -490,6 +490,7 @@ inline const Effect effects[] = {
     {"logger.log_dir", Observed::files, "DIR/run/l", "DIR/run/m"},
     {"logger.log_interval", Observed::lines, "1", "3"},
     {"logger.progress", Observed::lines, "plain", "json"},
+    {"logger.layer_stats_period", Observed::plan, "0", "2"},
     {"logger.sample_period", Observed::rows, "2", "3",
      "llama policy.tokenizer.name=bytes logger.sample_tokens=2"},
     {"logger.sample_prompt", Observed::rows, "a", "b",

@@ -71,8 +71,8 @@ class Stage {
   void connect(ShardedSteps* sharded) { all_.sharded = sharded; }
   /// For tests: called before each step with its tick (the time unit of planned lifetimes).
   void watch_ticks(std::function<void(int tick)> at_tick) { all_.at_tick = std::move(at_tick); }
-  /// Called on a CPU after each step that writes slots, before others may reuse their memory. Null: none.
-  /// Returns the one before.
+  /// Called after each step that writes slots, before others may reuse their memory; on a GPU when its work
+  /// is enqueued, for more of it. Null: none. Returns the one before.
   ResultsWatch watch_results(ResultsWatch at_results) {
     return std::exchange(all_.at_results, std::move(at_results));
   }

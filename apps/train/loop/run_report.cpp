@@ -278,7 +278,8 @@ void RunReport::log_row(const Write& write) {
   }
 }
 
-void RunReport::step(const StepInFlight& step, const engine::StepResult& result) {
+void RunReport::step(const StepInFlight& step, const engine::StepResult& result,
+                     std::optional<monitor::LayerTable> layers) {
   const int64_t tokens = step.totals.tokens;
   const memory::MemoryPlan& memory = run_.plan().memory;
   const double now = monitor::Timers::steady_seconds(), seconds = now - std::exchange(last_result_, now);
@@ -325,6 +326,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result)
   if (const memory::HostCopyStatistics& copies = result.copies; copies.bytes() > 0)
     facts.offload = {
         .bytes = copies.bytes(), .ms = copies.seconds() * 1e3, .exposed_ms = copies.exposed_seconds * 1e3};
+  facts.layers = std::move(layers);
   facts.skipped = result.skipped;
   facts.limited = result.limited;
   if (result.loss_scale > 0) facts.loss_scale = result.used_loss_scale;

@@ -33,6 +33,7 @@ struct StepInFlight {
   int64_t tokens_so_far = 0;  ///< of the run, with this step
   double keys = 0;            ///< mean number of keys that a token of this rank attends to
   int64_t first_sample = 0;   ///< of the run
+  bool layer_statistics = false;
 };
 
 class RunReport {
@@ -48,7 +49,8 @@ class RunReport {
   void first_step();
   /// Must be called before a step that starts with none in flight: restarts the step clock.
   void restart_step_clock() { last_result_ = monitor::Timers::steady_seconds(); }
-  void step(const StepInFlight& step, const engine::StepResult& result);
+  void step(const StepInFlight& step, const engine::StepResult& result,
+            std::optional<monitor::LayerTable> layers = {});
   /// `metrics`: of the objective.
   void evaluation(const std::vector<double>& metrics, double seconds);
   /// Without a loss.

@@ -1,6 +1,8 @@
 #include "apps/train/loop/step_loop.h"
 
 #include <algorithm>
+#include <functional>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -43,6 +45,7 @@ StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
   const MonitoringConfig& m = run.config.monitoring;
   if (m.enabled && m.stability.on_instability != OnInstability::off)
     stability_.emplace(m.stability, m.alerting.thresholds.loss_increase);
+  if (run.config.logger.layer_stats_period > 0 && run.max_steps() > 0) layer_statistics_.emplace(*run.engine);
 }
 
 Exit StepLoop::run() {
@@ -77,7 +80,8 @@ Exit StepLoop::run() {
       if (trace::seen()) range.emplace(trace::intern(fmt::format("step_{}", at.step + 1)), trace::Kind::step);
       begin_step(*source);
       // On a GPU results are collected one step late, unless the host needs the weights now.
-      const bool now = evaluates || saves || traced || samples;
+      const bool looks = layer_statistics_ && due(c.logger.layer_stats_period);
+      const bool now = evaluates || saves || traced || samples || looks;
       if (const auto code = finish_steps(now ? 0 : run_.engine->steps_ahead())) return *code;
       recovered = unstable_.has_value();
     }
@@ -156,6 +160,12 @@ void StepLoop::begin_step(StepSource& source) {
   fault::reach(status::Phase::computing, step.step);
   step.lr = learning_rate(schedule_, step.step) * at.lr_factor;
   step.first_sample = at.consumed_samples;
+  step.layer_statistics = layer_statistics_ && step.step % run_.config.logger.layer_stats_period == 0;
+  std::function<void()> gradients_reduced;
+  if (step.layer_statistics) {
+    layer_statistics_->begin();
+    gradients_reduced = [this] { layer_statistics_->gradients_reduced(); };
+  }
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
@@ -163,8 +173,10 @@ void StepLoop::begin_step(StepSource& source) {
                      .gather = report_.wants_gathering(),
                      .profile = report_.profile().requested(),
                      .bounds = bounds(step.totals),
-                     .eager = report_.profile().active()},
+                     .eager = report_.profile().active() || step.layer_statistics,
+                     .gradients_reduced = gradients_reduced},
                     run_.engine->objective());
+  if (step.layer_statistics) layer_statistics_->end();
   ++at.step;
   at.consumed_samples += run_.plan().batch.global;
   at.tokens += step.totals.tokens;
@@ -204,7 +216,9 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
     at.clean_steps = result.clean_steps;
     {
       const trace::Range range("report", trace::Kind::report);
-      report_.step(step, result);
+      std::optional<monitor::LayerTable> layers;
+      if (step.layer_statistics) layers = layer_table(result);
+      report_.step(step, result, std::move(layers));
       guard(step, result);
     }
     if (result.profile) report_.profile().record_next(at.step + 1);
@@ -218,6 +232,13 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
   if (unstable_) return std::nullopt;
   // A stop request after the last step changes nothing.
   return stops && at.step < run_.max_steps() ? stopped() : std::nullopt;
+}
+
+monitor::LayerTable StepLoop::layer_table(const engine::StepResult& result) {
+  run_.engine->finish_gathers();  // the order of collectives must be the same on all ranks
+  std::vector<double> sums = layer_statistics_->sums();
+  run_.world.comm().all_reduce(std::span(sums), comm::Reduce::sum);
+  return layer_statistics_->table(sums, result.used_loss_scale);
 }
 
 void StepLoop::guard(const StepInFlight& step, const engine::StepResult& result) {

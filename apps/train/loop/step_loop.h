@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/engine/layer_statistics.h"
 #include "apps/monitor/stability.h"
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/loop/rollout_source.h"
@@ -29,6 +30,8 @@ class StepLoop {
  private:
   void enter_epoch();
   void begin_step(StepSource& source);
+  /// The statistics of layers of a step that was collected. Collective.
+  monitor::LayerTable layer_table(const engine::StepResult& result);
   std::optional<Exit> finish_steps(int leave);
   std::unique_ptr<StepSource> open_source();
   /// The limits of the next step, by monitoring.stability.
@@ -58,9 +61,10 @@ class StepLoop {
   bool epoch_seen_ = false;
   std::optional<trace::Range> epoch_range_;
   int failed_saves_ = 0;
-  std::optional<monitor::Stability> stability_;  // unset: monitoring.stability is off
-  std::optional<monitor::Finding> unstable_;     // to recover from
-  std::vector<std::string> rollbacks_;           // of this process
+  std::optional<engine::LayerStatistics> layer_statistics_;  // unset: logger.layer_stats_period is 0
+  std::optional<monitor::Stability> stability_;              // unset: monitoring.stability is off
+  std::optional<monitor::Finding> unstable_;                 // to recover from
+  std::vector<std::string> rollbacks_;                       // of this process
 };
 
 }  // namespace nrl::train
