@@ -5,8 +5,8 @@
 //   backward weight dweight (=, +=) = dout^T x, dbias (=, +=) = column sums of dout
 //
 // Operands of 16 bits are upcast to f32 while they are packed (gemm/packed.h), and a 16-bit result is rounded
-// once. Operands in FP8 are decoded to f32 in tiles of rows. One row (generation) is multiplied by the weight
-// as it is stored.
+// once. Operands in FP8 are decoded to f32 in tiles of rows. One row, and up to 32 (gemm/few_rows.h), as in
+// generation, are multiplied by the weight as it is stored.
 //
 // With AVX512_BF16 or AMX bf16 operands are multiplied as they are; sums are in f32 as before. vdpbf16ps and
 // tdpbf16ps treat subnormal operands as zero and flush subnormal sums; the first rounds after each product of
