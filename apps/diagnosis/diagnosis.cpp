@@ -140,7 +140,7 @@ void find_mismatches(const Index& index, Diagnosis& d) {
   }
 }
 
-// Follows the waits from every rank to ranks that wait for nobody known.
+// Follows the waits from every rank to ranks that wait for none of the known ranks.
 std::vector<int> ends_of_waits(const std::map<int, std::vector<int>>& waits) {
   std::set<int> ends;
   for (const auto& [rank, none] : waits) {

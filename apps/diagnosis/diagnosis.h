@@ -26,7 +26,7 @@ struct Rank {
 };
 
 enum class Cause : uint8_t {
-  none,   ///< the records name nobody
+  none,   ///< the records name no rank
   ended,  ///< the process of a rank is gone; the others wait for it, or have ended too
   stopped,
   mismatch,  ///< ranks of a group called different operations

@@ -32,7 +32,7 @@ struct Failure {
 
 /// The kind of an error with this code: "out_of_memory", "io", "diverged", "peer_lost", ...
 std::string kind_of(Exit code);
-/// Whether the same command may succeed where nobody changes anything: after lost ranks and errors of
+/// True if the same command may succeed without any change: after lost ranks and errors of
 /// hardware, files and memory; not after errors of the configuration or of the program.
 bool is_retryable(Exit code);
 
