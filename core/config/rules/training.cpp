@@ -345,6 +345,10 @@ const ConfigRule training_table[] = {
          .remedy =
              {"remove it, or give a directory; after the run, mlflow migrate-filestore moves it into the "
               "database of a server"}}),
+    row({is_not("logger.layer_stats_period", "0"), is("policy.precision", {"float16"})},
+        {"<:logger.layer_stats_period> does not go with policy.precision: float16",
+         {"sizes of activations are summed in float32 and bfloat16 only",
+          "Fix: policy.precision: bfloat16, or logger.layer_stats_period: 0"}}),
     row({is_not(key::samples, "0"), is("policy.precision", {"float16"})},
         {"<:logger.sample_period> does not go with policy.precision: float16",
          {"text is generated in float32 or bfloat16",
