@@ -8,12 +8,14 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--clocks S,S...] [--mpi "OPTIONS"] [--sent FILE]
-                            [--timeout SECONDS] PROGRAM ARGS...
+                            [--cut HOST,FILE] [--kill HOST,FILE] [--timeout SECONDS] PROGRAM ARGS...
   --hosts N,N...     ranks of each host (2,2); the hosts are called node0, node1, ...
   --rate RATE        what each host may send to the others, as tc writes it: 100mbit, 1gbit (not limited)
   --clocks S,S...    seconds by which each host's monotonic clock is ahead of this machine's (0)
   --mpi "OPTIONS"    further options of mpirun, e.g. "--map-by node" to deal consecutive ranks to different hosts
   --sent FILE        the bytes that each host sent to the others: a line "node0 BYTES" for each
+  --cut HOST,FILE    pulls the network cable of a host (node1) once the file exists
+  --kill HOST,FILE   ends all processes of a host once the file exists, as a power failure does
   --timeout SECONDS  ends the run, with exit code 124
 Needs root, iproute2, util-linux and Open MPI. Exits with 77 and the reason if hosts cannot be made here; otherwise with
 the exit code of mpirun.
@@ -26,6 +28,7 @@ clocks=()
 mpi=
 sent=
 limit=
+losses=()
 while (($#)); do
   case $1 in
     --hosts)
@@ -50,6 +53,11 @@ while (($#)); do
     --sent)
       [[ -n ${2:-} ]] || die 64 "--sent takes a file"
       sent=$2
+      shift
+      ;;
+    --cut | --kill)
+      [[ ${2:-} =~ ^node[0-9]+,.+$ ]] || die 64 "$1 takes HOST,FILE, e.g. node1,results/file; found '${2:-}'"
+      losses+=("${1#--},$2")
       shift
       ;;
     --timeout)
@@ -181,8 +189,24 @@ command=(nsenter -t "$head" -n -u mpirun --hostfile "$state/hostfile" --bind-to 
   --mca plm rsh --mca plm_rsh_agent "$state/rsh" --mca btl_tcp_if_include "$network.0/24"
   --mca oob_tcp_if_include "$network.0/24" $mpi "$@")
 [[ -z $limit ]] || command=(timeout --kill-after=10 "$limit" "${command[@]}")
+# lose KIND HOST FILE: loses a host once the file exists.
+# shellcheck disable=SC2317  # called in the background
+lose() {
+  while [[ ! -e $3 ]]; do sleep 0.05; done
+  case $1 in
+    cut) in_host "$head" ip link set "v${2#node}" down ;;
+    kill) kill -KILL "${pids[${2#node} + 1]}" ;;
+  esac
+}
+watchers=()
+for loss in "${losses[@]}"; do
+  IFS=, read -r kind host file <<<"$loss"
+  lose "$kind" "$host" "$file" &
+  watchers+=("$!")
+done
 code=0
 "${command[@]}" || code=$?
+((${#watchers[@]} == 0)) || kill "${watchers[@]}" 2>/dev/null || true
 if [[ -n $sent ]]; then
   # The tenth column of /proc/net/dev, whose first one is the interface.
   while read -r host pid; do

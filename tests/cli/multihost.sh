@@ -30,6 +30,33 @@ few_bytes() {
 }
 
 case $case_name in
+  multihost_lost)
+    # A host whose cable is pulled, and one that loses its power: the others end, with one message that names it.
+    corpus
+    config run
+    for loss in cut kill; do
+      rm -rf run
+      code=0
+      # Slow steps: the run lasts until the loss.
+      NRL_FAULTS="slow:all@step=1:seconds=0.05,steps=100000" "$source_dir/scripts/multihost.sh" --timeout 25 --hosts 2,2 \
+        --mpi "-x NRL_FAULTS" "--$loss" "node1,$work/run/checkpoints/step-5" "$nrl_train" run.yaml pretrain.max_num_steps=100000 \
+        checkpointing.save_period=5 reliability.network_timeout_seconds=4 >out.txt 2>err.txt || code=$?
+      if ((code == 77)) && grep -q '^skipped:' out.txt; then
+        cat out.txt
+        exit 77
+      fi
+      # mpirun itself waits for minutes for the daemon of a lost host, and is ended by the time limit.
+      ((code != 0)) || fail "$loss: exit code 0"
+      # mpirun notices by itself that the daemon of the killed host is gone, and may end the others first.
+      if [[ $loss == kill && ! -e run/logs/failure.json ]]; then continue; fi
+      awk -v lost="$(stat -c %Y run/checkpoints/step-5)" '/"failed_at"/ { exit !($2 - lost < 15) }' run/logs/failure.json ||
+        fail "$loss: noticed late: $(cat run/logs/failure.json)"
+      grep -Eq '^\[rank 0\] error: .*node 1' err.txt || fail "$loss: no message: $(cat err.txt)"
+      grep -Eq '"kind": "(node_lost|rank_exited|network)"' run/logs/failure.json || fail "$loss: $(cat run/logs/failure.json)"
+      grep -q '"exit_code": 80' run/logs/failure.json || fail "$loss: $(cat run/logs/failure.json)"
+      echo "$loss: $(grep '^\[rank 0\] error' err.txt)"
+    done
+    ;;
   multihost)
     corpus
     config one

@@ -157,6 +157,7 @@ TEST_CASE("the config.json of a scalar head is that of a class with one label", 
     expected =
         expected.substr(0, expected.find(spec.family == model::Family::gpt2 ? "LMHead" : "ForCausal")) +
         "ForSequenceClassification";
+    if (spec.family == model::Family::gemma3_text) expected = "Gemma3TextForSequenceClassification";
     CHECK(json.at("architectures").items().at(0).as_string() == expected);
     CHECK(json.get_int("num_labels") == 1);
     CHECK(json.at("id2label").members().size() == 1);
