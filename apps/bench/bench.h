@@ -22,7 +22,7 @@ struct Args {
   std::vector<int64_t> batches;        ///< generate: numbers of sequences; empty: 1 and 16
   std::optional<int64_t> prompt_tokens, new_tokens;  ///< generate: of each sequence
   std::string json;                                  ///< file to write; empty: none
-  std::string history;            ///< step: file that gets the figures as lines; empty: none
+  std::string history;            ///< step, compare: file that gets the figures as lines; empty: none
   std::string commit;             ///< of history: what was measured; empty: the version
   std::string only;               ///< substring of the names of the cases or comparisons; empty: all
   std::string page;               ///< compare: file for the page of the results; empty: none

@@ -1,11 +1,15 @@
 #include "apps/bench/compare.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "apps/bench/claims_page.h"
+#include "apps/bench/history.h"
 #include "apps/bench/machine.h"
 #include "apps/bench/steps.h"
 #include "apps/engine/step_traffic.h"
+#include "apps/monitor/timers.h"
 #include "apps/plan/dry_rank.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/decide.h"
@@ -53,6 +57,8 @@ struct Row {
   Trial trial = {};
   std::vector<double> ratios = {}, ms = {};  ///< by round
   double ratio = 1, planned = 0, sent = 0;
+  std::string machine = {};
+  double probe = 0, time = 0;  ///< of the last round
   std::array<double, memory::category_count> bytes{};
 
   double of(Quantity q) const {
@@ -96,6 +102,36 @@ class Comparison {
 
   const JsonValue& machine() const { return machine_; }
 
+  /// The figures of the variants for a file of --history.
+  std::vector<HistoryEntry> history() const {
+    std::vector<HistoryEntry> out;
+    for (const Row& row : rows_) {
+      if (!row.refused.empty()) continue;
+      const auto [least, most] = std::minmax_element(row.ms.begin(), row.ms.end());
+      HistoryEntry entry{
+          .metric = "step_ms",
+          .config = fmt::format("{}: {}, {} of {}", args_.suite, spec_.name, row.name, config_),
+          .machine = row.machine,
+          .commit = args_.commit.empty() ? std::string(NRL_VERSION) : args_.commit,
+          .time = row.time,
+          .value = median(row.ms),
+          .interval = {*least, *most},
+          .probe = row.probe};
+      for (const std::string& key : args_.overrides) entry.config += " " + key;
+      out.push_back(entry);
+      entry.probe = 0;
+      for (const auto& [metric, value] :
+           {std::pair("planned_bytes", row.planned), {"sent_bytes", row.sent}}) {
+        if (value <= 0) continue;
+        entry.metric = metric;
+        entry.value = value;
+        entry.interval = {value, value};
+        out.push_back(entry);
+      }
+    }
+    return out;
+  }
+
   /// Prints the table and the promises, and adds them to the report.
   void report(Report& out) const {
     log::info("model     {}", model_);
@@ -133,9 +169,11 @@ class Comparison {
     const Config& c = config->config;
     train::Placement placement(world_, *config);
     train::RankDecision decision(world_, *config, placement);
+    DType activations = DType::f32;
     const auto plan_of = [&] {
       if (row.ms.empty()) row.sent = sent_bytes(decision.take(), c);
       auto plan = decision.take();
+      activations = plan->recipe.activations();
       row.planned = static_cast<double>(plan->memory.total_bytes());
       for (int k = 0; k < memory::category_count; ++k)
         row.bytes[k] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));
@@ -148,6 +186,11 @@ class Comparison {
     };
     row.trial = time_steps(world_, placement, *config, plan_of, timed_);
     row.ms.push_back(row.trial.step_ms);
+    if (!args_.history.empty()) {
+      row.machine = machine_of(placement, world_);
+      row.probe = placement.device() == DeviceType::cuda ? 1 : train::peak_of(placement, activations);
+      row.time = monitor::wall_seconds();
+    }
     row.ratios.push_back(row.trial.step_ms / rows_[0].ms.back());
   }
 
@@ -273,7 +316,9 @@ int compare(nrl::comm::World& world, const Args& args) {
     Comparison comparison(world, args, given || spec.config.empty() ? config : spec.config, spec);
     comparison.run();
     out.set("device", comparison.machine());
-    if (world.rank() == 0) comparison.report(out);
+    if (world.rank() != 0) continue;
+    comparison.report(out);
+    if (!args.history.empty()) append_history(args.history, comparison.history());
   }
   int finished = 0;
   train::run_collectively(world, [&] {

@@ -119,12 +119,9 @@ std::vector<HistoryEntry> history_of(const Args& args, const std::vector<Step>& 
                                      const nrl::comm::World& world, double probe) {
   std::string config = args.config;
   for (const std::string& key : args.overrides) config += " " + key;
-  const ops::Exec& exec = engine.exec();
   HistoryEntry entry{.metric = "step_ms",
                      .config = config,
-                     .machine = fmt::format(
-                         "{}, {} of {}", exec.device ? exec.device->properties().name : cpu::processor_name(),
-                         counted(placement.host_threads(), "thread"), counted(world.size(), "rank")),
+                     .machine = machine_of(placement, world),
                      .commit = args.commit.empty() ? std::string(NRL_VERSION) : args.commit,
                      .time = steps.back().time,
                      .value = median_ms(steps, warmup_steps),

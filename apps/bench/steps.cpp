@@ -15,6 +15,7 @@
 #include "apps/train/start/run_data.h"
 #include "core/base/sample.h"
 #include "core/base/text.h"
+#include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
 #include "core/ops/pair_loss.h"
 #include "core/trace/trace.h"
@@ -132,6 +133,12 @@ std::vector<Step> run_steps(nrl::comm::World& world, monitor::StartPhases& phase
     }
   }
   return steps;
+}
+
+std::string machine_of(const train::Placement& placement, const nrl::comm::World& world) {
+  const ops::Exec& exec = placement.exec();
+  return fmt::format("{}, {} of {}", exec.device ? exec.device->properties().name : cpu::processor_name(),
+                     counted(placement.host_threads(), "thread"), counted(world.size(), "rank"));
 }
 
 double median_ms(const std::vector<Step>& steps, size_t warmup) {

@@ -63,6 +63,9 @@ struct CopySpeed {
   JsonValue json() const;
 };
 
+/// HistoryEntry::machine of a run.
+std::string machine_of(const train::Placement& placement, const nrl::comm::World& world);
+
 /// What steps of a configuration took, the most of all ranks.
 struct Trial {
   double step_ms = 0;       ///< median

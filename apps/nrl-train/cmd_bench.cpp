@@ -65,8 +65,8 @@ int run_bench(const bench::Args& args) {
       {"--new-tokens", args.new_tokens.has_value(), generates, "bench generate"},
       {"--page", !args.page.empty(), one_of({"compare"}), "bench compare"},
       {"--with", !args.with.empty(), one_of({"compare"}), "bench compare"},
-      {"--history", !args.history.empty(), one_of({"step"}), "bench step"},
-      {"--commit", !args.commit.empty(), !args.history.empty(), "bench step with --history"},
+      {"--history", !args.history.empty(), one_of({"step", "compare"}), "bench step or compare"},
+      {"--commit", !args.commit.empty(), !args.history.empty(), "bench step or compare with --history"},
       {"--pairs", args.pairs.has_value(), one_of({"overhead"}), "bench overhead"},
       {"--steps", args.steps.has_value(), steps, "bench step, compare or overhead"}};
   for (const auto& [option, given, has, expected] : options)
@@ -149,8 +149,9 @@ void add_bench(CommandLine& line) {
   c->add_option("--new-tokens", args->new_tokens, "Tokens generated after each prompt (generate; default 64)")
       ->check(CLI::Range(2, 1 << 20));
   c->add_option("--json", args->json, "Write the results to this file");
-  c->add_option("--history", args->history,
-                "Append the figures as lines to this file, which nrl-train report --history reads (step)");
+  c->add_option(
+      "--history", args->history,
+      "Append the figures as lines to this file, which nrl-train report --history reads (step, compare)");
   c->add_option("--commit", args->commit, "What is measured, for --history (default: the version)");
   c->add_option("--page", args->page, "Write promises beside measurements to this Markdown file (compare)");
   c->add_option("--with", args->with, "Results of another launch for --page: a file that --json wrote")

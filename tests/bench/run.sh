@@ -241,6 +241,17 @@ TEXT
     grep -q '^| mixed precision saves memory: .* | held |$\|^| mixed precision saves memory: .* | larger |$' page.md ||
       fail "no verdict: $(cat page.md)"
     grep -q 'not measurable on a CPU |$' page.md || fail "no reason: $(cat page.md)"
+    # Every variant is a series of a history.
+    for commit in one two; do
+      expect 0 "$nrl_train" bench compare "$suite" "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device cpu \
+        --only recompute --history history.jsonl --commit $commit
+    done
+    variants=$(grep -c '"metric":"planned_bytes".*"commit":"two"' history.jsonl)
+    ((variants >= 2)) || fail "variants: $(cat history.jsonl)"
+    [[ $(grep -c '"metric":"step_ms".*"commit":"two"' history.jsonl) == "$variants" ]] || fail "times: $(cat history.jsonl)"
+    expect 0 "$nrl_train" report --history history.jsonl
+    [[ $(grep -c '^step_ms of .*claims.yaml: recompute, ' out.txt) == "$variants" ]] || fail "series: $(cat out.txt)"
+    grep -q '2 entries, last .*(two, ' out.txt || fail "entries: $(cat out.txt)"
     expect 65 "$nrl_train" bench compare "$suite" "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --device cpu \
       --only recompute --json three.json --page other.md --with page.md
     [[ ! -e other.md ]] || fail 'a page of damaged results'
