@@ -73,9 +73,10 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, DType wi
   if (recipe.activations() == DType::f16 || recipe.weights() == DType::f16)
     return {.loss = 5e-4, .norm = 5e-3, .gradient = 2e-2, .weight = 2e-2};
   // Sharded gradients are rounded once per microbatch and rank, whose gradients of a bias partly cancel: 5e-3
-  // of a bias of keys on 8 ranks, where the same layouts differ by 1.4e-6 with gradients in fp32.
+  // of a bias of keys on 8 ranks, where the same layouts differ by 1.4e-6 with gradients in fp32. The loss of
+  // a reward model depends on differences of scores: 8.5e-5 after a step with both kinds of rounding.
   if (wire == DType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
-    return {.loss = 1e-5, .norm = 2e-3, .gradient = 1e-2, .weight = 1.5e-2};
+    return {.loss = 2e-4, .norm = 2e-3, .gradient = 1e-2, .weight = 1.5e-2};
   if (tf32) return {.loss = 2e-4, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
   return {.loss = 1e-6, .norm = 1e-5, .gradient = 1e-5, .weight = 1e-5};
 }

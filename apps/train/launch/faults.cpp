@@ -11,6 +11,7 @@
 #include <iterator>
 #include <span>
 #include <thread>
+#include <utility>
 
 #include <unistd.h>
 
@@ -200,6 +201,7 @@ class Parser {
 // This rank has these. File operations of all threads are counted together.
 std::vector<Fault> own;
 std::array<std::atomic<int64_t>, std::size(operations)> operations_seen;
+bool hooked = false;
 
 void sleep(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
@@ -290,7 +292,7 @@ void arm(const std::vector<Fault>& faults, int rank, int node, int attempt) {
   }
   detail::armed = !own.empty();
   const bool files = std::any_of(own.begin(), own.end(), [](const Fault& f) { return f.kind == Kind::io; });
-  set_file_op_hook(files ? at_file : nullptr);
+  if (std::exchange(hooked, files) || files) set_file_op_hook(files ? at_file : nullptr);
 }
 
 }  // namespace nrl::train::fault
