@@ -141,9 +141,9 @@ case $case_name in
       num_attention_heads: 4, num_key_value_heads: 2, head_dim: 10, sliding_window: 5, sliding_window_pattern: 3,
       query_pre_attn_scalar: 7, rope_theta: 1000.0, rope_local_base_freq: 30.0, rope_scaling: {rope_type: linear, factor: 8},
       max_position_embeddings: 64, initializer_range: 0.06" \
-      "lr: 6.0e-3, weight_decay: 0.5, betas: [0.85, 0.9], eps: 1.0e-4" \
+      "lr: 3.0e-3, weight_decay: 0.5, betas: [0.85, 0.9], eps: 1.0e-4" \
       "lr_decay_style: cosine, lr_warmup_iters: 4, lr_decay_iters: 18, min_lr: 1.0e-3" \
-      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 2, seed: 8" "max_grad_norm: 1.5"
+      "train: {data_path: [a, b]}, split: [8, 2, 0]" "val_period: 7, val_batches: 2, seed: 8" "max_grad_norm: 2.2"
     prepare_reference 2
     train 2 run policy.train_micro_batch_size=2 distributed.shard_strategy=optim
     compare run

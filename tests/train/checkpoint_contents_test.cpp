@@ -60,7 +60,7 @@ struct Expected {
   bool conv1d = false;
 };
 
-// As in modeling_{gpt2,llama,mistral,qwen2,qwen3}.py of transformers.
+// As in modeling_{gpt2,llama,mistral,qwen2,qwen3,gemma3}.py of transformers.
 std::vector<Expected> expected_tensors(const std::string& family, const model::ModelSpec& m) {
   const int64_t h = m.hidden, v = m.vocab_size, f = m.ffn, q = m.heads * m.head_dim,
                 kv = m.kv_heads * m.head_dim;
@@ -122,7 +122,13 @@ std::vector<Expected> expected_tensors(const std::string& family, const model::M
                                                      {"mlp.up_proj.bias", "mlp_in.bias", f, 0, f},
                                                      {"mlp.down_proj.bias", "mlp_out.bias", h, 0}})
         layer.push_back(e);
-    if (family == "qwen3") {
+    const bool gemma = family.starts_with("gemma3");
+    if (gemma) {
+      layer[1] = {"post_attention_layernorm.weight", "post_norm1.weight", h, 0};
+      layer.push_back({"pre_feedforward_layernorm.weight", "norm2.weight", h, 0});
+      layer.push_back({"post_feedforward_layernorm.weight", "post_norm2.weight", h, 0});
+    }
+    if (family == "qwen3" || gemma) {
       layer.push_back({"self_attn.q_norm.weight", "q_norm.weight", m.head_dim, 0});
       layer.push_back({"self_attn.k_norm.weight", "k_norm.weight", m.head_dim, 0});
     }
