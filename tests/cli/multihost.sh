@@ -47,8 +47,11 @@ case $case_name in
       fi
       # mpirun itself waits for minutes for the daemon of a lost host, and is ended by the time limit.
       ((code != 0)) || fail "$loss: exit code 0"
-      # mpirun notices by itself that the daemon of the killed host is gone, and may end the others first.
-      if [[ $loss == kill && ! -e run/logs/failure.json ]]; then continue; fi
+      # mpirun notices by itself that the daemon of the killed host is gone: it may end the others first, or their output.
+      if [[ $loss == kill ]]; then
+        [[ ! -e run/logs/failure.json ]] || grep -q '"exit_code": 80' run/logs/failure.json || fail "$loss: $(cat run/logs/failure.json)"
+        continue
+      fi
       awk -v lost="$(stat -c %Y run/checkpoints/step-5)" '/"failed_at"/ { exit !($2 - lost < 15) }' run/logs/failure.json ||
         fail "$loss: noticed late: $(cat run/logs/failure.json)"
       grep -Eq '^\[rank 0\] error: .*node 1' err.txt || fail "$loss: no message: $(cat err.txt)"

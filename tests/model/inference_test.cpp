@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <string_view>
 
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
