@@ -31,9 +31,8 @@ void add_reliability_keys(Table& t) {
       .at_most(864000)
       .help(
           "Time without any progress on a rank after which all ranks are asked what they wait for. auto: 20 "
-          "times the median step and at least 60 s; 600 s in the first steps, evaluations and checkpoints; "
-          "1800 "
-          "s while the run starts.")
+          "times the median step and at least 60 s where a step computes; 600 s in the first steps, while "
+          "data is read, in evaluations and checkpoints; 1800 s while the run starts.")
       .only_with(watched);
 }
 

@@ -39,8 +39,8 @@ Watchdog::Finding Watchdog::look(const status::Page& page, double now_s) {
   found.silent_s = now_s - progressed_s_;
   found.median_step_s = median();
   const status::Phase phase = page.phase.load(std::memory_order_relaxed);
-  const bool of_steps =
-      found.median_step_s > 0 && (phase == status::Phase::computing || phase == status::Phase::data);
+  // Storage may stall for minutes, and goes on: reading data has the longer limit.
+  const bool of_steps = found.median_step_s > 0 && phase == status::Phase::computing;
   found.limit_s = limits_.seconds > 0                ? limits_.seconds
                   : phase == status::Phase::starting ? limits_.start_seconds
                   : of_steps ? std::max(limits_.least_seconds, limits_.medians * found.median_step_s)

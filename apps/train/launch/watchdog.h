@@ -11,9 +11,9 @@ namespace nrl::train {
 
 struct WatchdogLimits {
   double seconds = 0;   ///< without progress, in every phase; 0: the limits below
-  double medians = 20;  ///< in steps: so many times the median step, and at least:
+  double medians = 20;  ///< where a step computes: so many times the median step, and at least:
   double least_seconds = 60;
-  double other_seconds = 600;  ///< before three steps are known, in evaluations and checkpoints
+  double other_seconds = 600;  ///< before three steps are known; reading data, evaluations, checkpoints
   double start_seconds = 1800;
 };
 
