@@ -127,9 +127,14 @@ std::string saved_flights(const std::string& log_dir, int attempt) {
 int save_flights(const std::string& log_dir, std::string_view run_id, int attempt) {
   const std::string from = flight_directory(run_id);
   int saved = 0;
-  for (const std::string& name : names_in(from))
-    if (int rank = 0, of = 0; parse_flight_name(name, rank, of) && of == attempt)
-      saved += save_one(join_path(from, name), join_path(saved_flights(log_dir, attempt), name)) ? 1 : 0;
+  for (const std::string& name : names_in(from)) {
+    int rank = 0, of = 0;
+    if (!parse_flight_name(name, rank, of) || of != attempt ||
+        !save_one(join_path(from, name), join_path(saved_flights(log_dir, attempt), name)))
+      continue;
+    ::unlink(join_path(from, name).c_str());
+    ++saved;
+  }
   return saved;
 }
 

@@ -24,8 +24,8 @@ bool parse_flight_name(std::string_view name, int& rank, int& attempt);
 /// LOG_DIR/flight/attempt-K.
 std::string saved_flights(const std::string& log_dir, int attempt);
 
-/// Copies the files of this host of one attempt to the log directory; those that exist there stay. Returns
-/// their number. Errors of single files are left out.
+/// Moves the files of this host of one attempt to the log directory; those that exist there stay. Returns
+/// their number. Errors of single files are left out: these stay where they are.
 int save_flights(const std::string& log_dir, std::string_view run_id, int attempt);
 /// At the start of attempt `now`: moves what earlier ones left in shared memory to the log directory, of
 /// which the newest kept_attempts stay, and removes directories of other runs of this user that no living

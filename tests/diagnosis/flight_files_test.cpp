@@ -55,6 +55,7 @@ TEST_CASE("flight files of a failed attempt are kept, those of earlier ones move
   run.add(0, 2);
   CHECK(save_flights(dir.path(), run.id, 1) == 2);
   CHECK(read_file(join_path(saved_flights(dir.path(), 1), flight_name(0, 1)), 100) == "one");
+  CHECK(list_directory(flight_directory(run.id)) == std::vector<std::string>{flight_name(0, 2)});
   collect_flights(dir.path(), run.id, 3);
   CHECK(list_directory(flight_directory(run.id)).empty());
   CHECK(path_exists(join_path(saved_flights(dir.path(), 2), flight_name(0, 2))));

@@ -119,7 +119,7 @@ void RunRecords::keep_flights() {
     const std::lock_guard lock(mutex_);
     if (std::exchange(failed_, true)) return;
   }
-  if (world_.local_rank() == 0) diagnosis::save_flights(log_dir_, run_id_, attempt_);
+  if (world_.local_rank() == 0) save_flights();
 }
 
 void RunRecords::failed(monitor::Failure failure) {
@@ -132,7 +132,12 @@ void RunRecords::failed(monitor::Failure failure) {
   } catch (const Error& e) {
     log::warn("{}", e.what());
   }
+  save_flights();
+}
+
+void RunRecords::save_flights() const {
   diagnosis::save_flights(log_dir_, run_id_, attempt_);
+  diagnosis::leave_flights(run_id_);
 }
 
 }  // namespace nrl::train

@@ -30,10 +30,10 @@ class RunRecords {
 
   /// For the record of a later failure. Thread-safe.
   void saved(const std::string& checkpoint);
-  /// Writes failure.json, unless another rank has, and copies the flight files of this host to the log
+  /// Writes failure.json, unless another rank has, and moves the flight files of this host to the log
   /// directory. Errors are left out: the process ends anyway. Thread-safe; only the first call counts.
   void failed(monitor::Failure failure);
-  /// Copies the flight files of this host, as failed() does: another rank has the failure.
+  /// Moves the flight files of this host, as failed() does: another rank has the failure.
   void keep_flights();
   /// The failure of this rank with this error.
   monitor::Failure describe(Exit code, const std::string& text) const;
@@ -42,6 +42,8 @@ class RunRecords {
   static RunRecords* current();
 
  private:
+  void save_flights() const;
+
   comm::World& world_;
   std::string log_dir_, run_id_;
   int attempt_ = 0;
