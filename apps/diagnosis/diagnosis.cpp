@@ -22,6 +22,12 @@ bool is_message(Op op) {
   return op == Op::send || op == Op::recv || op == Op::exchange;
 }
 
+// The rank of the world that a message goes to or comes from; unset in a damaged record.
+std::optional<int> peer_of(const LogGroup& group, const LogEntry& e) {
+  if (e.peer < 0 || static_cast<size_t>(e.peer) >= group.members.size()) return {};
+  return group.members[static_cast<size_t>(e.peer)];
+}
+
 // A communicator, by what all of its ranks agree on.
 using Key = std::pair<std::string, std::vector<int>>;
 
@@ -46,10 +52,11 @@ struct Index {
       for (const LogEntry& e : f.entries) {
         const LogGroup& group = f.groups[e.group];
         if (e.op == Op::send || e.op == Op::recv) {
-          if (e.peer < 0 || static_cast<size_t>(e.peer) >= group.members.size()) continue;
-          const int peer = group.members[static_cast<size_t>(e.peer)], self = f.identity.rank;
+          const std::optional<int> peer = peer_of(group, e);
+          if (!peer) continue;
+          const int self = f.identity.rank;
           const bool sends = e.op == Op::send;
-          messages.emplace(sends ? self : peer, sends ? peer : self, e.lane, e.message, sends);
+          messages.emplace(sends ? self : *peer, sends ? *peer : self, e.lane, e.message, sends);
         } else if (!is_message(e.op) && last[key_of(group)] == e.group) {
           collectives[key_of(group)][f.identity.rank][e.seq] = &e;
         }
@@ -95,8 +102,7 @@ std::vector<int> missing_in(const Index& index, const Rank& rank, const LogEntry
   };
   if (e.op == Op::exchange) return out;
   if (is_message(e.op)) {
-    if (e.peer >= 0 && static_cast<size_t>(e.peer) < group.members.size())
-      if (const int other = group.members[static_cast<size_t>(e.peer)]; lacks(other)) out.push_back(other);
+    if (const std::optional<int> other = peer_of(group, e); other && lacks(*other)) out.push_back(*other);
     return out;
   }
   for (const int other : group.members)
@@ -206,10 +212,10 @@ std::string_view name_of(Cause cause) {
 
 std::string describe(const LogGroup& group, const LogEntry& e) {
   if (e.op == Op::send || e.op == Op::recv) {
-    const bool known = e.peer >= 0 && static_cast<size_t>(e.peer) < group.members.size();
+    const std::optional<int> peer = peer_of(group, e);
     return fmt::format("{} {} {} of {} ({})", comm::name_of(e.op), e.op == Op::send ? "to" : "from",
-                       known ? fmt::format("rank {}", group.members[static_cast<size_t>(e.peer)]) : "a rank",
-                       group.label, human_bytes(static_cast<uint64_t>(e.bytes)));
+                       peer ? fmt::format("rank {}", *peer) : "a rank", group.label,
+                       human_bytes(static_cast<uint64_t>(e.bytes)));
   }
   return fmt::format("{} #{} of {} ({}, {})", comm::name_of(e.op), e.seq, group.label, nrl::name_of(e.dtype),
                      human_bytes(static_cast<uint64_t>(e.bytes)));

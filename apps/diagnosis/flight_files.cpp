@@ -11,11 +11,11 @@
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
+#include "parallel/comm/flight.h"
 
 namespace nrl::diagnosis {
 namespace {
 
-constexpr uint64_t most_bytes = uint64_t{4} << 20;  // of a flight file
 constexpr double seconds_of_a_day = 86400;
 
 std::string directory_of_user() {
@@ -54,7 +54,7 @@ bool save_one(const std::string& from, const std::string& to) {
   return succeeds([&] {
     if (path_exists(to)) return;
     make_directories(parent_path(to));
-    write_file_atomic(to, read_file(from, most_bytes, File::Links::refuse));
+    write_file_atomic(to, read_file(from, comm::most_flight_bytes, File::Links::refuse));
   });
 }
 

@@ -47,7 +47,8 @@ enum class Finish : uint8_t { stop, length };
 struct Completion {
   int64_t id = 0;
   std::vector<int32_t> ids;  ///< without the prompt
-  /// Of each id in softmax(logits / temperature); greedy: in softmax(logits). Empty with `choose`.
+  /// Holds the log-probability of each id in softmax(logits / temperature), in softmax(logits) where greedy.
+  /// Empty with `choose`.
   std::vector<float> log_probs;
   Finish finish = Finish::stop;
   int64_t weight_version = 0;

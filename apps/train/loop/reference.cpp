@@ -108,15 +108,15 @@ std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& con
                                                                std::shared_ptr<const data::Examples> examples,
                                                                Kind kind, const parallel::Groups& groups) {
   const bool copy = plan::keeps_reference(config);
-  if (copy)
-    engine.exchange_reference();
-  else
-    engine.plan().decoder->use_adapters(false);
+  const auto become = [&](bool reference) {
+    if (copy)
+      engine.exchange_reference();
+    else
+      engine.plan().decoder->use_adapters(!reference);
+  };
+  become(true);
   auto out = compute_log_probs(config, engine, std::move(examples), kind, groups);
-  if (copy)
-    engine.exchange_reference();
-  else
-    engine.plan().decoder->use_adapters(true);
+  become(false);
   return out;
 }
 
