@@ -28,6 +28,8 @@ target_link_libraries(nrl_flags INTERFACE nrl::openmp)
 # For code that is not worth the time that more than -O1 takes to compile. At -O1 GCC 14 reports uninitialized parts of
 # std::variant, falsely.
 set(NRL_COLD_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-O1> -Wno-maybe-uninitialized)
+# For tests: compiles in two thirds of the time of -O1.
+set(NRL_TEST_OPTIONS $<$<NOT:$<CONFIG:Debug>>:-Og> -Wno-maybe-uninitialized)
 
 # The headers that most files include, precompiled for libraries, for cold ones, and, with Catch2, for tests: GCC takes
 # none with another optimization. A file must still include what it uses: NRL_PCH=OFF builds without.
@@ -48,7 +50,7 @@ if(NRL_PCH)
     nrl_precompile(nrl_test_pch <tests/catch.h>)
     target_link_libraries(nrl_test_pch PRIVATE nrl::catch2)
     set_target_properties(nrl_test_pch PROPERTIES POSITION_INDEPENDENT_CODE OFF)
-    target_compile_options(nrl_test_pch PRIVATE ${NRL_COLD_OPTIONS} -fPIE)  # as programs are
+    target_compile_options(nrl_test_pch PRIVATE ${NRL_TEST_OPTIONS} -fPIE)  # as programs are
   endif()
 endif()
 
@@ -146,7 +148,7 @@ function(nrl_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} nrl_flags)
-  target_compile_options(${name} PRIVATE ${NRL_COLD_OPTIONS})
+  target_compile_options(${name} PRIVATE ${NRL_TEST_OPTIONS})
   nrl_use_pch(${name} nrl_test_pch)
   if(ARG_UNITY)
     nrl_unity(${name})
