@@ -185,6 +185,10 @@ TEXT
       fail "no figures: $(cat out/cpu.md)"
     ;;
   perf_gate) # in turns, with a verdict by pairs; the programs are made up, the report is real
+    command -v git >/dev/null || {
+      echo "skipped: git is not installed"
+      exit 77
+    }
     expect 64 "--budget takes a number of 1 or more" "$scripts/perf-gate.sh" --budget 1m
     expect 64 "nowhere is no commit" "$scripts/perf-gate.sh" nowhere
     mkdir tree tree/scripts
