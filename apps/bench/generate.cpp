@@ -9,8 +9,8 @@
 
 #include "apps/bench/machine.h"
 #include "apps/rollout/generator.h"
+#include "apps/state/model_source.h"
 #include "apps/train/start/run_check.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/philox.h"

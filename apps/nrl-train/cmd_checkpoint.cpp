@@ -8,9 +8,9 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
-#include "apps/train/state/merge_adapter.h"
-#include "apps/train/state/model_source.h"
-#include "apps/train/state/resume.h"
+#include "apps/state/merge_adapter.h"
+#include "apps/state/model_source.h"
+#include "apps/state/resume.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/text.h"

@@ -15,10 +15,10 @@
 #include "apps/data/text_source.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/nrl-train/show_examples.h"
+#include "apps/state/hf_files.h"
+#include "apps/state/model_source.h"
 #include "apps/train/start/run_check.h"
 #include "apps/train/start/run_data.h"
-#include "apps/train/state/hf_files.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 

@@ -7,8 +7,8 @@
 
 #include "apps/plan/nodes.h"
 #include "apps/plan/recompute.h"
+#include "apps/state/model_source.h"
 #include "apps/train/start/run_check.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
 namespace nrl::search {

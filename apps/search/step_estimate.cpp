@@ -6,8 +6,8 @@
 
 #include "apps/plan/pipeline.h"
 #include "apps/plan/traffic.h"
+#include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/error.h"
 #include "core/device/dry_run.h"
 #include "core/ops/libraries.h"

@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "apps/bench/steps.h"
+#include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/run_config.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/log.h"
 #include "core/base/sample.h"
 #include "core/base/text.h"

@@ -2,11 +2,11 @@
 
 #include <utility>
 
+#include "apps/state/run_state.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/evaluator.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/run_data.h"
-#include "apps/train/state/run_state.h"
 #include "apps/verify/limits.h"
 #include "core/base/error.h"
 

@@ -8,9 +8,9 @@
 
 #include "apps/engine/engine.h"
 #include "apps/plan/grid_position.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/resume.h"
 #include "apps/train/loop/step_source.h"
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/resume.h"
 #include "core/config/load.h"
 #include "parallel/comm/world/world.h"
 

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/state/model_source.h"
 #include "apps/train/start/document_rules.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/error.h"
 #include "core/base/philox.h"
 

@@ -5,8 +5,8 @@
 
 #include "apps/monitor/timers.h"
 #include "apps/plan/memory_check.h"
+#include "apps/state/model_source.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
 namespace nrl::verify {

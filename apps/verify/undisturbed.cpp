@@ -5,8 +5,8 @@
 #include <span>
 #include <utility>
 
+#include "apps/state/rank_group.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/launch/rank_group.h"
 #include "apps/verify/trial_runs.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"

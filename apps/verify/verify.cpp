@@ -6,10 +6,10 @@
 #include <sstream>
 #include <utility>
 
+#include "apps/state/model_source.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/run_config.h"
 #include "apps/train/start/run_data.h"
-#include "apps/train/state/model_source.h"
 #include "apps/verify/layouts.h"
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/report.h"

@@ -5,9 +5,9 @@
 #include <filesystem>
 
 #include "apps/plan/traffic.h"
-#include "apps/train/launch/rank_group.h"
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/run_state.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/rank_group.h"
+#include "apps/state/run_state.h"
 #include "tests/catch.h"
 #include "tests/comm/shared_directory.h"
 #include "tests/engine/layouts.h"

@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "apps/train/state/run_state.h"
+#include "apps/state/run_state.h"
 #include "tests/engine/training.h"
 #include "tests/io/io_test_util.h"
 #include "tests/sim/sim.h"

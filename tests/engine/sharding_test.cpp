@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "apps/model/decoder.h"
-#include "apps/train/launch/rank_group.h"
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/run_state.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/rank_group.h"
+#include "apps/state/run_state.h"
 #include "core/ops/step.h"
 #include "parallel/comm/mpi/mpi_session.h"
 #include "tests/comm/shared_directory.h"

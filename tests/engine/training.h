@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "apps/engine/engine.h"
+#include "apps/state/model_source.h"
 #include "apps/train/start/initial_state.h"
 #include "apps/train/start/placement.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/philox.h"
 #include "core/ops/transfer.h"
 #include "tests/catch.h"

@@ -13,9 +13,9 @@
 
 #include "apps/engine/step_traffic.h"
 #include "apps/plan/dry_rank.h"
+#include "apps/state/model_source.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/run_config.h"
-#include "apps/train/state/model_source.h"
 #include "apps/verify/random_tokens.h"
 #include "apps/verify/trial.h"
 #include "apps/verify/trial_runs.h"

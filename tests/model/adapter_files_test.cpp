@@ -1,6 +1,6 @@
 // Adapters in PEFT's files: what they compute, merged or not, and files that do not fit.
 
-#include "apps/train/state/adapter_files.h"
+#include "apps/state/adapter_files.h"
 
 #include <algorithm>
 #include <cmath>
@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/merge_adapter.h"
-#include "apps/train/state/model_source.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/merge_adapter.h"
+#include "apps/state/model_source.h"
 #include "core/io/atomic_file.h"
 #include "core/io/safetensors.h"
 #include "tests/catch.h"

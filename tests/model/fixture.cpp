@@ -6,8 +6,8 @@
 #include <cstring>
 #include <filesystem>
 
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/model_source.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/model_source.h"
 #include "core/base/dtype.h"
 #include "core/device/cpu/features.h"
 #include "core/io/safetensors.h"

@@ -5,7 +5,7 @@
 #include <set>
 
 #include "apps/search/progress.h"
-#include "apps/train/state/model_source.h"
+#include "apps/state/model_source.h"
 #include "core/io/atomic_file.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"

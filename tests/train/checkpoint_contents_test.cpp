@@ -6,7 +6,7 @@
 #include <regex>
 
 #include "apps/model/families/hf_config.h"
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
 #include "tests/model/tiny_model.h"

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "apps/model/families/hf_config.h"
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 #include "core/base/philox.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"

@@ -1,6 +1,6 @@
 // The chat template of a run in its checkpoints.
 
-#include "apps/train/state/hf_files.h"
+#include "apps/state/hf_files.h"
 
 #include <string>
 #include <vector>

@@ -9,7 +9,7 @@
 #include <spdlog/fmt/ranges.h>
 
 #include "apps/plan/run_plan.h"
-#include "apps/train/state/model_source.h"
+#include "apps/state/model_source.h"
 #include "core/config/schema.h"
 #include "tests/catch.h"
 #include "tests/train/training_run.h"

@@ -3,9 +3,9 @@
 // finds sums and products that overflow.
 
 #include "apps/plan/run_plan.h"
+#include "apps/state/model_source.h"
 #include "apps/train/start/run_config.h"
 #include "apps/train/start/run_data.h"
-#include "apps/train/state/model_source.h"
 #include "tests/catch.h"
 #include "tests/config/key_needs.h"
 #include "tests/train/training_run.h"

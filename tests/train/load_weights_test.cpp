@@ -3,7 +3,7 @@
 #include <cstring>
 
 #include "apps/model/families/hf_config.h"
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 #include "core/config/load.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"

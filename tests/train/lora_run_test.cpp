@@ -3,9 +3,9 @@
 #include <cstring>
 #include <map>
 
+#include "apps/state/merge_adapter.h"
 #include "apps/train/loop/evaluation.h"
 #include "apps/train/start/run_check.h"
-#include "apps/train/state/merge_adapter.h"
 #include "core/io/safetensors.h"
 #include "tests/catch.h"
 #include "tests/train/training_run.h"

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "apps/state/model_source.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/run_config.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 #include "tests/catch.h"

@@ -1,7 +1,7 @@
 // Every setting that a checkpoint records, changed alone: listed, allowed by one word, or refused,
 // as docs/checkpoints.md says.
 #include "apps/model/families/hf_config.h"
-#include "apps/train/state/resume.h"
+#include "apps/state/resume.h"
 #include "core/config/load.h"
 #include "core/config/resume_rule.h"
 #include "tests/catch.h"

@@ -1,8 +1,8 @@
 // What a checkpoint records of its run, and which changes a resume accepts.
-#include "apps/train/state/resume.h"
+#include "apps/state/resume.h"
 
 #include "apps/model/families/hf_config.h"
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 #include "core/io/checkpoint_store.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"

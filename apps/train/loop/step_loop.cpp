@@ -341,7 +341,7 @@ Exit StepLoop::diverged() {
 // Collective. Ends the run if another one has taken over a directory that it writes to.
 void StepLoop::require_locks() {
   run_.engine->finish_gathers();
-  run_.saver->require_locks();
+  run_collectively(run_.world, [&] { run_.saver->require_locks(); });
 }
 
 std::optional<Exit> StepLoop::stopped() {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "apps/plan/nodes.h"
-#include "apps/train/state/adapter_files.h"
+#include "apps/state/adapter_files.h"
 #include "core/base/text.h"
 #include "core/ops/kernel_table.h"
 #include "parallel/grid/nodes.h"

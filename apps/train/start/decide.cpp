@@ -7,10 +7,10 @@
 
 #include "apps/check/check.h"
 #include "apps/plan/recompute.h"
+#include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/memory_fit.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
 

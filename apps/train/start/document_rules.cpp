@@ -4,7 +4,7 @@
 #include <string>
 
 #include "apps/data/manifest.h"
-#include "apps/train/state/hf_files.h"
+#include "apps/state/hf_files.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"

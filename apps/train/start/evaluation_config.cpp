@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "apps/check/check.h"
+#include "apps/state/adapter_files.h"
 #include "apps/train/launch/device_choice.h"
-#include "apps/train/state/adapter_files.h"
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"

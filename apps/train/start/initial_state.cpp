@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "apps/monitor/timers.h"
+#include "apps/state/input_identity.h"
+#include "apps/state/run_state.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/state/input_identity.h"
-#include "apps/train/state/run_state.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
 #include "core/device/cpu/parallel.h"

@@ -4,8 +4,8 @@
 #include <functional>
 
 #include "apps/monitor/start_phases.h"
+#include "apps/state/resume.h"
 #include "apps/train/start/run.h"
-#include "apps/train/state/resume.h"
 
 namespace nrl::train {
 

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
+#include "apps/state/model_source.h"
 #include "apps/train/start/run_check.h"
-#include "apps/train/state/model_source.h"
 #include "core/base/text.h"
 
 namespace nrl::train {

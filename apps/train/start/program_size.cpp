@@ -3,8 +3,8 @@
 #include <array>
 
 #include "apps/engine/engine.h"
+#include "apps/state/model_source.h"
 #include "apps/train/start/initial_state.h"
-#include "apps/train/state/model_source.h"
 #include "core/config/load.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "apps/engine/engine.h"
+#include "apps/state/checkpoint_saver.h"
 #include "apps/train/start/placement.h"
 #include "apps/train/start/run_data.h"
-#include "apps/train/state/checkpoint_saver.h"
 
 namespace nrl::train {
 

@@ -5,9 +5,9 @@
 
 #include "apps/check/check.h"
 #include "apps/plan/memory_check.h"
+#include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/start/document_rules.h"
-#include "apps/train/state/model_source.h"
 
 namespace nrl::train {
 namespace {

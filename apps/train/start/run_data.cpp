@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "apps/state/hf_files.h"
 #include "apps/train/start/document_rules.h"
-#include "apps/train/state/hf_files.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 

@@ -5,11 +5,11 @@
 
 #include "apps/data/order_file.h"
 #include "apps/plan/memory_check.h"
+#include "apps/state/hf_files.h"
+#include "apps/state/input_identity.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
-#include "apps/train/state/hf_files.h"
-#include "apps/train/state/input_identity.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"

@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "apps/model/spec/spec.h"
-#include "apps/train/state/resume.h"
+#include "apps/state/resume.h"
 #include "core/config/load.h"
 
 namespace nrl::train {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "apps/model/spec/spec.h"
-#include "apps/train/state/input_identity.h"
+#include "apps/state/input_identity.h"
 #include "core/base/dtype.h"
 #include "core/config/config.h"
 #include "core/io/checkpoint_reader.h"

@@ -1,4 +1,4 @@
-#include "apps/train/state/resume.h"
+#include "apps/state/resume.h"
 
 #include <algorithm>
 #include <optional>
@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "apps/model/families/hf_config.h"
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 #include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/config/load.h"

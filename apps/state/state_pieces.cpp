@@ -1,4 +1,4 @@
-#include "apps/train/state/state_pieces.h"
+#include "apps/state/state_pieces.h"
 
 #include <algorithm>
 #include <cstring>

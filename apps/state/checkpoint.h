@@ -16,7 +16,7 @@
 
 #include "apps/engine/group_tensors.h"
 #include "apps/model/spec/parameters.h"
-#include "apps/train/state/hf_files.h"
+#include "apps/state/hf_files.h"
 #include "core/io/checkpoint_reader.h"
 #include "core/io/checkpoint_store.h"
 #include "core/io/staging.h"
@@ -57,7 +57,7 @@ struct SaveOptions {
   std::string store;  ///< checkpointing.checkpoint_dir
   bool optimizer = true;
   std::string resolved_config;  ///< YAML text
-  JsonValue run;                ///< record_to_json() of apps/train/state/resume.h
+  JsonValue run;                ///< record_to_json() of apps/state/resume.h
   HfFiles hf;                   ///< additional files of the model directory
   std::string base = {};        ///< of adapters: the directory of their base model
   SavePlans* plans = nullptr;   ///< see CheckpointWriter::Options

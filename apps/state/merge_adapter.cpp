@@ -1,4 +1,4 @@
-#include "apps/train/state/merge_adapter.h"
+#include "apps/state/merge_adapter.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -9,8 +9,8 @@
 
 #include "apps/model/families/hf_config.h"
 #include "apps/model/spec/parameters.h"
-#include "apps/train/state/adapter_files.h"
-#include "apps/train/state/model_source.h"
+#include "apps/state/adapter_files.h"
+#include "apps/state/model_source.h"
 #include "core/base/error.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/parallel.h"

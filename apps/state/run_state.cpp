@@ -1,4 +1,4 @@
-#include "apps/train/state/run_state.h"
+#include "apps/state/run_state.h"
 
 namespace nrl::train {
 

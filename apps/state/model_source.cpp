@@ -1,10 +1,10 @@
-#include "apps/train/state/model_source.h"
+#include "apps/state/model_source.h"
 
 #include <algorithm>
 
 #include "apps/model/families/hf_config.h"
 #include "apps/model/spec/trained_part.h"
-#include "apps/train/state/adapter_files.h"
+#include "apps/state/adapter_files.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/checkpoint_store.h"

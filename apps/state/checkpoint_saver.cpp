@@ -1,11 +1,11 @@
-#include "apps/train/state/checkpoint_saver.h"
+#include "apps/state/checkpoint_saver.h"
 
 #include <utility>
 
-#include "apps/train/launch/launch.h"
-#include "apps/train/launch/rank_group.h"
-#include "apps/train/state/run_state.h"
+#include "apps/state/rank_group.h"
+#include "apps/state/run_state.h"
 #include "core/base/log.h"
+#include "parallel/comm/agreement.h"
 
 namespace nrl::train {
 
@@ -26,14 +26,12 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
 }
 
 void CheckpointSaver::require_locks() const {
-  run_collectively(world_, [&] {
-    if (locks_) locks_->require_held();
-  });
+  if (locks_) locks_->require_held();
 }
 
 std::string CheckpointSaver::save(engine::Engine& engine, const Position& position) {
   std::unique_ptr<Staging> staging;
-  const comm::ErrorConsensus consensus = attempt_collectively(world_, [&] {
+  const comm::ErrorConsensus consensus = comm::attempt_on_all(world_.comm(), [&] {
     engine.finish_gathers();
     staging = engine.staging();
   });

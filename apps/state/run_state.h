@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "apps/engine/engine.h"
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 
 namespace nrl::train {
 

@@ -3,9 +3,9 @@
 #include <string>
 #include <utility>
 
-#include "apps/train/state/adapter_files.h"
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/load_slice.h"
+#include "apps/state/adapter_files.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/load_slice.h"
 #include "core/io/safetensors.h"
 
 namespace nrl::train {

@@ -1,4 +1,4 @@
-#include "apps/train/launch/rank_group.h"
+#include "apps/state/rank_group.h"
 
 namespace nrl::train {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "apps/engine/engine.h"
-#include "apps/train/state/checkpoint.h"
-#include "apps/train/state/resume.h"
+#include "apps/state/checkpoint.h"
+#include "apps/state/resume.h"
 #include "core/config/load.h"
 #include "core/io/run_lock.h"
 #include "core/io/slice_plan.h"
@@ -26,7 +26,7 @@ class CheckpointSaver {
   const RunLocks* locks() const { return locks_.get(); }
   /// True once this rank knows that another run has taken one of the locks; rank 0 alone can know.
   bool lost_lock() const { return locks_ && !locks_->lost().empty(); }
-  /// Collective. Fails on rank 0, and throws AgreedExit (73) on all ranks, if another run has taken a lock.
+  /// Not collective. Fails (73) on rank 0 if another run has taken a lock.
   void require_locks() const;
 
   /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the

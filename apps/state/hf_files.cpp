@@ -1,4 +1,4 @@
-#include "apps/train/state/hf_files.h"
+#include "apps/state/hf_files.h"
 
 #include <algorithm>
 #include <vector>

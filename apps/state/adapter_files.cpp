@@ -1,4 +1,4 @@
-#include "apps/train/state/adapter_files.h"
+#include "apps/state/adapter_files.h"
 
 #include <algorithm>
 #include <array>

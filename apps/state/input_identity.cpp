@@ -1,4 +1,4 @@
-#include "apps/train/state/input_identity.h"
+#include "apps/state/input_identity.h"
 
 #include <algorithm>
 

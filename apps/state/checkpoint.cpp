@@ -1,12 +1,12 @@
-#include "apps/train/state/checkpoint.h"
+#include "apps/state/checkpoint.h"
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
-#include "apps/train/state/adapter_files.h"
-#include "apps/train/state/load_slice.h"
-#include "apps/train/state/state_pieces.h"
+#include "apps/state/adapter_files.h"
+#include "apps/state/load_slice.h"
+#include "apps/state/state_pieces.h"
 #include "core/base/log.h"
 #include "core/io/json.h"
 #include "core/ops/step.h"
