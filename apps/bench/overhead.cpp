@@ -153,7 +153,7 @@ class Blocks {
     engine.step({.number = step.step,
                  .learning_rate = step.lr,
                  .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
-                 .gather = report.wants_gathering()},
+                 .asks = {.gather = report.wants_gathering()}},
                 engine.objective());
     at.tokens += step.totals.tokens;
     step.tokens_so_far = at.tokens;

@@ -297,7 +297,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
   refresh_fp8_weights();
   const std::span<const model::MicroBatch> batches = plan_->tensors->commit(step.number, step.loss_tokens);
   batches_ = batches;
-  scalars_.begin(step.learning_rate, step.stop, step.gather, step.profile, step.bounds);
+  scalars_.begin(step.learning_rate, step.asks, step.bounds);
   plan_->decoder->take_expert_rounds();  // of an evaluation
   const bool graph = options_.cuda_graph && !step.eager;
   if (exec_.device) watch_.begin(step.number, graph);

@@ -44,9 +44,7 @@ struct StepInput {
   int64_t number;  ///< from 1; selects the dropout masks
   double learning_rate;
   int64_t loss_tokens;     ///< tokens with a target in the global batch: loss weights are -1 / loss_tokens
-  bool stop = false;       ///< this rank requests a stop: StepResult::stop becomes true on all ranks
-  bool gather = false;     ///< only of rank 0: StepResult::gather becomes true on all ranks
-  bool profile = false;    ///< of any rank: StepResult::profile becomes true on all ranks
+  StepRequests asks = {};  ///< of this rank
   StepBounds bounds = {};  ///< the same on all ranks
   bool eager = false;  ///< not as a graph (TrainingOptions::cuda_graph), so that trace ranges time its work
   /// Called when the work up to the reduced gradients is enqueued, before the update: for readers of

@@ -12,10 +12,10 @@ using S = ops::StepScalar;
 namespace {
 
 constexpr size_t bytes = S::count * sizeof(double);
-// Rank 0's request for a gathering is a fraction of S::stop, whose whole part counts the ranks that were
-// asked to stop: the sums have no element more for it.
-constexpr double gather_request = 0x1p-20;
-// Requests for a window are a smaller fraction: exact for up to 2^19 ranks that ask and 2^12 that stop.
+// Rank 0's requests for a gathering and a checkpoint are fractions of S::stop, whose whole part counts the
+// ranks that were asked to stop: the sums have no element more for them.
+constexpr double gather_request = 0x1p-20, save_request = 0x1p-21;
+// Requests for a window are a smaller fraction: exact for up to 2^18 ranks that ask and 2^12 that stop.
 constexpr double profile_request = 0x1p-40;
 constexpr size_t host_values = S::updates;  // the leading scalars, which the host sets
 static_assert(S::learning_rate == S::sums && S::norm_limit + 1 == S::updates);
@@ -44,12 +44,12 @@ void StepScalars::restore(const StepCounters& c) {
   ops::upload(*exec_, scalars_, values);
 }
 
-void StepScalars::begin(double learning_rate, bool stop, bool gather, bool profile,
-                        const StepBounds& bounds) {
+void StepScalars::begin(double learning_rate, const StepRequests& asks, const StepBounds& bounds) {
   NRL_CHECK(in_flight_ < buffers, "more than {} steps in flight", buffers);
   double* values = host_scalars(begun_);
   std::fill(values, values + S::sums, 0.0);
-  values[S::stop] = (stop ? 1 : 0) + (gather ? gather_request : 0) + (profile ? profile_request : 0);
+  values[S::stop] = (asks.stop ? 1 : 0) + (asks.gather ? gather_request : 0) +
+                    (asks.save ? save_request : 0) + (asks.profile ? profile_request : 0);
   values[S::learning_rate] = learning_rate;
   values[S::loss_factor] = bounds.loss_factor;
   values[S::loss_limit] = bounds.loss;
@@ -86,10 +86,17 @@ StepResult StepScalars::collect() {
   r.updates = static_cast<int64_t>(v[S::updates]);
   r.skipped_in_a_row = static_cast<int64_t>(v[S::skipped_in_a_row]);
   r.skipped = v[S::skip] != 0;
-  r.stop = v[S::stop] >= 1;
-  const double requests = v[S::stop] - std::floor(v[S::stop]);
-  r.gather = requests >= gather_request;
-  r.profile = requests - (r.gather ? gather_request : 0) >= profile_request;
+  double asked = v[S::stop];
+  const auto take = [&](double request) {
+    const bool found = asked >= request;
+    if (found) asked -= request;
+    return found;
+  };
+  r.asked.stop = asked >= 1;
+  asked -= std::floor(asked);
+  r.asked.gather = take(gather_request);
+  r.asked.save = take(save_request);
+  r.asked.profile = asked >= profile_request;
   r.overflow = v[S::overflow] != 0;
   r.limited = v[S::limited] != 0;
   r.used_loss_scale = v[S::used_loss_scale];

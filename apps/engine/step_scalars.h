@@ -27,6 +27,14 @@ struct StepBounds {
   double grad_norm = 0;  ///< 0: no limit
 };
 
+/// Requests of a rank with a step. All ranks learn with its result that one of them asked.
+struct StepRequests {
+  bool stop = false;     ///< the end of the run
+  bool gather = false;   ///< of rank 0: a gathering of what the ranks measured
+  bool save = false;     ///< of rank 0: a checkpoint
+  bool profile = false;  ///< a window of recorded steps
+};
+
 /// The scalars of a step that a checkpoint saves.
 struct StepCounters {
   int64_t updates = 0, skipped_in_a_row = 0;
@@ -38,9 +46,8 @@ struct StepCounters {
 struct StepResult {
   double grad_norm = 0;
   int64_t updates = 0, skipped_in_a_row = 0;
-  bool skipped = false, stop = false;
-  bool gather = false;    ///< StepInput::gather of rank 0
-  bool profile = false;   ///< StepInput::profile of any rank
+  bool skipped = false;
+  StepRequests asked;     ///< of any rank
   bool overflow = false;  ///< the step was skipped because its loss scale was too large
   bool limited = false;   ///< the step was skipped because of StepInput::bounds
   double used_loss_scale = 1;
@@ -65,10 +72,8 @@ class StepScalars {
 
   /// Restores the counters from a checkpoint.
   void restore(const StepCounters& counters);
-  /// Zeroes the sums. `stop`: this rank requests a stop; `gather`: it is rank 0 and requests a gathering;
-  /// `profile`: it requests a window of recorded steps.
-  void begin(double learning_rate, bool stop, bool gather = false, bool profile = false,
-             const StepBounds& bounds = {});
+  /// Zeroes the sums.
+  void begin(double learning_rate, const StepRequests& asks, const StepBounds& bounds = {});
   /// Enqueues the copy back to the host.
   void finish();
   /// The end of the oldest step in flight; null on a CPU.

@@ -1,29 +1,16 @@
 #include "apps/monitor/notify.h"
 
-#include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <condition_variable>
-#include <csignal>
-#include <cstring>
 #include <deque>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <fcntl.h>
-#include <poll.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include "core/base/clock.h"
-#include "core/base/error.h"
 #include "core/base/spawn.h"
 #include "core/base/threads.h"
 #include "core/io/http_post.h"
-
-extern char** environ;
 
 namespace nrl::monitor {
 namespace {
@@ -35,54 +22,7 @@ std::string_view level_text(const Alert& alert) {
   return alert.level == AlertLevel::critical ? "critical" : "warning";
 }
 
-// Waits for a child until `deadline`; true if it has ended.
-bool ended(pid_t child, double deadline, int& status) {
-  for (;;) {
-    const pid_t found = ::waitpid(child, &status, WNOHANG);
-    if (found == child || (found < 0 && errno != EINTR)) return true;
-    if (steady_seconds() >= deadline) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(10));
-  }
-}
-
-// Writes until the reader has closed its end, or `deadline`.
-void write_input(int fd, std::string_view text, double deadline) {
-  while (!text.empty()) {
-    pollfd ready{.fd = fd, .events = POLLOUT, .revents = 0};
-    const double left = deadline - steady_seconds();
-    if (left <= 0 || ::poll(&ready, 1, static_cast<int>(left * 1e3) + 1) <= 0) return;
-    const ssize_t n = ::write(fd, text.data(), text.size());
-    if (n < 0 && errno != EINTR && errno != EAGAIN) return;
-    if (n > 0) text.remove_prefix(static_cast<size_t>(n));
-  }
-}
-
 }  // namespace
-
-std::string run_command(const std::string& command, const std::string& input,
-                        const std::vector<std::string>& environment, double limit_s) {
-  const double deadline = steady_seconds() + limit_s;
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return fmt::format("no pipe: {}", std::strerror(errno));
-  ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
-  std::vector<std::string> variables;
-  for (char** entry = environ; *entry; ++entry) variables.emplace_back(*entry);
-  variables.insert(variables.end(), environment.begin(), environment.end());
-  pid_t child = 0;
-  const int refused = spawn_group(child, {"/bin/sh", "-c", command}, variables, {.in = ends[0]});
-  ::close(ends[0]);
-  if (refused == 0) write_input(ends[1], input, deadline);  // SIGPIPE is blocked in this thread
-  ::close(ends[1]);
-  if (refused != 0) return fmt::format("cannot start sh: {}", std::strerror(refused));
-  int status = 0;
-  if (!ended(child, deadline, status)) {
-    ::kill(-child, SIGKILL);
-    ended(child, steady_seconds() + 1, status);
-    return fmt::format("killed after {:g} s", limit_s);
-  }
-  if (WIFSIGNALED(status)) return fmt::format("ended by signal {}", WTERMSIG(status));
-  return WEXITSTATUS(status) == 0 ? "" : fmt::format("exit status {}", WEXITSTATUS(status));
-}
 
 struct Notifier::State {
   explicit State(Options o) : options(std::move(o)) {}
@@ -94,8 +34,8 @@ struct Notifier::State {
     json.set("run", options.run);
     if (options.command)
       report("monitoring.alerting.command", command_failed,
-             run_command(
-                 *options.command, json.dump() + "\n",
+             run_program(
+                 {"/bin/sh", "-c", *options.command}, json.dump() + "\n",
                  {"NRL_ALERT_RULE=" + alert.rule, fmt::format("NRL_ALERT_SEVERITY={}", level_text(alert)),
                   fmt::format("NRL_ALERT_VALUE={:g}", alert.value),
                   fmt::format("NRL_ALERT_THRESHOLD={:g}", alert.threshold),

@@ -38,10 +38,4 @@ class Notifier {
   std::shared_ptr<State> state_;
 };
 
-/// Runs `sh -c command` with `input` on its standard input and `environment` ("NAME=value") in addition to
-/// ours. Its output is discarded. Returns what went wrong; empty: it exited with 0. After `limit_s` seconds
-/// it is killed with its children (of its process group).
-std::string run_command(const std::string& command, const std::string& input,
-                        const std::vector<std::string>& environment, double limit_s);
-
 }  // namespace nrl::monitor

@@ -4,7 +4,6 @@
 
 #include "apps/state/rank_group.h"
 #include "apps/state/run_state.h"
-#include "core/base/log.h"
 #include "parallel/comm/agreement.h"
 
 namespace nrl::train {
@@ -21,7 +20,10 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
   options_.base = c.policy.model_name.value_or("");
   if (world.rank() != 0) return;
   std::vector<std::string> directories{c.logger.log_dir};
-  if (c.checkpointing.enabled) directories.push_back(c.checkpointing.checkpoint_dir);
+  if (c.checkpointing.enabled) {
+    directories.push_back(c.checkpointing.checkpoint_dir);
+    after_.emplace(c.checkpointing, c.logger.log_dir);
+  }
   locks_ = std::make_unique<RunLocks>(std::move(directories));
 }
 
@@ -39,15 +41,7 @@ std::string CheckpointSaver::save(engine::Engine& engine, const Position& positi
   options_.plans = &plans_;
   const std::string path =
       save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));
-  const CheckpointingConfig& c = config_.config.checkpointing;
-  if (world_.rank() == 0 && c.keep_latest_k) {
-    valid_.insert(position.step);
-    try {
-      apply_retention(options_.store, static_cast<int>(*c.keep_latest_k), {}, &valid_);
-    } catch (const Error& e) {
-      log::warn("older checkpoints were not removed after saving {}: {}", path, e.what());
-    }
-  }
+  if (after_) after_->committed(position.step, path);
   return path;
 }
 

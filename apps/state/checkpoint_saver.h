@@ -2,11 +2,12 @@
 // Saves the checkpoints of a run and locks the directories that it writes to.
 
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/engine/engine.h"
+#include "apps/state/after_commit.h"
 #include "apps/state/checkpoint.h"
 #include "apps/state/resume.h"
 #include "core/config/load.h"
@@ -32,14 +33,18 @@ class CheckpointSaver {
   /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the
   /// same Error on all ranks.
   std::string save(engine::Engine& engine, const Position& position);
+  /// Waits on rank 0 for what follows the last save.
+  void finish() {
+    if (after_) after_->finish();
+  }
 
  private:
   comm::World& world_;
   const ConfigResult& config_;
   SavePlans plans_;
-  std::set<int64_t> valid_;  ///< saved by this run, or seen to be valid
   SaveOptions options_;
   std::unique_ptr<RunLocks> locks_;
+  std::optional<AfterCommit> after_;  // on rank 0; ends before the locks are released
 };
 
 }  // namespace nrl::train

@@ -1,6 +1,7 @@
 #pragma once
 // Programs that this process starts and may kill with all their children.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -18,5 +19,13 @@ struct StandardStreams {
 /// or the number of the error. Safe in a process with threads and MPI.
 int spawn_group(pid_t& child, const std::vector<std::string>& words,
                 const std::vector<std::string>& environment, const StandardStreams& streams);
+
+/// Runs a program to its end, with `input` on its standard input and `environment` in addition to ours; its
+/// output and errors go to `output`, or nowhere (-1). Returns what went wrong; empty: it exited with 0. After
+/// `limit_s` seconds it is killed with its children (of its process group). `waiting`, if set, is called
+/// every 10 ms.
+std::string run_program(const std::vector<std::string>& words, const std::string& input,
+                        const std::vector<std::string>& environment, double limit_s, int output = -1,
+                        const std::function<void()>& waiting = {});
 
 }  // namespace nrl

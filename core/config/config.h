@@ -343,8 +343,13 @@ struct ResumeFrom {
 struct CheckpointingConfig {
   bool enabled = true;
   std::string checkpoint_dir = "results/checkpoints";
-  int64_t save_period = 1000;                ///< optimizer steps; 0: only at the end and when stopped
-  std::optional<int64_t> keep_latest_k = 3;  ///< unset: keep all
+  int64_t save_period = 1000;          ///< optimizer steps; 0: only at the end and when stopped
+  std::optional<double> save_seconds;  ///< between two checkpoints; unset: no limit
+  std::optional<std::string> checkpoint_must_save_by;  ///< DD:HH:MM:SS (core/config/time_span.h)
+  std::optional<int64_t> keep_latest_k = 3;            ///< unset: keep all
+  int64_t keep_every = 0;                              ///< steps whose multiples are kept as well; 0: none
+  bool verify_saved = true;
+  std::vector<std::string> after_save;  ///< program and arguments; empty: none
   ResumeFrom resume;
   std::vector<ResumeChange> allow_changes;  ///< permitted since the checkpoint that is resumed
   bool save_optimizer = true;

@@ -47,8 +47,6 @@ constexpr Planned planned[] = {
     {"checkpointing.metric_name", "text, or null", "null",
      "Keep the best checkpoints by this metric (\"val:loss\") instead of the newest."},
     {"checkpointing.higher_is_better", "true or false", "false", "Direction of metric_name."},
-    {"checkpointing.checkpoint_must_save_by", "text, or null", "null",
-     "Time (DD:HH:MM:SS) after which to save and stop."},
     {"checkpointing.save_hf", "every | last | never", "every",
      "Which checkpoints hold the weights under Hugging Face names; today all of them do."},
     {"logger.swanlab_enabled", "true or false", "false", "Report to SwanLab.", "", "",

@@ -100,6 +100,16 @@ void add_checkpointing(Table& t) {
       .alias("checkpointing.ft_save_period")
       .help("Optimizer steps between checkpoints; 0: only at the end and when stopped.")
       .only_with(saves);
+  NRL_KEY(t, checkpointing.save_seconds)
+      .at_least(1)
+      .at_most(many_steps)
+      .help("Also save when the last checkpoint is this many seconds old; null: only every save_period.")
+      .only_with(saves);
+  NRL_KEY(t, checkpointing.checkpoint_must_save_by)
+      .help(
+          "DD:HH:MM:SS since the start of the process: the run saves in time and stops with exit code 75. "
+          "Inside a Slurm job that tells its end (SLURM_JOB_END_TIME), it does so before that as well.")
+      .only_with(saves);
   NRL_KEY(t, checkpointing.keep_latest_k)
       .at_least(1)
       .alias("checkpointing.keep_top_k")
@@ -108,6 +118,23 @@ void add_checkpointing(Table& t) {
       .alias("trainer.max_ckpt_to_keep")
       .alias("checkpointing.ft_keep_latest_k")
       .help("Number of newest checkpoints to keep; null: all.")
+      .only_with(saves);
+  NRL_KEY(t, checkpointing.keep_every)
+      .at_least(0)
+      .at_most(many_steps)
+      .size()
+      .help("keep_latest_k keeps the checkpoints of every multiple of so many steps as well; 0: none.")
+      .only_with(saves);
+  NRL_KEY(t, checkpointing.verify_saved)
+      .help(
+          "Read each checkpoint back in the background, on the host of rank 0; a good one gets a file "
+          "VERIFIED. keep_latest_k never removes the newest of these.")
+      .only_with(saves);
+  NRL_KEY(t, checkpointing.after_save)
+      .help(
+          "Program and arguments, run without a shell on the host of rank 0 after a checkpoint is saved, "
+          "with "
+          "its directory as last argument: to copy it to an object store, for example.")
       .only_with(saves);
   NRL_KEY(t, checkpointing.resume)
       .alias("checkpointing.resume_from_checkpoint")

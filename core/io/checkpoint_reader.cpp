@@ -380,7 +380,8 @@ void CheckpointReader::verify(const CheckpointSums::Sum& sum, std::string& buffe
 }
 
 std::vector<std::string> CheckpointReader::verify_rest(int part, int parts,
-                                                       const std::set<std::string>& unusable) {
+                                                       const std::set<std::string>& unusable,
+                                                       const std::function<bool()>& stop) {
   std::vector<std::string> problems;
   std::string buffer;
   std::map<std::string, size_t> found;  // problems by file
@@ -401,7 +402,7 @@ std::vector<std::string> CheckpointReader::verify_rest(int part, int parts,
     }
   };
   sums_.for_part(verified_, part, parts, describe, [&](size_t number, const CheckpointSums::Sum& sum) {
-    if (unusable.contains(sum.file->name) || sum.file == no_header) return;
+    if (unusable.contains(sum.file->name) || sum.file == no_header || (stop && stop())) return;
     try {
       verify(sum, buffer);
       verified_[number] = 1;

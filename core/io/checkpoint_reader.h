@@ -75,8 +75,10 @@ class CheckpointReader {
   std::vector<uint8_t>& verified() { return verified_; }
   /// Verifies part `part` of `parts` of the checksums that are not verified() yet, and that the pieces cover
   /// every element of the tensors exactly once, as the manifests of ranks that were read also say. Returns
-  /// the problems, one line each: file, tensor, byte range. Skips the files in `unusable`.
-  std::vector<std::string> verify_rest(int part, int parts, const std::set<std::string>& unusable = {});
+  /// the problems, one line each: file, tensor, byte range. Skips the files in `unusable`, and all that is
+  /// left once `stop` returns true.
+  std::vector<std::string> verify_rest(int part, int parts, const std::set<std::string>& unusable = {},
+                                       const std::function<bool()>& stop = {});
 
  private:
   struct OpenTensor {

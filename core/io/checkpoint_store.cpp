@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <fcntl.h>
+
 #include "core/io/checkpoint_reader.h"
 
 namespace nrl {
@@ -14,20 +16,15 @@ bool is_leftover(std::string_view name) {
          has_nonce(name, name.substr(0, dot + 5));
 }
 
-}  // namespace
-
-std::vector<std::string> validate_checkpoint(const std::string& path, Validation level) {
-  if (level == Validation::none) return {};
+std::vector<std::string> validate(const std::string& path, bool quick, const std::function<bool()>& stop) {
   OpenedManifest opened = open_manifest(path);
   std::vector<std::string> problems = std::move(opened.problems);
-  if (level == Validation::quick || opened.manifest.files.empty()) return problems;
+  if (quick || opened.manifest.files.empty()) return problems;
   const std::vector<std::string> more =
-      CheckpointReader(path, std::move(opened.manifest)).verify_rest(0, 1, opened.unusable);
+      CheckpointReader(path, std::move(opened.manifest)).verify_rest(0, 1, opened.unusable, stop);
   problems.insert(problems.end(), more.begin(), more.end());
   return problems;
 }
-
-namespace {
 
 // Every step-N, newest first, not yet validated.
 std::vector<CheckpointEntry> find_steps(const std::string& store) {
@@ -59,6 +56,22 @@ std::string latest_problem(const std::string& store, const std::string& expected
 }
 
 }  // namespace
+
+std::vector<std::string> validate_checkpoint(const std::string& path, Validation level) {
+  if (level == Validation::none) return {};
+  return validate(path, level == Validation::quick, {});
+}
+
+std::vector<std::string> verify_saved(const std::string& path, const std::function<bool()>& stop) {
+  for (const std::string& name : list_directory(path)) {
+    // Pages that are not on disk yet stay; a commit has written all.
+    const File file = File::open_read(join_path(path, name));
+    ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
+  }
+  const std::vector<std::string> problems = validate(path, false, stop);
+  if (problems.empty() && !(stop && stop())) write_file_atomic(join_path(path, verified_name), "");
+  return problems;
+}
 
 std::vector<CheckpointEntry> list_checkpoints(const std::string& store, Validation level) {
   std::vector<CheckpointEntry> entries = find_steps(store);
@@ -121,9 +134,13 @@ std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
     return good;
   };
   int kept = 0;
+  bool kept_verified = false;
   std::vector<int64_t> removed;
   for (const CheckpointEntry& e : find_steps(store)) {
-    if (!valid(e) || kept++ < keep_newest || (pinned && pinned(e.step))) continue;
+    if (!valid(e)) continue;
+    const bool newest_verified = !kept_verified && path_exists(join_path(e.path, verified_name));
+    kept_verified = kept_verified || newest_verified;
+    if (kept++ < keep_newest || newest_verified || (pinned && pinned(e.step))) continue;
     const std::string trash = join_path(store, ".trash-" + random_nonce());
     rename_path(e.path, trash);
     // Before removing files: a crash must not leave a partial checkpoint under its name.

@@ -178,10 +178,19 @@ ResumePoint find_resume(const std::string& store, Validation level = Validation:
 /// 1; nothing is removed or replaced there. Returns that directory; empty when there was nothing to move.
 std::string set_checkpoints_aside(const std::string& store, int64_t step, const RunLock& lock);
 
-/// Removes all but the `keep_newest` (at least 1) newest valid checkpoints and those for which `pinned`
-/// returns true. Never removes damaged ones or those in another format. Returns the removed steps. Call on
-/// one rank, after a commit. `known`: steps of the store that are known to be valid; they are validated again
-/// only if their manifest is missing. Valid ones are added, so that later calls do not read them.
+/// In a checkpoint that was read back after it was saved (verify_saved()).
+inline constexpr const char* verified_name = "VERIFIED";
+
+/// Reads a checkpoint back, from storage and not from the page cache where the system permits it, and writes
+/// verified_name into it. Returns its problems, as validate_checkpoint(); empty: it is marked, or `stop`
+/// returned true.
+std::vector<std::string> verify_saved(const std::string& path, const std::function<bool()>& stop = {});
+
+/// Removes all but the `keep_newest` (at least 1) newest valid checkpoints, the newest that has
+/// verified_name, and those for which `pinned` returns true. Never removes damaged ones or those in another
+/// format. Returns the removed steps. Call on one rank, after a commit. `known`: steps of the store that are
+/// known to be valid; they are validated again only if their manifest is missing. Valid ones are added, so
+/// that later calls do not read them.
 std::vector<int64_t> apply_retention(const std::string& store, int keep_newest,
                                      const std::function<bool(int64_t step)>& pinned = {},
                                      std::set<int64_t>* known = nullptr);

@@ -14,8 +14,8 @@ TEST_CASE("requests of ranks add up in one scalar", "[engine]") {
   const Tensor scalars = make_tensor(memory.data(), DType::f64, {S::count});
   ops::Exec exec;
   engine::StepScalars steps(scalars, nullptr, {}, exec);
-  const auto sent = [&](bool stop, bool gather, bool profile) {
-    steps.begin(0.1, stop, gather, profile);
+  const auto sent = [&](const engine::StepRequests& asks) {
+    steps.begin(0.1, asks);
     const double value = memory[S::stop];
     (void)steps.collect();
     return value;
@@ -23,17 +23,19 @@ TEST_CASE("requests of ranks add up in one scalar", "[engine]") {
   // Sums over 4,096 ranks.
   for (const int stops : {0, 1, 4000})
     for (const int gathers : {0, 1})
-      for (const int profiles : {0, 1, 96}) {
-        CAPTURE(stops, gathers, profiles);
-        const double sum = stops * sent(true, false, false) + gathers * sent(false, true, false) +
-                           profiles * sent(false, false, true);
-        steps.begin(0.1, false, false, false);
-        memory[S::stop] = sum;
-        const engine::StepResult result = steps.collect();
-        CHECK(result.stop == (stops > 0));
-        CHECK(result.gather == (gathers > 0));
-        CHECK(result.profile == (profiles > 0));
-      }
-  CHECK(sent(true, true, true) ==
-        sent(true, false, false) + sent(false, true, false) + sent(false, false, true));
+      for (const int saves : {0, 1})
+        for (const int profiles : {0, 1, 96}) {
+          CAPTURE(stops, gathers, saves, profiles);
+          const double sum = stops * sent({.stop = true}) + gathers * sent({.gather = true}) +
+                             saves * sent({.save = true}) + profiles * sent({.profile = true});
+          steps.begin(0.1, {});
+          memory[S::stop] = sum;
+          const engine::StepRequests asked = steps.collect().asked;
+          CHECK(asked.stop == (stops > 0));
+          CHECK(asked.gather == (gathers > 0));
+          CHECK(asked.save == (saves > 0));
+          CHECK(asked.profile == (profiles > 0));
+        }
+  CHECK(sent({.stop = true, .gather = true, .save = true, .profile = true}) ==
+        sent({.stop = true}) + sent({.gather = true}) + sent({.save = true}) + sent({.profile = true}));
 }

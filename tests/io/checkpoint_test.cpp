@@ -315,6 +315,14 @@ TEST_CASE("retention keeps the newest valid and the pinned") {
   CHECK(list_directory(dir.path()) == left);
 }
 
+TEST_CASE("retention keeps the newest verified checkpoint, however old") {
+  const TemporaryDirectory dir;
+  for (int64_t step = 1; step <= 5; ++step) save(dir.path(), step, 1);
+  for (const char* step : {"step-1", "step-2"}) CHECK(verify_saved(dir / step).empty());
+  CHECK(apply_retention(dir.path(), 2) == std::vector<int64_t>{3, 1});
+  CHECK(list_directory(dir.path()) == std::vector<std::string>{"LATEST", "step-2", "step-4", "step-5"});
+}
+
 TEST_CASE("retention does not read checkpoints that are known to be valid") {
   const TemporaryDirectory dir;
   for (int64_t step = 1; step <= 4; ++step) save(dir.path(), step, 1);

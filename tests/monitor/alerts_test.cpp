@@ -19,6 +19,7 @@
 
 #include "apps/monitor/notify.h"
 #include "core/base/clock.h"
+#include "core/base/spawn.h"
 #include "core/base/threads.h"
 #include "core/config/alert_rule.h"
 #include "core/io/http_post.h"
@@ -30,6 +31,10 @@ namespace nrl::monitor {
 namespace {
 
 using test::contains;
+
+std::vector<std::string> shell(const std::string& command) {
+  return {"/bin/sh", "-c", command};
+}
 
 MonitoringConfig alerting(double interval = 1) {
   MonitoringConfig c;
@@ -402,12 +407,12 @@ TEST_CASE("a command gets the alert as data, never as shell text", "[alerts]") {
   CHECK(json.get_string("rule") == "training_speed");
   CHECK(json.get_string("run") == "logs");
   CHECK_THAT(json.get_string("text"), ContainsSubstring("critical: training_speed"));
-  CHECK(run_command("exit 3", "", {}, 5) == "exit status 3");
-  CHECK(run_command("kill -9 $$", "", {}, 5) == "ended by signal 9");
+  CHECK(run_program(shell("exit 3"), "", {}, 5) == "exit status 3");
+  CHECK(run_program(shell("kill -9 $$"), "", {}, 5) == "ended by signal 9");
   // It does not read: signals are blocked as in the notifier's thread.
   std::thread([] {
     const BlockedSignals blocked;
-    CHECK(run_command("exec <&-; exit 0", std::string(1 << 20, 'x'), {}, 5).empty());
+    CHECK(run_program(shell("exec <&-; exit 0"), std::string(1 << 20, 'x'), {}, 5).empty());
     sigset_t pipe;
     sigemptyset(&pipe);
     sigaddset(&pipe, SIGPIPE);
@@ -420,7 +425,7 @@ TEST_CASE("a command that never ends is killed with its children", "[alerts]") {
   const test::TemporaryDirectory dir;
   const double begin = steady_seconds();
   const std::string problem =
-      run_command("sleep 60 & echo $! > " + (dir / "pid") + "; sleep 60", "", {}, 0.5);
+      run_program(shell("sleep 60 & echo $! > " + (dir / "pid") + "; sleep 60"), "", {}, 0.5);
   CHECK(steady_seconds() - begin < 5);
   CHECK(problem == "killed after 0.5 s");
   const int child = std::stoi(read_file(dir / "pid", 100));

@@ -352,7 +352,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result,
   }
   terminal_.step(facts);
   step_live(facts, seconds);
-  if (result.gather) gather(facts);
+  if (result.asked.gather) gather(facts);
   watch_memory(step.step);
   if (step.step == first_step_ + 1 && first()) {
     constexpr double slow = 5;  // a slow start explains itself

@@ -38,6 +38,7 @@ StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
     : run_(run),
       report_(report),
       samples_(samples),
+      requests_(run.config, run.world.rank() == 0),
       first_step_(run.position.step),
       first_updates_(run.position.updates) {
   if (run.max_steps() > 0)
@@ -70,7 +71,7 @@ Exit StepLoop::run() {
     const auto due = [&](int64_t period) { return period > 0 && (at.step + 1) % period == 0; };
     const bool last = at.step + 1 == max_steps;
     const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
-    const bool saves = last || due(c.checkpointing.save_period);
+    const bool saves = last || due(c.checkpointing.save_period) || save_asked_;
     const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
     bool recovered = false;
     const bool traced = report_.profile().ends_with(at.step + 1, evaluates || saves || samples || last);
@@ -166,12 +167,14 @@ void StepLoop::begin_step(StepSource& source) {
     layer_statistics_->begin();
     gradients_reduced = [this] { layer_statistics_->gradients_reduced(); };
   }
+  const SaveRequests::Asked asked = requests_.look();
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
-                     .stop = source.complete() && (stops() || run_.saver->lost_lock()),
-                     .gather = report_.wants_gathering(),
-                     .profile = report_.profile().requested(),
+                     .asks = {.stop = source.complete() && (stops() || run_.saver->lost_lock() || asked.stop),
+                              .gather = report_.wants_gathering(),
+                              .save = asked.save,
+                              .profile = report_.profile().requested()},
                      .bounds = bounds(step.totals),
                      .eager = report_.profile().active() || step.layer_statistics,
                      .gradients_reduced = gradients_reduced},
@@ -221,10 +224,11 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       report_.step(step, result, std::move(layers));
       guard(step, result);
     }
-    if (result.profile) report_.profile().record_next(at.step + 1);
+    if (result.asked.profile) report_.profile().record_next(at.step + 1);
     diverges = at.skipped_in_a_row >= c.max_nonfinite_steps ||
                (result.skipped && !result.overflow && !result.limited && c.on_nonfinite == OnNonfinite::stop);
-    stops = stops || result.stop;
+    stops = stops || result.asked.stop;
+    save_asked_ = save_asked_ || result.asked.save;
     if (diverges || stops || unstable_) leave = 0;
   }
   if (diverges) return diverged();
@@ -375,14 +379,17 @@ void StepLoop::save(bool stopping) {
   fault::reach(status::Phase::checkpoint, run_.position.step);
   const double begin = monitor::Timers::steady_seconds();
   report_.before_checkpoint();
+  save_asked_ = false;  // all steps in flight are collected
   try {
     const std::string path = run_.saver->save(*run_.engine, run_.position);
     if (RunRecords* records = RunRecords::current()) records->saved(path);
     report_.checkpoint(path, monitor::Timers::steady_seconds() - begin);
     failed_saves_ = 0;
+    requests_.saved(monitor::Timers::steady_seconds() - begin);
   } catch (const Error& e) {
     // The same error on all ranks. The run ends when it could not save at its end, or several times in a row.
     const int64_t step = run_.position.step;
+    requests_.saved(0);
     if (++failed_saves_ >= failed_saves_to_end || step == run_.max_steps() || stopping) throw;
     if (run_.world.rank() == 0)
       report_.warn(
@@ -393,6 +400,7 @@ void StepLoop::save(bool stopping) {
 }
 
 Exit StepLoop::finish(std::string outcome, Exit code) {
+  run_.saver->finish();
   status::enter(status::Phase::finishing);
   run_.engine->finish_gathers();
   report_.summary(std::move(outcome), code);

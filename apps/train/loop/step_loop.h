@@ -12,6 +12,7 @@
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/loop/rollout_source.h"
 #include "apps/train/loop/run_report.h"
+#include "apps/train/loop/save_requests.h"
 #include "apps/train/loop/step_source.h"
 #include "apps/train/loop/text_samples.h"
 #include "apps/train/start/run.h"
@@ -55,6 +56,8 @@ class StepLoop {
   TextSamples* samples_;
   RolloutSource* rollouts_ = nullptr;  // null: rollouts are not generated
   LrSchedule schedule_;
+  SaveRequests requests_;
+  bool save_asked_ = false;  // by a step that was collected
   std::deque<StepInFlight> in_flight_;
   int64_t first_step_, first_updates_;  // of this process
   int64_t epoch_ = 0;                   // from 1; 0: none yet

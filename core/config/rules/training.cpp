@@ -6,6 +6,7 @@
 #include "core/base/text.h"
 #include "core/config/alert_rule.h"
 #include "core/config/rules/tables.h"
+#include "core/config/time_span.h"
 
 namespace nrl::config_detail {
 namespace {
@@ -211,6 +212,22 @@ ConfigRule needs_checkpoints(const char* key, const char* value) {
               {"set checkpointing.save_period, keep_latest_k: 2 or more, or on_instability: skip_step"}});
 }
 
+Verdict judge_must_save_by(const ConfigResult& r) {
+  const auto& text = r.config.checkpointing.checkpoint_must_save_by;
+  if (!text) return {};
+  const auto span = parse_time_span(*text);
+  if (span && *span > 0) return {};
+  return {{.reason = fmt::format("checkpointing.checkpoint_must_save_by: \"{}\" is no span of time",
+                                 clipped(*text)),
+           .label = "DD:HH:MM:SS; \"00:03:45:00\" is three hours and three quarters"}};
+}
+
+Verdict judge_after_save(const ConfigResult& r) {
+  const std::vector<std::string>& words = r.config.checkpointing.after_save;
+  if (words.empty() || !words.front().empty()) return {};
+  return {{.reason = "checkpointing.after_save: the name of the program is empty"}};
+}
+
 Verdict judge_alert_rules(const ConfigResult& r) {
   for (const std::string& text : r.config.monitoring.alerting.rules) {
     const auto [rule, problem] = parse_alert_rule(text);
@@ -320,6 +337,8 @@ const ConfigRule training_table[] = {
     {{warmup, ratio, decay, wsd, style, steps}, judge_decay},
     {{warmup, ratio, decay, wsd, style, steps}, judge_run},
     {{"profiling.steps", "profiling.every", "profiling.ranks"}, judge_profile},
+    {{"checkpointing.checkpoint_must_save_by"}, judge_must_save_by},
+    {{"checkpointing.after_save"}, judge_after_save},
     {{"monitoring.alerting.rules", "logger.monitor_gpus"}, judge_alert_rules},
     needs_checkpoints("checkpointing.enabled", "false"),
     needs_checkpoints("checkpointing.save_period", "0"),
