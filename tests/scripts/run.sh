@@ -281,5 +281,34 @@ SH
         fail "$precision: $(cat out.json)"
     done
     ;;
+  sbom) # every library that the program loads is there with its version; the validator of SPDX accepts it
+    for tool in jq dpkg-query; do
+      command -v "$tool" >/dev/null || {
+        echo "skipped: $tool is not installed"
+        exit 77
+      }
+    done
+    expect 66 'no such file' "$scripts/sbom.sh" none
+    expect 64 usage: "$scripts/sbom.sh" a b
+    SOURCE_DATE_EPOCH=1767225600 "$scripts/sbom.sh" "$3" >sbom.json
+    [[ $(jq -r '.spdxVersion, .creationInfo.created' sbom.json) == $'SPDX-2.3\n2026-01-01T00:00:00Z' ]] || fail "$(head sbom.json)"
+    [[ $(jq -r '.packages[0].checksums[0].checksumValue' sbom.json) == $(sha256sum <"$3" | cut -d ' ' -f 1) ]] || fail "another program"
+    for library in libyaml-cpp libopenmpi libsodium libc6 libprotozero; do
+      version=$(jq -r --arg name "$library" '.packages[] | select(.name | startswith($name)) | .name + " " + .versionInfo' sbom.json | head -n 1)
+      [[ -n $version && $version == "$(dpkg-query -W -f='${Package} ${Version}' "${version%% *}")" ]] || fail "$library: $version"
+    done
+    [[ $(jq '[.relationships[].relatedSpdxElement] - [.packages[].SPDXID] | length' sbom.json) == 0 ]] || fail "a relation to nothing"
+    SOURCE_DATE_EPOCH=1767225600 "$scripts/sbom.sh" "$3" | cmp - sbom.json || fail "another text the second time"
+    python3 -c 'import spdx_tools' 2>/dev/null || {
+      echo "skipped: the validator is not installed (python3 -m pip install spdx-tools); everything else passed"
+      exit 77
+    }
+    pyspdxtools -i sbom.json >out.txt 2>&1 || fail "not valid: $(cat out.txt)"
+    ;;
+  reproducible_arguments)
+    expect 64 'unknown option' "$scripts/check-reproducible.sh" --nothing
+    expect 64 'no such commit' "$scripts/check-reproducible.sh" --commit nothing
+    expect 0 'bit for bit' "$scripts/check-reproducible.sh" --help
+    ;;
   *) fail "no such case: $case_name" ;;
 esac

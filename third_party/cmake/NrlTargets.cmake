@@ -22,6 +22,13 @@ else()
   target_link_options(nrl_flags INTERFACE -Wl,-z,relro,-z,now)
 endif()
 
+# Paths in messages and debug information begin at the source directory. Not by default: ccache would find nothing that
+# another directory has compiled.
+if(NRL_REPRODUCIBLE)
+  target_compile_options(nrl_flags INTERFACE
+    $<$<COMPILE_LANGUAGE:CXX,C>:-ffile-prefix-map=${CMAKE_BINARY_DIR}=build -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.>)
+endif()
+
 # OpenMP everywhere, because a precompiled header serves only targets with the same flags.
 target_link_libraries(nrl_flags INTERFACE nrl::openmp)
 
