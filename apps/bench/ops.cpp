@@ -406,6 +406,14 @@ class OpCases {
       a.out = m.copy_of(DType::f64, {1}, &zero);
       return [this, a] { ops::add_sum_of_squares(e_, a); };
     });
+    for (const DType type : {DType::f32, DType::bf16})
+      add(fmt::format("hash_{}", name_of(type)), false, k_.add_hash, [=, this](Tensors& m) -> Run {
+        const int64_t zero = 0;
+        ops::AddHash a;
+        a.x = m.normal(type, {n});
+        a.out = m.copy_of(DType::i64, {1}, &zero);
+        return [this, a] { ops::add_hash(e_, a); };
+      });
   }
 
   /// An FP8 matrix (rows, columns) with scales; of a tensor with those of `like`.

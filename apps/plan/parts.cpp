@@ -69,6 +69,7 @@ constexpr PartRule rules[] = {
     {"update_scales", "quantization", ""},
     {"decide_step", "optimizer", ""},
     {"add_sum", other_ops, ""},
+    {"add_hash", other_ops, ""},
     {"convert", other_ops, ""},
     {"copy", other_ops, ""},
     {"zero", other_ops, ""},

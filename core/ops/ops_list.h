@@ -11,6 +11,7 @@
 #include "core/ops/embedding.h"
 #include "core/ops/fp8.h"
 #include "core/ops/grouped_linear.h"
+#include "core/ops/hash.h"
 #include "core/ops/linear.h"
 #include "core/ops/merge.h"
 #include "core/ops/norm.h"
@@ -57,6 +58,7 @@ namespace nrl::ops {
   X(adamw, AdamW)                                   \
   X(add_sum_of_squares, SumOfSquares)               \
   X(add_sum, AddSum)                                \
+  X(add_hash, AddHash)                              \
   X(decide_step, DecideStep)                        \
   X(column_sums, ColumnSums)                        \
   X(qk_norm_rope_forward, QkNormRopeForward)        \
@@ -100,7 +102,7 @@ struct KernelTable;
 #define NRL_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) X(optimizer) \
   X(linear) X(attention) X(qk_norm_rope) X(merge) X(router) X(dispatch) X(grouped_linear) \
-  X(fp8) X(quantize) X(segments) X(pair_loss) X(policy_loss) X(distillation) X(paged) X(sample)
+  X(fp8) X(hash) X(quantize) X(segments) X(pair_loss) X(policy_loss) X(distillation) X(paged) X(sample)
 /// Ops with kernels that AVX512_BF16 makes faster: they multiply bf16, or round to it.
 #define NRL_BF16_OPS(X) \
   X(norm) X(rope) X(activation) X(embedding) X(cross_entropy) X(dropout) \

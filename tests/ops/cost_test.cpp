@@ -494,6 +494,9 @@ TEST_CASE("the bytes of the optimizer and its companions are those that their ke
                                           .out = columns.random(DType::f32, {4}),
                                           .accumulate = accumulate});
   }
+  Counted hash;
+  hash.check(add_hash, AddHash{.x = hash.random(DType::f32, {9}),
+                               .out = make_tensor(hash.random(DType::f64, {1}).data, DType::i64, {1})});
   Counted sum, converted, zeroed;
   sum.check(add_sum, AddSum{.x = sum.random(DType::f32, {9}), .out = sum.random(DType::f64, {1})});
   converted.check(convert,
