@@ -202,10 +202,12 @@ void Engine::bind() {
 }
 
 void Engine::gradient_ready(int parameter) {
-  if (!inspection_) return reducer_->ready(parameter);
-  if (!inspection_->gradient) return;
-  const std::vector<model::ParameterView> views = parameter_views(plan_->parameters, groups_);
-  inspection_->gradient(parameter, views[static_cast<size_t>(parameter)].grad);
+  const auto& read = inspection_ ? inspection_->gradient : gradient_;
+  if (read) {
+    const std::vector<model::ParameterView> views = parameter_views(plan_->parameters, groups_);
+    read(parameter, views[static_cast<size_t>(parameter)].grad);
+  }
+  if (!inspection_) reducer_->ready(parameter);
 }
 
 std::vector<Tensor> Engine::weights() const {
@@ -301,11 +303,13 @@ void Engine::step(const StepInput& step, Objective& objective) {
   plan_->decoder->take_expert_rounds();  // of an evaluation
   const bool graph = options_.cuda_graph && !step.eager;
   if (exec_.device) watch_.begin(step.number, graph);
-  NRL_CHECK(!graph || !step.gradients_reduced);
+  NRL_CHECK(!graph || !(step.gradients_reduced || step.gradient));
+  gradient_ = step.gradient;
   if (graph)
     run_graph(batches, objective);
   else
     run_schedule(batches, objective, step.gradients_reduced);
+  gradient_ = {};
   scalars_.finish();
   plan_->decoder->copies().end_step();
   expert_rounds_.push_back(plan_->decoder->take_expert_rounds());

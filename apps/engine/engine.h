@@ -50,6 +50,8 @@ struct StepInput {
   /// Called when the work up to the reduced gradients is enqueued, before the update: for readers of
   /// GroupTensors::gradients. May run steps of other engines. Only in a step that is not a graph.
   std::function<void()> gradients_reduced = {};
+  /// As Inspection::gradient, before the gradient is summed. Only in a step that is not a graph.
+  std::function<void(int parameter, const Tensor& gradient)> gradient = {};
 };
 
 /// Gets the numbers of a step that Engine::inspect() repeats. Unset functions are skipped.
@@ -147,6 +149,8 @@ class Engine {
   /// Must be called before weights are read other than by this engine's passes: the gathers of the last step
   /// may be in flight (TrainingOptions::overlap_param_gather). Ordered by the exec's stream.
   void finish_gathers();
+  /// (StepScalar::max_metrics) f64 that evaluations overwrite, free otherwise.
+  const Tensor& spare_sums() const { return evaluation_; }
   /// (n) f64 for LayerStatistics; empty if not planned.
   Tensor layer_sums() const;
   /// The tensors of the parameter groups. Optimizer state is only valid for the ranges that this rank owns.
@@ -214,9 +218,10 @@ class Engine {
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<Fp8Weights> fp8_weights_;
   bool fp8_stale_ = true;
-  bool keeps_errors_ = false;                   // of gradients in fp8
-  std::span<const model::MicroBatch> batches_;  // of the last step
-  const Inspection* inspection_ = nullptr;      // in inspect()
+  bool keeps_errors_ = false;                         // of gradients in fp8
+  std::span<const model::MicroBatch> batches_;        // of the last step
+  const Inspection* inspection_ = nullptr;            // in inspect()
+  std::function<void(int, const Tensor&)> gradient_;  // of the step that is enqueued; may be empty
   device::Graph graph_;
   int64_t steps_ = 0;  // enqueued by this engine
 };

@@ -39,13 +39,16 @@ std::string kind_of(Exit code) {
       return "diverged";
     case Exit::peer_lost:
       return "peer_lost";
+    case Exit::silent_corruption:
+      return "silent_corruption";
     default:
       return "unknown";
   }
 }
 
 bool is_retryable(Exit code) {
-  return code == Exit::peer_lost || code == Exit::io || code == Exit::out_of_memory;
+  return code == Exit::peer_lost || code == Exit::silent_corruption || code == Exit::io ||
+         code == Exit::out_of_memory;
 }
 
 JsonValue to_json(const Failure& f) {

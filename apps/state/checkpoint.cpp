@@ -134,6 +134,7 @@ JsonValue to_json(const Position& p) {
                                      {"best_val_loss", p.best_val_loss},
                                      {"best_val_step", p.best_val_step}});
   if (p.prompts > 0) out.set("prompts", p.prompts);
+  if (p.replicas_agreed) out.set("replicas_agreed", true);
   if (p.recoveries > 0) {
     out.set("lr_factor", p.lr_factor);
     out.set("recoveries", p.recoveries);

@@ -37,9 +37,10 @@ struct Position {
   int64_t global_batch = 0;
   double best_val_loss = 0;  ///< 0: none yet
   int64_t best_val_step = 0;
-  double lr_factor = 1;    ///< of the learning rate, by rollbacks
-  int64_t recoveries = 0;  ///< rollbacks so far
-  int64_t prompts = 0;     ///< position in the order of the prompts that the policy answers
+  double lr_factor = 1;          ///< of the learning rate, by rollbacks
+  int64_t recoveries = 0;        ///< rollbacks so far
+  int64_t prompts = 0;           ///< position in the order of the prompts that the policy answers
+  bool replicas_agreed = false;  ///< all replicas had the same bits when it was saved
 };
 
 /// A rank's view of the state in a checkpoint: in host memory, or in memory that `staging` accesses.

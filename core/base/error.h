@@ -27,6 +27,7 @@ enum class Exit : int {
   config = 78,
   diverged = 79,
   peer_lost = 80,
+  silent_corruption = 81,  ///< a rank has other bits than its replicas: hardware computed a wrong result
 };
 
 /// An error with its exit code. `what()` is the complete message: what failed, where, and how to fix it,

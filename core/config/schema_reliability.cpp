@@ -34,6 +34,18 @@ void add_reliability_keys(Table& t) {
           "times the median step and at least 60 s where a step computes; 600 s in the first steps, while "
           "data is read, in evaluations and checkpoints; 1800 s while the run starts.")
       .only_with(watched);
+  NRL_KEY(t, reliability.replica_check_period)
+      .at_least(0)
+      .help(
+          "Steps between comparisons of the ranks that hold the same weights and optimizer state, bit for "
+          "bit; also before every checkpoint. Other bits mean that hardware computed or kept a wrong number: "
+          "the run ends with exit code 81. 0: never. Without effect where no rank has a replica.");
+  NRL_KEY(t, reliability.recompute_check_period)
+      .at_least(0)
+      .help(
+          "Steps between checks that repeat the passes of a step twice on every rank and compare "
+          "log-probabilities and gradients bit for bit; a difference ends the run with exit code 81. 0: "
+          "never. Costs two steps each. Not on a GPU.");
 }
 
 }  // namespace nrl::config_detail

@@ -106,6 +106,76 @@ case $case_name in
     rm -r run/checkpoints/step-10
     expect 0 run 2 run.yaml reliability.network_timeout_seconds=5 reliability.interface=lo
     ;;
+  wrong_bits)
+    # A flipped bit of a weight or of the optimizer state is found within the period and before a checkpoint, on all
+    # ranks with exit code 81, and the rank is named where three have the tensor.
+    corpus
+    config run
+    three=(3 run.yaml policy.train_global_batch_size=6 policy.train_micro_batch_size=1 checkpointing.save_period=4)
+    NRL_FAULTS="flip:rank=2@step=5:tensor=model.layers.1.mlp.up_proj.weight,element=17" \
+      expect 81 run "${three[@]}" reliability.replica_check_period=3
+    grep -q 'error: silent data corruption: after step 6, rank 2 (.*) has other bits than the other replicas in model.layers.1.mlp.up_proj.weight. Fix: ' err.txt || fail "no message: $(cat err.txt)"
+    [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "not one message: $(cat err.txt)"
+    for line in '"kind": "silent_corruption"' '"exit_code": 81' '"retryable": true' '"rank": 2' '"last_completed_step": 6'; do
+      grep -qF "$line" run/logs/failure.json || fail "failure.json lacks $line: $(cat run/logs/failure.json)"
+    done
+    grep -q '"replicas_agreed":true' run/checkpoints/step-4/manifest.json || fail "the checkpoint does not say that the replicas agreed"
+    # Not in a step of the period: the save finds it, and leaves no checkpoint.
+    NRL_FAULTS="flip:rank=0@step=6:tensor=exp_avg_sq/model.norm.weight,bit=3,attempt=2" expect 81 run "${three[@]}"
+    grep -q 'after step 8, rank 0 (.*) has other bits .* in .*exp_avg_sq/model.norm.weight' err.txt || fail "no message: $(cat err.txt)"
+    [[ ! -e run/checkpoints/step-8 ]] || fail "wrong bits were saved"
+    expect 0 run "${three[@]}"
+    [[ ! -e run/logs/failure.json ]] || fail "a failure of a run that succeeded"
+    # Off: nothing is found, and the checkpoints say nothing.
+    config off
+    NRL_FAULTS="flip:rank=1@step=5:tensor=model.norm.weight" expect 0 run 2 off.yaml reliability.replica_check_period=0
+    if grep -q replicas_agreed off/checkpoints/step-10/manifest.json; then fail "replicas agreed that were not compared"; fi
+    # Of two replicas none is right by itself; of copies on tensor- and data-parallel ranks one is in both groups.
+    config two
+    NRL_FAULTS="flip:rank=1@step=2:tensor=model.norm.weight" expect 81 run 2 two.yaml reliability.replica_check_period=2
+    grep -q 'ranks 0 (.*), 1 (.*) have different bits in model.norm.weight; which of them is right cannot be told' err.txt || fail "no message: $(cat err.txt)"
+    grep -q '"rank": null' two/logs/failure.json || fail "a rank is named: $(cat two/logs/failure.json)"
+    config grid
+    NRL_FAULTS="flip:rank=3@step=2:tensor=model.norm.weight" expect 81 run 4 grid.yaml reliability.replica_check_period=2 \
+      distributed.tensor_parallel_size=2
+    grep -q 'rank 3 (.*) has other bits' err.txt || fail "no message: $(cat err.txt)"
+    # A rank with other bits is told from bad data when a step is not finite.
+    config nan
+    NRL_FAULTS="nan:rank=1@step=3:tensor=model.norm.weight" expect 81 run "${three[@]/run.yaml/nan.yaml}"
+    grep -q 'after step 3, rank 1 (.*) has other bits' err.txt || fail "no message: $(cat err.txt)"
+    config gradient
+    NRL_FAULTS="nan:rank=1@step=3:site=gradient" expect 0 run 2 gradient.yaml
+    grep -q 'A rank computed another result\|a rank computed another result' out.txt || fail "no cause of NaN: $(cat out.txt)"
+    # Without replicas there is nothing to compare.
+    config pipeline
+    expect 0 run 2 pipeline.yaml distributed.pipeline_parallel_size=2 reliability.replica_check_period=2
+    [[ $(grep -c 'no rank has a replica in this layout' out.txt) == 1 ]] || fail "no word about the key: $(cat out.txt)"
+    NRL_FAULTS="flip:rank=1@step=2:tensor=model.nrom.weight" expect 64 run 2 two.yaml checkpointing.resume=never logger.log_dir=typo \
+      checkpointing.checkpoint_dir=typo
+    grep -q "did you mean 'model.norm.weight'" err.txt || fail "no remedy: $(cat err.txt)"
+    ;;
+  repeated)
+    # A step that is computed twice gives the same bits, in every layout, and the one that does not is named.
+    corpus
+    config plain
+    expect 0 run 2 plain.yaml
+    for layout in "2 distributed.shard_strategy=ddp" "2 distributed.shard_strategy=optim_grads_params" \
+      "2 distributed.tensor_parallel_size=2" "2 distributed.pipeline_parallel_size=2" "2 distributed.context_parallel_size=2"; do
+      read -r ranks key <<<"$layout"
+      config run
+      expect 0 run "$ranks" run.yaml "$key" reliability.recompute_check_period=3 reliability.replica_check_period=1
+      same plain/logs/metrics.jsonl run/logs/metrics.jsonl "$([[ $key == *=ddp ]] && echo 0 || echo 1e-5)"
+      rm -r run
+    done
+    config wrong
+    NRL_FAULTS="flip:rank=1@step=6:site=repeat,tensor=model.layers.0.mlp.up_proj.weight,bit=2,element=9" \
+      expect 81 run 2 wrong.yaml reliability.recompute_check_period=3
+    grep -q 'step 6 was computed twice from the same bits, and rank 1 (.*) has two results for the gradient of model.layers.0.mlp' err.txt || fail "no message: $(cat err.txt)"
+    grep -q '"rank": 1' wrong/logs/failure.json || fail "$(cat wrong/logs/failure.json)"
+    # One rank alone, too.
+    config one
+    NRL_FAULTS="flip:rank=0@step=4:site=repeat" expect 81 run 1 one.yaml reliability.recompute_check_period=2
+    ;;
   faults_refused)
     corpus
     config run

@@ -435,6 +435,8 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
        "\"train/los > 3\": at character 1: unknown metric 'train/los'; did you mean 'train/loss'?"},
       {{"monitoring.alerting.enabled=true", "monitoring.alerting.rules=[\"node.0.cpu > 1\"]"},
        "write logger.monitor_gpus: true"},
+      {{"device=cuda", "reliability.recompute_check_period=100"},
+       "reliability.recompute_check_period repeats a step, which is not supported on a GPU"},
       {{"monitoring.alerting.enabled=true", "monitoring.alerting.slack_notifications=true"},
        "there is no address to post alerts to"},
       {{"monitoring.alerting.enabled=true", "monitoring.alerting.email_notifications=true"},

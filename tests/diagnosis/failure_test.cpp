@@ -82,6 +82,8 @@ TEST_CASE("a failure.json from anywhere is refused, or put away", "[failure]") {
 TEST_CASE("lost ranks, files and memory may go better the next time, a configuration does not", "[failure]") {
   CHECK(is_retryable(Exit::peer_lost));
   CHECK(is_retryable(Exit::io));
+  CHECK(is_retryable(Exit::silent_corruption));
+  CHECK(kind_of(Exit::silent_corruption) == "silent_corruption");
   CHECK(!is_retryable(Exit::config));
   CHECK(!is_retryable(Exit::diverged));
   CHECK(kind_of(Exit::out_of_memory) == "out_of_memory");

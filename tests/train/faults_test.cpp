@@ -36,6 +36,21 @@ TEST_CASE("faults are read", "[faults]") {
   CHECK(list[2].times == 3);
   CHECK(list[2].error == ENOSPC);
   CHECK(list[3].times == 10);
+  const auto memory = fault::parse(
+      "flip:rank=2@step=4:tensor=exp_avg/"
+      "model.norm.weight,bit=31,element=7;nan:all@step=1:site=gradient,attempt=any");
+  REQUIRE(memory.size() == 2);
+  CHECK(memory[0].kind == fault::Kind::flip);
+  CHECK(memory[0].tensor == "exp_avg/model.norm.weight");
+  CHECK(memory[0].bit == 31);
+  CHECK(memory[0].element == 7);
+  CHECK(memory[0].site == fault::Site::weight);
+  CHECK(memory[1].kind == fault::Kind::nan);
+  CHECK(memory[1].site == fault::Site::gradient);
+  CHECK(memory[1].tensor.empty());
+  CHECK(fault::describe(memory[0]) ==
+        "flip of rank 2 in step 4 (weight exp_avg/model.norm.weight, element 7, bit 31), attempt 1");
+  CHECK(fault::describe(memory[1]) == "nan of every rank in step 1 (gradient, element 0), every attempt");
   CHECK(fault::describe(list[0]) == "kill of rank 3 in step 5 (computing), attempt 1");
   CHECK(fault::describe(list[2]) == "io of rank 0 at fsync 2, attempt 1");
 }
@@ -57,6 +72,12 @@ TEST_CASE("a mistake in NRL_FAULTS is named with its place", "[faults]") {
   CHECK(contains(message("kill:rank=1@step=1:for=2"), "'for' is no argument of kill"));
   CHECK(contains(message("hang:rank=1@step=1:for=-2"), "seconds above 0"));
   CHECK(contains(message("kill:rank=1@step=1 x"), "expected ';'"));
+  CHECK(contains(message("flip:rank=1@step=1:bit=32"), "expected a whole number from 0 to 31"));
+  CHECK(contains(message("nan:rank=1@step=1:bit=3"), "'bit' is no argument of nan"));
+  CHECK(contains(message("flip:rank=1@step=1:phase=data"), "'phase' is no argument of flip"));
+  CHECK(contains(message("kill:rank=1@step=1:tensor=x"), "'tensor' is no argument of kill"));
+  CHECK(contains(message("flip:rank=1@step=1:site=wieght"), "did you mean 'weight'"));
+  CHECK(contains(message("flip:rank=1@step=1:tensor=,bit=3"), "expected the name of a tensor"));
   message("");
   message("kill");
   message("kill:rank=99999999999999999999@step=1");
@@ -64,7 +85,8 @@ TEST_CASE("a mistake in NRL_FAULTS is named with its place", "[faults]") {
 
 TEST_CASE("random texts are read or refused", "[faults]") {
   const std::string good =
-      "hang:node=1@step=7:for=2.5,phase=checkpoint;io:rank=0@op=fsync#2:errno=EIO,times=3";
+      "hang:node=1@step=7:for=2.5,phase=checkpoint;io:rank=0@op=fsync#2:errno=EIO,times=3;"
+      "flip:rank=2@step=4:tensor=exp_avg/model.norm.weight,bit=31,element=7,site=repeat";
   for (int i = 0; i < test::fuzz_iterations(); ++i) {
     const std::string text = test::mutated(good, static_cast<uint64_t>(i));
     const int code = error_of([&] { fault::parse(text); }).code;
@@ -127,5 +149,19 @@ TEST_CASE("a slow step sleeps, a killed process dies by the signal", "[faults]")
     CHECK(WIFSIGNALED(how));
     CHECK(WTERMSIG(how) == signal);
   }
+  fault::arm({}, 0, 0, 1);
+}
+
+TEST_CASE("faults of memory are planted at their site and step", "[faults]") {
+  fault::arm(fault::parse("flip:rank=1@step=3:bit=5;nan:all@step=3:site=gradient"), 1, 0, 1);
+  const auto weights = fault::planted(fault::Site::weight, 3);
+  REQUIRE(weights.size() == 1);
+  CHECK(weights[0].bit == 5);
+  CHECK(fault::planted(fault::Site::gradient, 3).size() == 1);
+  CHECK(fault::planted(fault::Site::repeat, 3).empty());
+  CHECK(fault::planted(fault::Site::weight, 2).empty());
+  fault::reach(status::Phase::computing, 3);  // they are no events of a phase
+  fault::arm(fault::parse("flip:rank=1@step=3:bit=5"), 0, 0, 1);
+  CHECK(fault::planted(fault::Site::weight, 3).empty());
   fault::arm({}, 0, 0, 1);
 }

@@ -2,6 +2,7 @@
 // Errors that all ranks agree on: one message, one exit code.
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "core/base/error.h"
@@ -13,7 +14,8 @@ namespace nrl::train {
 /// Thrown on all ranks with the same exit code, after one rank has printed the message.
 struct AgreedExit {
   Exit code;
-  std::string text = {};  ///< the message
+  std::string text = {};         ///< the message
+  std::optional<int> rank = {};  ///< the rank to which it happened; unset: to all
 };
 
 /// Collective: runs `work` on every rank and agrees on the outcome (comm::attempt_on_all()). `work` must not

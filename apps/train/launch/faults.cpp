@@ -30,7 +30,10 @@ struct Named {
 
 constexpr Named<Kind> kinds[] = {{"kill", Kind::kill},   {"segv", Kind::segv}, {"abort", Kind::abort},
                                  {"stop", Kind::stop},   {"hang", Kind::hang}, {"slow", Kind::slow},
-                                 {"error", Kind::error}, {"io", Kind::io}};
+                                 {"error", Kind::error}, {"io", Kind::io},     {"flip", Kind::flip},
+                                 {"nan", Kind::nan}};
+constexpr Named<Site> sites[] = {
+    {"weight", Site::weight}, {"gradient", Site::gradient}, {"repeat", Site::repeat}};
 constexpr Named<FileOp> operations[] = {
     {"create", FileOp::create},     {"make_directory", FileOp::make_directory},
     {"allocate", FileOp::allocate}, {"truncate", FileOp::truncate},
@@ -49,6 +52,10 @@ std::string_view name_in(const Range& range, const auto& value) {
   const auto found =
       std::find_if(std::begin(range), std::end(range), [&](const auto& n) { return n.value == value; });
   return found == std::end(range) ? "?" : found->name;
+}
+
+bool is_memory(Kind kind) {
+  return kind == Kind::flip || kind == Kind::nan;
 }
 
 // Reads the text from left to right.
@@ -120,7 +127,20 @@ class Parser {
       } else {
         f.attempt = static_cast<int>(whole(1, 1'000'000));
       }
-    } else if (name == "phase" && !file) {
+    } else if (is_memory(f.kind) && name == "site") {
+      require('=');
+      f.site = choose(sites, "a site");
+    } else if (is_memory(f.kind) && name == "tensor") {
+      require('=');
+      f.tensor = take(",:;@=# ");
+      if (f.tensor.empty()) wrong(at_, "expected the name of a tensor");
+    } else if (is_memory(f.kind) && name == "element") {
+      require('=');
+      f.element = whole(0, INT64_MAX);
+    } else if (f.kind == Kind::flip && name == "bit") {
+      require('=');
+      f.bit = static_cast<int>(whole(0, 31));
+    } else if (name == "phase" && !file && !is_memory(f.kind)) {
       require('=');
       f.phase = choose(phases, "a phase");
     } else if ((name == "for" && f.kind == Kind::hang) || (name == "seconds" && f.kind == Kind::slow) ||
@@ -156,7 +176,9 @@ class Parser {
   int64_t whole(int64_t least, int64_t most) {
     int64_t value = 0;
     number(value);
-    if (value < least || value > most) wrong(at_, fmt::format("expected a whole number from {}", least));
+    if (value < least || value > most)
+      wrong(at_, fmt::format("expected a whole number from {}{}", least,
+                             most < 1000 ? fmt::format(" to {}", most) : ""));
     return value;
   }
   double seconds() {
@@ -233,6 +255,8 @@ void act(const Fault& f, int64_t step) {
     case Kind::error:
       fail(Exit::internal, "step {}: an error that NRL_FAULTS asked for", step);
     case Kind::io:
+    case Kind::flip:
+    case Kind::nan:
       break;
   }
 }
@@ -265,6 +289,10 @@ std::string describe(const Fault& f) {
                         : " of every rank";
   if (f.kind == Kind::io)
     text += fmt::format(" at {} {}", name_in(operations, f.op), f.count);
+  else if (is_memory(f.kind))
+    text += fmt::format(" in step {} ({}{}{}, element {}{})", f.step, name_in(sites, f.site),
+                        f.tensor.empty() ? "" : " ", f.tensor, f.element,
+                        f.kind == Kind::flip ? fmt::format(", bit {}", f.bit) : "");
   else
     text += fmt::format(" in step {} ({})", f.step, status::name_of(f.phase));
   return text + (f.attempt > 0 ? fmt::format(", attempt {}", f.attempt) : ", every attempt");
@@ -277,8 +305,17 @@ bool armed = false;
 void reach(status::Phase phase, int64_t step) {
   for (const Fault& f : own) {
     const int64_t steps = f.kind == Kind::slow ? f.times : 1;
-    if (f.kind != Kind::io && f.phase == phase && step >= f.step && step < f.step + steps) act(f, step);
+    if (f.kind != Kind::io && !is_memory(f.kind) && f.phase == phase && step >= f.step &&
+        step < f.step + steps)
+      act(f, step);
   }
+}
+
+std::vector<Fault> planted(Site site, int64_t step) {
+  std::vector<Fault> faults;
+  std::copy_if(own.begin(), own.end(), std::back_inserter(faults),
+               [&](const Fault& f) { return is_memory(f.kind) && f.site == site && f.step == step; });
+  return faults;
 }
 
 }  // namespace detail

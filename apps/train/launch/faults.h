@@ -25,6 +25,15 @@ enum class Kind : uint8_t {
   slow,   ///< sleeps `seconds` in each of `steps` steps
   error,  ///< an Error with exit code 70, which the other ranks do not know of
   io,     ///< `times` operations of files fail with `errno`, or take `delay` seconds longer
+  flip,   ///< a bit of a number changes
+  nan,    ///< a number becomes NaN
+};
+
+/// The memory that flip and nan change.
+enum class Site : uint8_t {
+  weight,    ///< a weight or a part of the optimizer state, when the step begins
+  gradient,  ///< a gradient of this rank, before it is summed over the ranks
+  repeat,    ///< the same, where a check repeats the step (reliability.recompute_check_period)
 };
 
 struct Fault {
@@ -37,7 +46,11 @@ struct Fault {
   int64_t times = 1;   ///< io: operations; slow: steps
   double seconds = 0;  ///< of sleep; hang: 0 is forever
   int error = 0;       ///< errno; 0: none
-  int attempt = 1;     ///< the session of the run (run.json) in which it happens; 0: in any
+  Site site = Site::weight;
+  std::string tensor = {};  ///< flip, nan: as in a checkpoint; empty: the first one
+  int64_t element = 0;      ///< flip, nan: of the rank's part of the tensor
+  int bit = 0;              ///< flip: of the element, from 0, the lowest
+  int attempt = 1;          ///< the session of the run (run.json) in which it happens; 0: in any
 };
 
 /// Reads NRL_FAULTS; none where it is not set. Fails like parse().
@@ -54,12 +67,20 @@ void arm(const std::vector<Fault>& faults, int rank, int node, int attempt);
 namespace detail {
 extern bool armed;
 void reach(status::Phase phase, int64_t step);
+std::vector<Fault> planted(Site site, int64_t step);
 }  // namespace detail
 
 /// Called where a phase of a step begins, by the thread of the steps. Does what is armed there.
 inline void reach(status::Phase phase, int64_t step) {
   if (detail::armed) [[unlikely]]
     detail::reach(phase, step);
+}
+
+/// The faults of memory of this rank at `site` of a step, for the caller to plant.
+inline std::vector<Fault> planted(Site site, int64_t step) {
+  if (detail::armed) [[unlikely]]
+    return detail::planted(site, step);
+  return {};
 }
 
 }  // namespace nrl::train::fault

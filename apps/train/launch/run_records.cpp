@@ -79,7 +79,11 @@ Exit RunRecords::keep(const std::function<Exit()>& run) {
   } catch (const AgreedExit& agreed) {
     if (world_.rank() == 0) {
       monitor::Failure failure = describe(agreed.code, agreed.text);
-      failure.rank.reset();
+      failure.rank = agreed.rank;
+      if (agreed.rank && agreed.rank != 0) {
+        failure.host = world_.hosts()[static_cast<size_t>(*agreed.rank)];
+        failure.pid = 0;
+      }
       failed(std::move(failure));
     }
     throw;

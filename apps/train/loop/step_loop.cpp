@@ -47,6 +47,10 @@ StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
   if (m.enabled && m.stability.on_instability != OnInstability::off)
     stability_.emplace(m.stability, m.alerting.thresholds.loss_increase);
   if (run.config.logger.layer_stats_period > 0 && run.max_steps() > 0) layer_statistics_.emplace(*run.engine);
+  if (run.config.reliability.replica_check_period > 0 && run.world.size() > 1) {
+    replicas_.emplace(run);
+    if (!replicas_->has_replicas()) replicas_.reset();
+  }
 }
 
 Exit StepLoop::run() {
@@ -55,6 +59,9 @@ Exit StepLoop::run() {
   Position& at = run_.position;
   const int64_t max_steps = run_.max_steps();
   report_.banner();
+  if (!replicas_ && c.reliability.replica_check_period > 0 &&
+      run_.config_result.given("reliability.replica_check_period"))
+    report_.note("no rank has a replica in this layout: reliability.replica_check_period does nothing");
   if (max_steps == 0) {
     save();
     return finish("done: saved the initial checkpoint", Exit::ok);
@@ -73,6 +80,9 @@ Exit StepLoop::run() {
     const bool evaluates = due(loop.val_period) || (last && loop.val_at_end);
     const bool saves = last || due(c.checkpointing.save_period) || save_asked_;
     const bool samples = c.logger.sample_period > 0 && (last || due(c.logger.sample_period));
+    const bool looks = layer_statistics_ && due(c.logger.layer_stats_period);
+    const bool compares = replicas_ && due(c.reliability.replica_check_period);
+    const bool repeats = due(c.reliability.recompute_check_period);
     bool recovered = false;
     const bool traced = report_.profile().ends_with(at.step + 1, evaluates || saves || samples || last);
     {
@@ -81,10 +91,11 @@ Exit StepLoop::run() {
       if (trace::seen()) range.emplace(trace::intern(fmt::format("step_{}", at.step + 1)), trace::Kind::step);
       begin_step(*source);
       // On a GPU results are collected one step late, unless the host needs the weights now.
-      const bool looks = layer_statistics_ && due(c.logger.layer_stats_period);
-      const bool now = evaluates || saves || traced || samples || looks;
+      const bool now = evaluates || saves || traced || samples || looks || compares || repeats;
       if (const auto code = finish_steps(now ? 0 : run_.engine->steps_ahead())) return *code;
       recovered = unstable_.has_value();
+      if (compares) compare_replicas();
+      if (repeats) check_repeated(run_, at.step);
     }
     if (traced) report_.profiled(report_.profile().write());
     if (recovered) {
@@ -168,6 +179,8 @@ void StepLoop::begin_step(StepSource& source) {
     gradients_reduced = [this] { layer_statistics_->gradients_reduced(); };
   }
   const SaveRequests::Asked asked = requests_.look();
+  for (const fault::Fault& f : fault::planted(fault::Site::weight, step.step)) plant(*run_.engine, f);
+  const auto faulty_gradient = planter(*run_.engine, fault::planted(fault::Site::gradient, step.step));
   run_.engine->step({.number = step.step,
                      .learning_rate = step.lr,
                      .loss_tokens = std::max<int64_t>(step.totals.loss_tokens, 1),
@@ -176,8 +189,9 @@ void StepLoop::begin_step(StepSource& source) {
                               .save = asked.save,
                               .profile = report_.profile().requested()},
                      .bounds = bounds(step.totals),
-                     .eager = report_.profile().active() || step.layer_statistics,
-                     .gradients_reduced = gradients_reduced},
+                     .eager = report_.profile().active() || step.layer_statistics || faulty_gradient,
+                     .gradients_reduced = gradients_reduced,
+                     .gradient = faulty_gradient},
                     run_.engine->objective());
   if (step.layer_statistics) layer_statistics_->end();
   ++at.step;
@@ -253,17 +267,26 @@ void StepLoop::guard(const StepInFlight& step, const engine::StepResult& result)
     if (level != NanCheck::off)
       report_.found_nan(step.step, search_nan(run_, level, step.step, loss, result.grad_norm));
   }
+  // Other bits in a replica make steps go wrong as bad data does.
+  if (replicas_ && result.skipped && !result.overflow && !result.limited && result.skipped_in_a_row == 1)
+    replicas_->check(run_.position.step);
   if (!stability_) return;
   if (result.limited) report_.skipped(step, loss, result.grad_norm);
   const bool rolls_back = run_.config.monitoring.stability.on_instability == OnInstability::rollback;
-  for (const monitor::Finding& found : stability_->add({.step = step.step,
-                                       .loss = loss,
-                                       .grad_norm = result.grad_norm,
-                                       .skipped = result.skipped && !result.limited,
-                                       .limited = result.limited})) {
+  const std::vector<monitor::Finding> findings =
+      stability_->add({.step = step.step,
+                       .loss = loss,
+                       .grad_norm = result.grad_norm,
+                       .skipped = result.skipped && !result.limited,
+                       .limited = result.limited});
+  if (findings.empty()) return;
+  if (replicas_) replicas_->check(run_.position.step);
+  for (const monitor::Finding& found : findings) {
     if (rolls_back && !unstable_) unstable_ = found;
     if (run_.world.rank() == 0)
-      report_.warn(name_of(found.kind), fmt::format("step {}: {}", found.step, found.message),
+      report_.warn(name_of(found.kind),
+                   fmt::format("step {}: {}{}", found.step, found.message,
+                               replicas_ ? "; the replicas agree bit for bit" : ""),
                    monitor::AlertLevel::warning);
   }
 }
@@ -317,6 +340,7 @@ std::optional<Exit> StepLoop::recover() {
   report_.rolled_back(bad.step, first_sample, bad.consumed_samples, text);
   stability_.emplace(guard, run_.config.monitoring.alerting.thresholds.loss_increase);
   epoch_ = 0;
+  compared_ = -1;
   return std::nullopt;
 }
 
@@ -360,6 +384,12 @@ std::optional<Exit> StepLoop::stopped() {
                 Exit::stopped);
 }
 
+void StepLoop::compare_replicas() {
+  if (!replicas_ || compared_ == run_.position.step) return;
+  replicas_->check(run_.position.step);
+  compared_ = run_.position.step;
+}
+
 void StepLoop::evaluate() {
   report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::eval);
@@ -380,6 +410,8 @@ void StepLoop::save(bool stopping) {
   const double begin = monitor::Timers::steady_seconds();
   report_.before_checkpoint();
   save_asked_ = false;  // all steps in flight are collected
+  compare_replicas();
+  run_.position.replicas_agreed = replicas_.has_value();
   try {
     const std::string path = run_.saver->save(*run_.engine, run_.position);
     if (RunRecords* records = RunRecords::current()) records->saved(path);

@@ -9,6 +9,7 @@
 
 #include "apps/engine/layer_statistics.h"
 #include "apps/monitor/stability.h"
+#include "apps/train/loop/integrity.h"
 #include "apps/train/loop/lr_schedule.h"
 #include "apps/train/loop/rollout_source.h"
 #include "apps/train/loop/run_report.h"
@@ -46,6 +47,8 @@ class StepLoop {
   std::string precision_advice() const;
   std::optional<Exit> stopped();
   void require_locks();
+  /// Collective, between steps: reliability.replica_check_period.
+  void compare_replicas();
   void evaluate();
   /// `stopping`: the run ends afterwards.
   void save(bool stopping = false);
@@ -65,6 +68,8 @@ class StepLoop {
   std::optional<trace::Range> epoch_range_;
   int failed_saves_ = 0;
   std::optional<engine::LayerStatistics> layer_statistics_;  // unset: logger.layer_stats_period is 0
+  std::optional<ReplicaCheck> replicas_;                     // unset: not compared, or there are none
+  int64_t compared_ = -1;                                    // the step after which the replicas agreed
   std::optional<monitor::Stability> stability_;              // unset: monitoring.stability is off
   std::optional<monitor::Finding> unstable_;                 // to recover from
   std::vector<std::string> rollbacks_;                       // of this process

@@ -61,6 +61,11 @@ const DeviceRule device_table[] = {
                 "<:monitoring.nan_check> repeats the step, which is not supported on a GPU: the next step is "
                 "enqueued, with its data, before the result of the last one is known",
                 {"Fix: monitoring.nan_check: loss, or repeat the run on a CPU from its last checkpoint"}),
+    unsupported(
+        true, {is_not("reliability.recompute_check_period", "0")},
+        "reliability.recompute_check_period repeats a step, which is not supported on a GPU: the next "
+        "step is enqueued, with its data, before the result of the last one is known",
+        {"Fix: reliability.recompute_check_period: 0"}),
     useless(true, {is_not("memory.offload_dir", "null")},
             "memory.offload_dir has no effect on a GPU, whose offloaded memory is page-locked"),
     unsupported(true, {is("distributed.backend", {"mpi"})},
