@@ -11,6 +11,7 @@
 #include "core/base/log.h"
 #include "core/base/threads.h"
 #include "core/io/atomic_file.h"
+#include "core/io/http_post.h"
 
 namespace nrl::monitor {
 namespace {
@@ -53,8 +54,10 @@ Live::Live(const Config& config, Place place, Show show)
     alerts_.emplace(m, place_.on_gpu);
     state_.alerts = alerts_->states();
     guarded([&] { alerts_log_.emplace(log_dir, place_.step, true, alerts_file); });
+    std::optional<std::string> webhook = m.alerting.webhook;
+    if (webhook) webhook = url_named(*webhook, "monitoring.alerting.webhook");
     notifier_.emplace(Notifier::Options{.command = m.alerting.command,
-                                        .webhook = m.alerting.webhook,
+                                        .webhook = std::move(webhook),
                                         .run = log_dir,
                                         .warn = [](const std::string& text) { log::warn("{}", text); }});
   }

@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <deque>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -32,16 +33,20 @@ struct Notifier::State {
     json.set("text",
              fmt::format("{}: {} (step {}, {})", level_text(alert), alert.message, alert.step, options.run));
     json.set("run", options.run);
-    if (options.command)
+    if (options.command) {
+      std::vector<std::string> environment =
+          inherited({"HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "TMPDIR", "TZ", "USER"});
+      for (std::string variable :
+           {"NRL_ALERT_RULE=" + alert.rule, fmt::format("NRL_ALERT_SEVERITY={}", level_text(alert)),
+            fmt::format("NRL_ALERT_VALUE={:g}", alert.value),
+            fmt::format("NRL_ALERT_THRESHOLD={:g}", alert.threshold),
+            fmt::format("NRL_ALERT_STEP={}", alert.step), "NRL_ALERT_MESSAGE=" + alert.message,
+            "NRL_ALERT_RUN=" + options.run})
+        environment.push_back(std::move(variable));
       report("monitoring.alerting.command", command_failed,
-             run_program(
-                 {"/bin/sh", "-c", *options.command}, json.dump() + "\n",
-                 {"NRL_ALERT_RULE=" + alert.rule, fmt::format("NRL_ALERT_SEVERITY={}", level_text(alert)),
-                  fmt::format("NRL_ALERT_VALUE={:g}", alert.value),
-                  fmt::format("NRL_ALERT_THRESHOLD={:g}", alert.threshold),
-                  fmt::format("NRL_ALERT_STEP={}", alert.step), "NRL_ALERT_MESSAGE=" + alert.message,
-                  "NRL_ALERT_RUN=" + options.run},
-                 options.command_s));
+             run_program({"/bin/sh", "-c", *options.command}, json.dump() + "\n", environment,
+                         options.command_s));
+    }
     if (options.webhook)
       report("monitoring.alerting.webhook", webhook_failed,
              http_post(*options.webhook, json.dump(), options.webhook_s, longest_answer).problem);

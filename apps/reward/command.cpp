@@ -42,10 +42,7 @@ void close_end(int& end) {
 }
 
 std::vector<std::string> worker_environment() {
-  std::vector<std::string> out;
-  for (const char* name : {"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ"})
-    if (const char* value = std::getenv(name)) out.push_back(fmt::format("{}={}", name, value));
-  return out;
+  return inherited({"HOME", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ"});
 }
 
 const std::vector<std::string> without_net = {"unshare", "--map-current-user", "--net", "--"};

@@ -70,14 +70,25 @@ void send(const HttpOptions& options, Batch& batch) {
 }  // namespace
 
 HttpOptions http_options(const Spec& spec) {
-  HttpOptions options{.url = spec.options.get_string("url"),
+  HttpOptions options{.url = {},
+                      .shown = spec.options.get_string("url"),
                       .batch = spec.options.get_int("batch", 32),
                       .workers = spec.options.get_int("workers", 4),
                       .retries = spec.options.get_int("retries", 3),
                       .time_limit_s = spec.options.get_double("time_limit_s", 30)};
-  if (!options.url.starts_with("http://") && !options.url.starts_with("https://"))
-    fail(Exit::config, "{}.url: expected http://... or https://..., found '{}'", spec.where,
-         clipped(options.url, 60));
+  const std::string& url = options.shown;
+  const bool named = url.starts_with("env:") || url.starts_with("file:/");
+  if (!named && !url.starts_with("http://") && !url.starts_with("https://"))
+    fail(Exit::config, "{}.url: expected http://..., https://..., env:NAME or file:/PATH, found '{}'",
+         spec.where, clipped(url, 60));
+  // Configurations are printed and copied.
+  if (!named && url.find_first_of("?@") != std::string::npos)
+    fail(Exit::config,
+         "{}.url: a URL with a user, a password or a query may be a secret. Fix: url: env:NAME, the name of "
+         "an "
+         "environment variable that has it, or file:/PATH",
+         spec.where);
+  options.url = url_named(url, spec.where + ".url");
   return options;
 }
 
@@ -119,7 +130,7 @@ std::vector<std::optional<double>> HttpJudge::judge(std::span<const Item> items)
 }
 
 std::string HttpJudge::note() const {
-  return "the service " + clipped(options_.url);
+  return "the service " + clipped(options_.shown);
 }
 
 }  // namespace nrl::reward

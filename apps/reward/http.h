@@ -10,6 +10,7 @@ namespace nrl::reward {
 
 struct HttpOptions {
   std::string url;
+  std::string shown;         ///< the URL, or the place where it is kept (url_named())
   int64_t batch = 32;        ///< completions of a request
   int64_t workers = 4;       ///< requests at a time
   int64_t retries = 3;       ///< of a request whose problem may pass, after 0.25, 0.5, 1, ... s

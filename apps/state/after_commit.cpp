@@ -56,7 +56,7 @@ struct AfterCommit::State {
     words.push_back(saved.path);
     const std::string output = join_path(log_dir, output_file);
     const int fd = ::open(output.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644);
-    const std::string problem = run_program(words, "", {}, command_s, fd);
+    const std::string problem = run_program(words, "", own_environment(), command_s, fd);
     if (fd >= 0) ::close(fd);
     if (!problem.empty())
       log::warn("checkpointing.after_save of step {}: {}; its output is in {}", saved.step, problem, output);

@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <string_view>
 #include <thread>
@@ -55,6 +56,19 @@ void write_input(int fd, std::string_view text, double deadline) {
 
 }  // namespace
 
+std::vector<std::string> own_environment() {
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry; ++entry) out.emplace_back(*entry);
+  return out;
+}
+
+std::vector<std::string> inherited(std::initializer_list<const char*> names) {
+  std::vector<std::string> out;
+  for (const char* name : names)
+    if (const char* value = std::getenv(name)) out.push_back(std::string(name) + "=" + value);
+  return out;
+}
+
 int spawn_group(pid_t& child, const std::vector<std::string>& words,
                 const std::vector<std::string>& environment, const StandardStreams& streams) {
   posix_spawn_file_actions_t files;
@@ -91,11 +105,8 @@ std::string run_program(const std::vector<std::string>& words, const std::string
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fmt::format("no pipe: {}", std::strerror(errno));
   ::fcntl(ends[1], F_SETFL, O_NONBLOCK);
-  std::vector<std::string> variables;
-  for (char** entry = environ; *entry; ++entry) variables.emplace_back(*entry);
-  variables.insert(variables.end(), environment.begin(), environment.end());
   pid_t child = 0;
-  const int refused = spawn_group(child, words, variables, {.in = ends[0], .out = output, .error = output});
+  const int refused = spawn_group(child, words, environment, {.in = ends[0], .out = output, .error = output});
   ::close(ends[0]);
   if (refused == 0) write_input(ends[1], input, deadline);  // SIGPIPE is blocked in this thread
   ::close(ends[1]);

@@ -404,7 +404,10 @@ void add_alerting(Table& t) {
           "_SEVERITY, _VALUE, _THRESHOLD, _STEP, _MESSAGE, _RUN in its environment.")
       .only_with(alerts);
   NRL_KEY(t, monitoring.alerting.webhook)
-      .help("URL that gets every alert as a POST of JSON with \"text\", as Slack and Mattermost take it.")
+      .help(
+          "Address that gets every alert as a POST of JSON with \"text\", as Slack and Mattermost take it: "
+          "env:NAME, the environment variable that has it, or file:/PATH, whose first line it is; or an "
+          "http:// URL, which is no secret.")
       .only_with(alerts);
   NRL_KEY(t, monitoring.alerting.slack_notifications).help("Requires a webhook.").only_with(alerts);
   NRL_KEY(t, monitoring.alerting.email_notifications)

@@ -1,12 +1,18 @@
 #include "core/io/http_post.h"
 
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include <dlfcn.h>
 
 #include <curl/curl.h>
-#include <spdlog/fmt/fmt.h>
+
+#include "core/base/error.h"
+#include "core/base/text.h"
+#include "core/io/atomic_file.h"
 
 namespace nrl {
 namespace {
@@ -52,7 +58,28 @@ size_t receive(char* data, size_t size, size_t count, void* to) {
   return size * count;
 }
 
+bool is_url(std::string_view text) {
+  return text.starts_with("http://") || text.starts_with("https://");
+}
+
 }  // namespace
+
+std::string url_named(const std::string& text, const std::string& key) {
+  std::string url = text;
+  if (text.starts_with("env:")) {
+    const char* value = std::getenv(text.c_str() + 4);
+    if (!value)
+      fail(Exit::no_input, "{}: the environment variable {} is not set", key, printable(text.substr(4)));
+    url = value;
+  } else if (text.starts_with("file:")) {
+    url = read_file(text.substr(5), 4096);
+    url.resize(std::min(url.find('\n'), url.size()));
+    if (url.ends_with('\r')) url.pop_back();
+  }
+  if (!is_url(url))
+    fail(Exit::no_input, "{}: expected http://... or https://..., as the value of {}", key, printable(text));
+  return url;
+}
 
 HttpAnswer http_post(const std::string& url, const std::string& body, double limit_s, size_t most_bytes) {
   HttpAnswer answer;
@@ -60,8 +87,7 @@ HttpAnswer http_post(const std::string& url, const std::string& body, double lim
     answer.problem = std::move(text);
     return answer;
   };
-  if (!url.starts_with("http://") && !url.starts_with("https://"))
-    return problem("the URL is neither http:// nor https://");
+  if (!is_url(url)) return problem("the URL is neither http:// nor https://");
   static const Curl curl;
   if (!curl.loaded) return problem("libcurl.so.4 cannot be opened. Fix: install libcurl4");
   CURL* handle = curl.init();

@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <mutex>
 #include <random>
@@ -385,6 +386,19 @@ TEST_CASE("alerts survive their file", "[alerts]") {
     } catch (const Error& e) {
       REQUIRE(e.code() == Exit::data);
     }
+}
+
+TEST_CASE("a command does not see the variables of the run, which may hold secrets", "[alerts]") {
+  const test::TemporaryDirectory dir;
+  ::setenv("NRL_TEST_SECRET", "x", 1);
+  {
+    Notifier notifier({.command = "env >" + (dir / "out"), .webhook = {}, .run = "logs", .warn = {}});
+    notifier.send(sample_alert());
+  }
+  ::unsetenv("NRL_TEST_SECRET");
+  const std::string text = read_file(dir / "out", 100000);
+  CHECK_THAT(text, ContainsSubstring("PATH=") && ContainsSubstring("NRL_ALERT_STEP=812") &&
+                       !ContainsSubstring("NRL_TEST_SECRET"));
 }
 
 TEST_CASE("a command gets the alert as data, never as shell text", "[alerts]") {

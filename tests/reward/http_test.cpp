@@ -1,6 +1,8 @@
 // Services that give rewards, kind and hostile.
 #include "apps/reward/http.h"
 
+#include <cstdlib>
+#include <fstream>
 #include <functional>
 #include <mutex>
 #include <string>
@@ -117,7 +119,7 @@ std::vector<Item> items(int count) {
 }
 
 HttpOptions options(const std::string& url) {
-  return {.url = url, .batch = 8, .workers = 3, .retries = 2, .time_limit_s = 5};
+  return {.url = url, .shown = url, .batch = 8, .workers = 3, .retries = 2, .time_limit_s = 5};
 }
 
 bool no_curl() {
@@ -222,4 +224,29 @@ TEST_CASE("options of a service", "[http]") {
       error_of([] { http_options(parse_specs({R"({"type": "http", "url": "file:///x"})"}).front()); });
   CHECK(caught.code == 78);
   CHECK(contains(caught.text, "reward[0].url: expected http://"));
+  // Addresses that are secrets stay out of configurations and messages.
+  for (const char* url : {"https://user:word@judge/", "https://judge/?key=word"}) {
+    const auto secret = error_of(
+        [&] { http_options(parse_specs({fmt::format(R"({{"type": "http", "url": "{}"}})", url)}).front()); });
+    CHECK(secret.code == 78);
+    CHECK(contains(secret.text, "url: env:NAME"));
+    CHECK(!contains(secret.text, "word"));
+  }
+  ::setenv("NRL_TEST_JUDGE", "https://judge/?key=word", 1);
+  const HttpOptions named =
+      http_options(parse_specs({R"({"type": "http", "url": "env:NRL_TEST_JUDGE"})"}).front());
+  CHECK(named.url == "https://judge/?key=word");
+  CHECK(HttpJudge(named).note() == "the service env:NRL_TEST_JUDGE");
+  ::setenv("NRL_TEST_JUDGE", "word", 1);
+  const auto no_url = error_of(
+      [] { http_options(parse_specs({R"({"type": "http", "url": "env:NRL_TEST_JUDGE"})"}).front()); });
+  CHECK(no_url.code == 66);
+  CHECK(!contains(no_url.text, "word"));
+  ::unsetenv("NRL_TEST_JUDGE");
+  CHECK(contains(error_of([] { url_named("env:NRL_TEST_JUDGE", "k"); }).text,
+                 "k: the environment variable NRL_TEST_JUDGE is not set"));
+  const test::TemporaryDirectory dir;
+  std::ofstream(dir / "url") << "https://judge/secret\r\nsecond line\n";
+  CHECK(url_named("file:" + (dir / "url"), "k") == "https://judge/secret");
+  CHECK(error_of([&] { url_named("file:" + (dir / "none"), "k"); }).code == 66);
 }

@@ -242,6 +242,17 @@ Verdict judge_alert_rules(const ConfigResult& r) {
   return {};
 }
 
+// Whoever has the address can post, and configurations are printed and copied.
+Verdict judge_webhook(const ConfigResult& r) {
+  const std::string webhook = r.config.monitoring.alerting.webhook.value_or("env:");
+  if (webhook.starts_with("env:") || webhook.starts_with("file:/") || webhook.starts_with("http://"))
+    return {};
+  return {
+      {.reason = "monitoring.alerting.webhook: the address is a secret, which a configuration must not hold",
+       .remedy = {"put it into an environment variable, and write monitoring.alerting.webhook: env:NAME"},
+       .label = "expected env:NAME or file:/PATH"}};
+}
+
 Verdict judge_binding(const ConfigResult& r) {
   const std::string& binding = r.config.kernels.cpu_binding;
   if (binding == "none" || binding == "auto" || parse_cpu_list(binding)) return {};
@@ -340,6 +351,7 @@ const ConfigRule training_table[] = {
     {{"checkpointing.checkpoint_must_save_by"}, judge_must_save_by},
     {{"checkpointing.after_save"}, judge_after_save},
     {{"monitoring.alerting.rules", "logger.monitor_gpus"}, judge_alert_rules},
+    {{"monitoring.alerting.webhook"}, judge_webhook},
     needs_checkpoints("checkpointing.enabled", "false"),
     needs_checkpoints("checkpointing.save_period", "0"),
     needs_checkpoints("checkpointing.keep_latest_k", "1"),
@@ -347,7 +359,7 @@ const ConfigRule training_table[] = {
     row({is("monitoring.alerting.slack_notifications", {"true"}),
          is("monitoring.alerting.webhook", {"null"})},
         {"monitoring.alerting.slack_notifications: there is no address to post alerts to",
-         {"write monitoring.alerting.webhook: https://hooks.slack.com/services/..."}}),
+         {"write monitoring.alerting.webhook: env:NAME, the name of a variable that has the address"}}),
     row({is("monitoring.alerting.email_notifications", {"true"}),
          is("monitoring.alerting.command", {"null"})},
         {"monitoring.alerting.email_notifications: nrl-train sends no mail itself",
