@@ -221,27 +221,27 @@ TEST_CASE("options of a service", "[http]") {
   CHECK(o.workers == 4);
   CHECK(error_of([] { parse_specs({R"({"type": "http"})"}); }).code == 78);
   const auto caught =
-      error_of([] { http_options(parse_specs({R"({"type": "http", "url": "file:///x"})"}).front()); });
+      error_of([] { http_options(parse_specs({R"({"type": "http", "url": "ftp://x"})"}).front()); });
   CHECK(caught.code == 78);
   CHECK(contains(caught.text, "reward[0].url: expected http://"));
   // Addresses that are secrets stay out of configurations and messages.
-  for (const char* url : {"https://user:word@judge/", "https://judge/?key=word"}) {
+  for (const char* url : {"https://user:hunter2@judge/", "https://judge/?key=hunter2"}) {
     const auto secret = error_of(
         [&] { http_options(parse_specs({fmt::format(R"({{"type": "http", "url": "{}"}})", url)}).front()); });
     CHECK(secret.code == 78);
     CHECK(contains(secret.text, "url: env:NAME"));
-    CHECK(!contains(secret.text, "word"));
+    CHECK(!contains(secret.text, "hunter2"));
   }
-  ::setenv("NRL_TEST_JUDGE", "https://judge/?key=word", 1);
+  ::setenv("NRL_TEST_JUDGE", "https://judge/?key=hunter2", 1);
   const HttpOptions named =
       http_options(parse_specs({R"({"type": "http", "url": "env:NRL_TEST_JUDGE"})"}).front());
-  CHECK(named.url == "https://judge/?key=word");
+  CHECK(named.url == "https://judge/?key=hunter2");
   CHECK(HttpJudge(named).note() == "the service env:NRL_TEST_JUDGE");
-  ::setenv("NRL_TEST_JUDGE", "word", 1);
+  ::setenv("NRL_TEST_JUDGE", "hunter2", 1);
   const auto no_url = error_of(
       [] { http_options(parse_specs({R"({"type": "http", "url": "env:NRL_TEST_JUDGE"})"}).front()); });
   CHECK(no_url.code == 66);
-  CHECK(!contains(no_url.text, "word"));
+  CHECK(!contains(no_url.text, "hunter2"));
   ::unsetenv("NRL_TEST_JUDGE");
   CHECK(contains(error_of([] { url_named("env:NRL_TEST_JUDGE", "k"); }).text,
                  "k: the environment variable NRL_TEST_JUDGE is not set"));
