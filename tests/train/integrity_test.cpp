@@ -1,7 +1,8 @@
 #include "apps/train/loop/integrity.h"
 
-#include <cstring>
-#include <optional>
+#include <cmath>
+#include <cstdint>
+#include <vector>
 
 #include "core/device/cpu/features.h"
 #include "core/ops/kernel_table.h"

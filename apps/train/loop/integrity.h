@@ -3,6 +3,7 @@
 // are repeated.
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
