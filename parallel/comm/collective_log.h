@@ -43,7 +43,7 @@ int64_t now_ns();
 /// One operation. Times are in nanoseconds of the steady clock; 0: not reached yet.
 struct LogEntry {
   uint64_t id = 0;     ///< counts per process, from 0
-  uint64_t seq = 0;    ///< counts per communicator, from 0; equal on all of its ranks for collectives
+  uint64_t seq = 0;    ///< counts the collectives of a communicator, from 0: equal on all of its ranks
   uint32_t group = 0;  ///< index for CollectiveLog::group_label
   Op op = Op::barrier;
   DType dtype = DType::u8;

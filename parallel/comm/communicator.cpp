@@ -122,8 +122,10 @@ LogTicket Communicator::log_call(const Call& call) {
     const Route route{call.op, call.peer, call.messages.front().tag};
     number = {.lane = route.tag, .message = messages_[route]++};
   }
-  return log_->enqueue(group_, seq_++, call.op, call.dtype, call.bytes(size()), call.peer, algorithm(call),
-                       number);
+  // Not all ranks take part in a message.
+  const bool message = call.op == Op::send || call.op == Op::recv || call.op == Op::exchange;
+  return log_->enqueue(group_, message ? seq_ : seq_++, call.op, call.dtype, call.bytes(size()), call.peer,
+                       algorithm(call), number);
 }
 
 void Communicator::set_dry(bool dry, Ledger* ledger, int group) {
