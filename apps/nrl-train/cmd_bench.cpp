@@ -88,24 +88,28 @@ int run_bench(const bench::Args& args) {
     if (args.suite.empty())
       fail(Exit::usage,
            "bench compare needs a suite, e.g. nrl-train bench compare configs/suites/claims.yaml");
-    return train::run_in_world([&](comm::World& world) { return bench::compare(world, args); });
+    return train::run_in_world([&](comm::World& world) { return bench::compare(world, args); },
+                               train::Watch::configured);
   }
   if (args.config.empty())
     fail(Exit::usage, "bench {0} needs a configuration, e.g. nrl-train bench {0} configs/bench-tiny.yaml",
          args.benchmark);
   if (generates) return bench::generate(args);
   if (args.benchmark == "overhead")
-    return train::run_in_world([&](comm::World& world) { return bench::overhead(world, args); });
+    return train::run_in_world([&](comm::World& world) { return bench::overhead(world, args); },
+                               train::Watch::configured);
   if (comm::launched_with_peers() && !args.predict.empty())
     fail(Exit::usage, "bench step --predict runs on one rank only. Fix: leave --predict out");
   if (!args.profile.empty() && !args.predict.empty())
     fail(Exit::usage, "bench step takes --predict or --profile. Fix: leave one of them out");
   const double start = process_start();
-  return train::run_in_world([&](comm::World& world) {
-    const int code = bench::step(world, args, start);
-    if (code == 0 && !args.profile.empty() && world.rank() == 0) print_profile(args.profile);
-    return code;
-  });
+  return train::run_in_world(
+      [&](comm::World& world) {
+        const int code = bench::step(world, args, start);
+        if (code == 0 && !args.profile.empty() && world.rank() == 0) print_profile(args.profile);
+        return code;
+      },
+      train::Watch::configured);
 }
 
 }  // namespace

@@ -65,13 +65,16 @@ int run_profile(const Args& args) {
   overrides.insert(overrides.end(), own.begin(), own.end());
   train::stop::handle_at_start();
   output::background();
-  return train::run_in_world([&](comm::World& world) {
-    ConfigResult config = train::load_config_collectively(world, args.path, overrides, {.training = true});
-    forget_translations(config, own);
-    const Exit code = train::train(world, config);
-    if (code == Exit::ok && world.rank() == 0) print_profile(config.config.logger.log_dir);
-    return static_cast<int>(code);
-  });
+  return train::run_in_world(
+      [&](comm::World& world) {
+        ConfigResult config =
+            train::load_config_collectively(world, args.path, overrides, {.training = true});
+        forget_translations(config, own);
+        const Exit code = train::train(world, config);
+        if (code == Exit::ok && world.rank() == 0) print_profile(config.config.logger.log_dir);
+        return static_cast<int>(code);
+      },
+      train::Watch::configured);
 }
 
 }  // namespace

@@ -8,7 +8,6 @@
 #include "apps/nrl-train/nsys.h"
 #include "apps/train/launch/faults.h"
 #include "apps/train/launch/launch.h"
-#include "apps/train/launch/run_control.h"
 #include "apps/train/launch/stop_signal.h"
 #include "apps/train/start/run_config.h"
 #include "apps/train/trainer.h"
@@ -22,12 +21,13 @@ int run_train(const ConfigArgs& args) {
   train::fault::requested();  // a mistake in it ends the program here
   train::stop::handle_at_start();
   output::background();
-  return train::run_watched([&](comm::World& world, train::RunControl& control) {
-    const ConfigResult config =
-        train::load_config_collectively(world, args.path, args.overrides, {.training = true});
-    control.connect(world, config.config.reliability);
-    return static_cast<int>(train::train(world, config));
-  });
+  return train::run_in_world(
+      [&](comm::World& world) {
+        const ConfigResult config =
+            train::load_config_collectively(world, args.path, args.overrides, {.training = true});
+        return static_cast<int>(train::train(world, config));
+      },
+      train::Watch::configured);
 }
 
 }  // namespace

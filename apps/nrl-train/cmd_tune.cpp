@@ -16,7 +16,10 @@ namespace {
 
 template <class Args>
 std::function<int()> in_world(std::shared_ptr<Args> args, int (*tune)(comm::World&, const Args&)) {
-  return [args, tune] { return train::run_in_world([&](comm::World& world) { return tune(world, *args); }); };
+  return [args, tune] {
+    return train::run_in_world([&](comm::World& world) { return tune(world, *args); },
+                               train::Watch::configured);
+  };
 }
 
 void add_batch_size(CommandLine& line, CLI::App* tuner) {

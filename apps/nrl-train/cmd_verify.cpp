@@ -28,15 +28,17 @@ int run_verify(const VerifyArgs& args) {
                                                 : verify::Which::configured;
   if (args.sample > 0 && layouts == verify::Which::configured)
     fail(Exit::usage, "--sample has no effect without --layouts auto or list. Fix: add it");
-  return train::run_in_world([&](comm::World& world) {
-    return verify::verify(world, {.config = args.config.path,
-                                  .overrides = args.config.overrides,
-                                  .steps = args.steps,
-                                  .undisturbed = args.undisturbed,
-                                  .random_tokens = args.random_tokens,
-                                  .layouts = layouts,
-                                  .sample = args.sample});
-  });
+  return train::run_in_world(
+      [&](comm::World& world) {
+        return verify::verify(world, {.config = args.config.path,
+                                      .overrides = args.config.overrides,
+                                      .steps = args.steps,
+                                      .undisturbed = args.undisturbed,
+                                      .random_tokens = args.random_tokens,
+                                      .layouts = layouts,
+                                      .sample = args.sample});
+      },
+      train::Watch::configured);
 }
 
 }  // namespace

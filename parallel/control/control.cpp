@@ -10,8 +10,10 @@
 #include <utility>
 #include <vector>
 
+#include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <pthread.h>
@@ -87,6 +89,8 @@ struct Control::State final : Actions, TransportEvents {
   bool watch_launcher = false;
   pid_t launcher = getppid();
   int wake = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+  int watched = epoll_create1(EPOLL_CLOEXEC);  // `wake`, and the end of the launcher
+  int launcher_end = -1;
   Hooks hooks;
   std::unique_ptr<Protocol> protocol;
   std::unique_ptr<Transport> transport;
@@ -104,7 +108,20 @@ struct Control::State final : Actions, TransportEvents {
   std::array<std::atomic<uint32_t>, 16> notices{};
   std::thread thread, helper;
 
-  ~State() override { close(wake); }
+  ~State() override {
+    for (const int fd : {wake, watched, launcher_end})
+      if (fd >= 0) close(fd);
+  }
+
+  // Without pidfd_open() (before Linux 5.3) the launcher is looked at twice a second.
+  void watch() {
+    if (watch_launcher) launcher_end = static_cast<int>(syscall(SYS_pidfd_open, launcher, 0));
+    for (const int fd : {wake, launcher_end}) {
+      epoll_event readable{};
+      readable.events = EPOLLIN;
+      if (fd >= 0) epoll_ctl(watched, EPOLL_CTL_ADD, fd, &readable);
+    }
+  }
 
   // ---- Protocol and transport, on the control thread ----
   void send(size_t link, const Message& m) override { transport->send(link, m); }
@@ -181,7 +198,7 @@ struct Control::State final : Actions, TransportEvents {
 
   void guard() {
     while (stage.load() == Stage::guard) {
-      pollfd p{wake, POLLIN, 0};
+      pollfd p{watched, POLLIN, 0};
       ::poll(&p, 1, 200);
       drain_wake();
       if (stage.load() != Stage::guard) return;
@@ -201,7 +218,7 @@ struct Control::State final : Actions, TransportEvents {
     guard();
     ran = monotonic_now();
     while (stage.load() == Stage::connected) {
-      transport->poll(std::clamp<Nanos>(protocol->deadline() - monotonic_now(), 0, 1_s), wake, *this);
+      transport->poll(std::clamp<Nanos>(protocol->deadline() - monotonic_now(), 0, 1_s), watched, *this);
       drain_wake();
       const Nanos now = monotonic_now();
       const Nanos gap = now - std::exchange(ran, now);
@@ -227,6 +244,7 @@ struct Control::State final : Actions, TransportEvents {
       lost.kind = Kind::launcher_lost;
       lost.when = now;
       lost.text.assign("its launcher has ended");
+      if (launcher_end >= 0) epoll_ctl(watched, EPOLL_CTL_DEL, launcher_end, nullptr);  // stays readable
       protocol->on_failure(lost, now, *this);
     }
     for (size_t i = 0; i < topology.links.size(); ++i)
@@ -404,6 +422,7 @@ Control::Control(double start_timeout_s, bool watch_launcher) : state_(std::make
   State& s = *state_;
   s.start_limit = monotonic_now() + static_cast<Nanos>(start_timeout_s * 1e9);
   s.watch_launcher = watch_launcher;
+  s.watch();
   s.thread = start_thread("nrl-control", [&s] { s.run(); });
 }
 

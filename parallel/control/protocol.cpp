@@ -400,6 +400,10 @@ void Protocol::on_tick(Nanos now, Nanos gap, Actions& actions) {
 Nanos Protocol::decides_at() const {
   if (evidence_count_ == 0) return never;
   if (topology_.size == 1) return first_evidence_;
+  // Libraries of the launcher end the process soon, and nothing explains more than its end.
+  const bool no_launcher =
+      std::ranges::any_of(evidence(), [](const Suspicion& s) { return s.kind == Kind::launcher_lost; });
+  if (no_launcher && alone()) return first_evidence_;
   const Nanos at =
       first_strong_ != 0 ? first_strong_ + limits_.window : first_evidence_ + limits_.secondary_window;
   return alone() ? at : std::max(at, first_evidence_ + limits_.window) + limits_.escalate;

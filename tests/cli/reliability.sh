@@ -15,6 +15,29 @@ diagnosed() {
   ((code == $1)) || fail "diagnose left with $code: $(cat diagnosis.txt)"
 }
 
+# rank_pid LAUNCHER RANK: the process of a rank of a running mpirun, once the ranks watch each other; empty after 60 s.
+rank_pid() {
+  local pid i
+  for ((i = 0; i < 600; ++i)); do
+    for pid in $(pgrep -P "$1"); do
+      if tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qx "OMPI_COMM_WORLD_RANK=$2" &&
+        cat /proc/"$pid"/task/*/comm 2>/dev/null | grep -qx nrl-helper; then
+        echo "$pid"
+        return
+      fi
+    done
+    sleep 0.1
+  done
+}
+
+# background RANKS ARGS...: starts a command on that many ranks; its launcher is $launcher.
+background() {
+  local ranks=$1
+  shift
+  mpirun --oversubscribe --bind-to none -n "$ranks" "$nrl_train" "$@" >out.txt 2>err.txt &
+  launcher=$!
+}
+
 case $case_name in
   hang)
     # A rank that hangs is named while all processes live, and after they were killed; the next start goes on.
@@ -93,6 +116,50 @@ case $case_name in
     config plain
     expect 0 run 3 plain.yaml policy.train_global_batch_size=6 policy.train_micro_batch_size=1 reliability.control=off
     same plain/logs/metrics.jsonl run/logs/metrics.jsonl 0
+    [[ ! -e $(shared run) ]] || fail "shared memory is left: $(ls "$(shared run)")"
+    ;;
+  other_commands)
+    # Commands that do not train are watched too, and leave no record.
+    corpus
+    config run
+    for kind in KILL STOP; do
+      background 2 verify run.yaml --random-tokens --steps 1000 reliability.heartbeat_timeout_seconds=2
+      victim=$(rank_pid "$launcher" 1)
+      [[ $victim ]] || fail "$kind: the ranks do not watch each other: $(cat err.txt)"
+      kill "-$kind" "$victim"
+      wait "$launcher" && fail "$kind: exit code 0"
+      [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "$kind: not one message: $(cat err.txt)"
+      grep -q 'error: rank 1 (node 0) \(was killed\|ended\|stopped\)' err.txt || fail "$kind: no message: $(cat err.txt)"
+      [[ -z $(find . -name failure.json) ]] || fail "$kind: a record without a run"
+    done
+    # One without a configuration.
+    background 2 bench comm
+    victim=$(rank_pid "$launcher" 1)
+    [[ $victim ]] || fail "bench comm: the ranks do not watch each other: $(cat err.txt)"
+    kill -KILL "$victim"
+    wait "$launcher" && fail "bench comm: exit code 0"
+    grep -q 'error: rank 1 (node 0) ' err.txt || fail "bench comm: no message: $(cat err.txt)"
+    ;;
+  launcher_lost)
+    # No rank outlives its launcher.
+    corpus
+    config run
+    background 3 run.yaml pretrain.max_num_steps=1000000 policy.train_global_batch_size=6 policy.train_micro_batch_size=1
+    for ((i = 0; i < 600; ++i)); do
+      [[ $(wc -l 2>/dev/null <run/logs/metrics.jsonl) -ge 3 ]] && break
+      sleep 0.1
+    done
+    mapfile -t ranks < <(pgrep -P "$launcher")
+    ((${#ranks[@]} >= 3)) || fail "${#ranks[@]} ranks"
+    kill -KILL "$launcher"
+    wait "$launcher" || true
+    for ((i = 0; i < 50; ++i)); do
+      left=$(for pid in "${ranks[@]}"; do [[ ! -e /proc/$pid ]] || echo "$pid"; done)
+      [[ $left ]] || break
+      sleep 0.1
+    done
+    [[ -z $left ]] || fail "ranks outlive their launcher by 5 s: $left"
+    grep -q '"kind": "launcher_lost"' run/logs/failure.json || fail "failure.json: $(cat run/logs/failure.json)"
     [[ ! -e $(shared run) ]] || fail "shared memory is left: $(ls "$(shared run)")"
     ;;
   one_error)

@@ -152,6 +152,19 @@ TEST_CASE("a process that waits in the kernel is named so") {
              ContainsSubstring("no step completed, process state D"));
 }
 
+TEST_CASE("without a launcher all leave at once") {
+  for (const int rank : {0, 3}) {
+    Simulation s(two_by_two());
+    Suspicion lost;
+    lost.kind = Kind::launcher_lost;
+    s.at(5_s, [&] { s.fail(rank, lost); });
+    const Nanos gone = gone_after(s, 5_s, 5_s);
+    CHECK(gone >= 0);
+    CHECK(gone < 50_ms);
+    CHECK(s.process(1).verdict.kind == Kind::launcher_lost);
+  }
+}
+
 TEST_CASE("a debugger suspends the limits of the whole run") {
   Simulation s(two_by_two());
   s.at(5_s, [&] { s.debug(3); });

@@ -7,17 +7,16 @@
 
 namespace nrl::train {
 
-namespace {
-
-// `control` may be null.
-int run(RunControl* control, const std::function<int(comm::World&)>& body) {
+int run_in_world(const std::function<int(comm::World&)>& body, Watch watch) {
+  RunControl control;
   const auto world = comm::World::init();
   log::init(world->rank(), world->size());
   const auto end = [&] {
     world->finalize();
-    if (control) control->finish();
+    control.finish();
   };
   try {
+    if (watch == Watch::at_once) control.connect(*world, {});
     const int code = body(*world);
     end();
     return code;
@@ -29,27 +28,16 @@ int run(RunControl* control, const std::function<int(comm::World&)>& body) {
   } catch (const std::exception& e) {
     // The other ranks may be blocked in communication, so they must be ended.
     const Error error = error_from(e);
-    if (control && control->connected()) {
+    if (control.connected()) {
       // A lost peer is rarely the cause: the verdict names it.
       if (error.code() != Exit::peer_lost) log::error_text(error.what());
-      control->fail(error);
+      control.fail(error);
     }
     log::error_text(error.what());
     if (world->size() > 1) world->abort(error.code());
     world->mark_failed();
     return static_cast<int>(error.code());
   }
-}
-
-}  // namespace
-
-int run_in_world(const std::function<int(comm::World&)>& body) {
-  return run(nullptr, body);
-}
-
-int run_watched(const std::function<int(comm::World&, RunControl&)>& body) {
-  RunControl control;
-  return run(&control, [&](comm::World& world) { return body(world, control); });
 }
 
 engine::StepResult collect_step(comm::World& world, engine::Engine& engine) {

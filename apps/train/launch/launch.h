@@ -9,15 +9,16 @@
 
 namespace nrl::train {
 
-class RunControl;
+/// When the control plane (run_control.h) connects the ranks. From then on they end together whatever
+/// happens.
+enum class Watch {
+  at_once,     ///< with the default limits
+  configured,  ///< in load_config_collectively(), as section `reliability` says
+};
 
 /// Initializes the world, runs `body`, and finalizes the world. Returns the exit code, of an error too. An
-/// error that not all ranks have agreed on aborts the other ranks.
-int run_in_world(const std::function<int(comm::World&)>& body);
-
-/// The same of a training run, whose body may connect the control plane (run_control.h). From then on the
-/// ranks end together whatever happens.
-int run_watched(const std::function<int(comm::World&, RunControl&)>& body);
+/// error that not all ranks have agreed on ends the other ranks.
+int run_in_world(const std::function<int(comm::World&)>& body, Watch watch = Watch::at_once);
 
 /// engine.collect(). If the device does not respond, prints the error and ends every process of the run: the
 /// unwinding of an exception would block.

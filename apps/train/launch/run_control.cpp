@@ -88,6 +88,7 @@ RunControl::~RunControl() {
 }
 
 void RunControl::connect(comm::World& world, const ReliabilityConfig& config) {
+  if (connected_ || !control_) return;
   if (config.control == ControlMode::off || world.size() == 1) {
     control_.reset();
     return;

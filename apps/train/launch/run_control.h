@@ -20,7 +20,7 @@ class RunControl {
   RunControl& operator=(const RunControl&) = delete;
   ~RunControl();
 
-  /// Collective. `world` must outlive the object; it is renumbered no more.
+  /// Collective, the first call counts. `world` must outlive the object.
   void connect(comm::World& world, const ReliabilityConfig& config);
   bool connected() const { return connected_; }
   /// A failure of this rank that the others do not know of: ends the run. After connect(). Any thread.

@@ -5,6 +5,7 @@
 #include "apps/plan/nodes.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/launch/run_control.h"
 #include "apps/train/start/decide.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
@@ -83,6 +84,7 @@ ConfigResult load_config_collectively(comm::World& world, const std::string& pat
   const comm::ErrorConsensus consensus = comm::agree_on_error(world.comm(), exit_code(found), "");
   if (!result) throw AgreedExit{consensus.code};
   order_nodes(world, result->config);
+  if (RunControl* control = RunControl::current()) control->connect(world, result->config.reliability);
   return *result;
 }
 
