@@ -1,35 +1,22 @@
 #include "apps/engine/step_watch.h"
 
 #include <algorithm>
-#include <vector>
 
-#include "core/base/sample.h"
 #include "parallel/comm/backoff.h"
 
 namespace nrl::engine {
-namespace {
-
-constexpr size_t history = 33;     // the median is taken of this many steps
-constexpr size_t least_known = 3;  // with fewer there is no median
-
-double median(const std::deque<double>& values) {
-  return nrl::median({values.begin(), values.end()});
-}
-
-}  // namespace
 
 void StepWatch::begin(int64_t step, bool graph) {
   in_flight_.push_back({step, graph, in_flight_.empty()});
 }
 
 double StepWatch::limit(const Step& step, bool alone) const {
-  const bool known = seconds_.size() >= least_known;
-  const bool replayed = step.graph && known && !step.after_pause;
+  const bool replayed = step.graph && times_.known() && !step.after_pause;
   const double least =
       alone      ? replayed ? limits_.graph_seconds : std::min(limits_.seconds, limits_.alone_seconds)
            : replayed ? limits_.graph_group_seconds
                  : limits_.seconds;
-  return known ? std::max(least, limits_.medians * median(seconds_)) : least;
+  return times_.limit(limits_.medians, least);
 }
 
 void StepWatch::wait(const device::Event& done, comm::Communicator& group) {
@@ -44,8 +31,7 @@ void StepWatch::wait(const device::Event& done, comm::Communicator& group) {
       continue;
     }
     const bool alone = group.size() == 1;
-    const std::string usual =
-        seconds_.size() < least_known ? "" : fmt::format("; median step: {:.3g} s", median(seconds_));
+    const std::string usual = times_.known() ? fmt::format("; median step: {:.3g} s", times_.median()) : "";
     throw StepStuck(
         alone ? Exit::internal : Exit::peer_lost,
         fmt::format("step {} did not finish on rank {} within {:.3g} s{}: {}. Fix: look at {}dmesg (NVRM: "
@@ -57,10 +43,7 @@ void StepWatch::wait(const device::Event& done, comm::Communicator& group) {
   }
   in_flight_.pop_front();
   const int64_t now = comm::now_ns();
-  if (!step.after_pause) {
-    seconds_.push_back(static_cast<double>(now - last_end_ns_) / 1e9);
-    if (seconds_.size() > history) seconds_.pop_front();
-  }
+  if (!step.after_pause) times_.add(static_cast<double>(now - last_end_ns_) / 1e9);
   last_end_ns_ = now;
 }
 

@@ -6,6 +6,7 @@
 #include <deque>
 
 #include "core/base/error.h"
+#include "core/base/step_times.h"
 #include "core/device/runtime.h"
 #include "parallel/comm/communicator.h"
 #include "parallel/comm/device_options.h"
@@ -49,7 +50,7 @@ class StepWatch {
 
   StepLimits limits_;
   std::deque<Step> in_flight_;
-  std::deque<double> seconds_;  // of the latest steps that follow another one
+  StepTimes times_;  // of steps that follow another one
   int64_t last_end_ns_ = 0;
 };
 

@@ -3,9 +3,9 @@
 // whether that is too long.
 
 #include <cstdint>
-#include <deque>
 
 #include "core/base/status.h"
+#include "core/base/step_times.h"
 
 namespace nrl::train {
 
@@ -32,10 +32,8 @@ class Watchdog {
   Finding look(const status::Page& page, double now_s);
 
  private:
-  double median() const;
-
   WatchdogLimits limits_;
-  std::deque<double> steps_;  // seconds of the latest ones
+  StepTimes times_;
   uint64_t progress_ = 0;
   int64_t completed_ = 0;
   double progressed_s_ = -1, completed_s_ = -1;  // -1: not yet
