@@ -9,6 +9,7 @@
 
 #include <spdlog/fmt/ranges.h>
 
+#include "core/base/fatal_signals.h"
 #include "core/base/text.h"
 
 namespace nrl::diagnosis {
@@ -176,7 +177,8 @@ std::string place_of(const comm::Flight& f) {
   std::string text = fmt::format("{} of step {}", status::name_of(f.phase), f.step);
   if (f.phase == status::Phase::computing && f.microbatch >= 0)
     text += fmt::format(", microbatch {}", f.microbatch);
-  if (f.phase == status::Phase::computing && f.layer >= 0) text += fmt::format(", layer {}", f.layer);
+  if (f.phase == status::Phase::computing && f.layer >= 0)
+    text += fmt::format(", {} of layer {}", f.backward ? "backward" : "forward", f.layer);
   return text;
 }
 
@@ -193,10 +195,16 @@ std::string_view text_of(Life life) {
   }
 }
 
+std::string signal_of(const comm::Flight& f) {
+  if (f.signal == 0) return "";
+  return fmt::format(" by {}",
+                     std::string_view(fatal_signals::describe(f.signal, f.signal_sent, f.signal_at)));
+}
+
 std::string line_of(const Rank& r) {
   const comm::Flight& f = r.flight;
-  std::string text = fmt::format("rank {} ({}, pid {}{}): {}", f.identity.rank, f.identity.host,
-                                 f.identity.pid, text_of(r.life), place_of(f));
+  std::string text = fmt::format("rank {} ({}, pid {}{}{}): {}", f.identity.rank, f.identity.host,
+                                 f.identity.pid, text_of(r.life), signal_of(f), place_of(f));
   if (const LogEntry* e = waits_for(f))
     text += fmt::format("; waits{} for {}", time_text(seconds_waited(r)), describe(f.groups[e->group], *e));
   return text;
@@ -245,8 +253,9 @@ Diagnosis diagnose(const std::vector<Rank>& ranks) {
     m.seconds = std::max(m.seconds, seconds_waited(r));
     waits[r.flight.identity.rank] = std::move(missing);
   }
-  std::vector<int> ended, stopped;
+  std::vector<int> ended, stopped, crashed;
   for (const Rank& r : ranks) {
+    if (r.life != Life::alive && r.flight.signal != 0) crashed.push_back(r.flight.identity.rank);
     if (r.life == Life::ended) ended.push_back(r.flight.identity.rank);
     if (r.life == Life::stopped) stopped.push_back(r.flight.identity.rank);
   }
@@ -256,7 +265,10 @@ Diagnosis diagnose(const std::vector<Rank>& ranks) {
   find_mismatches(index, d);
   std::vector<int> ends = ends_of_waits(waits);
   const bool all_ended = ended.size() == ranks.size();
-  if (!ended.empty() && !all_ended) {
+  if (!crashed.empty()) {
+    d.cause = Cause::ended;
+    d.culprits = std::move(crashed);
+  } else if (!ended.empty() && !all_ended) {
     d.cause = Cause::ended;
     d.culprits = ended;
   } else if (!stopped.empty()) {
@@ -317,6 +329,7 @@ JsonValue json_of(const Diagnosis& d, const std::vector<Rank>& ranks) {
                            {"phase", std::string(status::name_of(f.phase))},
                            {"step", f.step},
                            {"completed", f.completed},
+                           {"signal", f.signal != 0 ? JsonValue(int64_t{f.signal}) : JsonValue()},
                            {"waits_for", e ? JsonValue(describe(f.groups[e->group], *e)) : JsonValue()},
                            {"waited_s", e ? JsonValue(seconds_waited(r)) : JsonValue()}}));
   }

@@ -27,7 +27,7 @@ struct Rank {
 
 enum class Cause : uint8_t {
   none,   ///< the records name no rank
-  ended,  ///< the process of a rank is gone; the others wait for it, or have ended too
+  ended,  ///< the process of a rank is gone; the others wait for it, or it died of an error of its own
   stopped,
   mismatch,  ///< ranks of a group called different operations
   late,      ///< the others wait for an operation that a rank has not begun

@@ -58,6 +58,8 @@ struct StepFacts {
   bool skipped = false;                          ///< the update was not applied
   bool limited = false;                          ///< because of a limit of the stability guard
   std::optional<double> loss_scale = {};         ///< that the step was computed with, if there is one
+  /// Own work of the slowest rank over the median of its peers, in the last window of some seconds.
+  std::optional<double> straggler_ratio = {};
   /// Activations that rank 0 moved to the host and back; absent without.
   struct Offload {
     int64_t bytes;      ///< both ways

@@ -42,6 +42,7 @@ JsonValue step_row(const StepFacts& f) {
                                      {"attention_ms", f.attention_ms},
                                      {"skipped", f.skipped}});
   if (f.loss_scale) row.set("loss_scale", *f.loss_scale);
+  if (f.straggler_ratio) row.set("straggler_ratio", *f.straggler_ratio);
   if (f.router) {
     if (f.router->aux_loss) row.set("router_aux_loss", *f.router->aux_loss);
     row.set("router_z_loss", f.router->z_loss);

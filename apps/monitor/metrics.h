@@ -15,11 +15,11 @@ inline constexpr const char* metrics_file = "metrics.jsonl";
 inline constexpr const char* summary_file = "summary.json";
 
 /// {"step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_s", "mfu", "step_ms", "data_ms",
-/// "comm_ms", "gemm_ms", "attention_ms", "skipped", "mem_<category>_bytes"...}, of models with experts also
-/// "router_aux_loss", "router_z_loss", "expert_load", "expert_rounds"; with offloaded activations
-/// "offload_bytes" and, unless the step was a graph, "offload_ms" and "offload_exposed_ms"; every
-/// logger.layer_stats_period steps "layers" (layers.h). Doubles
-/// round-trip exactly; unknown mfu and non-finite numbers are null.
+/// "comm_ms", "gemm_ms", "attention_ms", "skipped", "mem_<category>_bytes"...}; with several ranks, after
+/// some seconds, also "straggler_ratio"; of models with experts "router_aux_loss", "router_z_loss",
+/// "expert_load", "expert_rounds"; with offloaded activations "offload_bytes" and, unless the step was a
+/// graph, "offload_ms" and "offload_exposed_ms"; every logger.layer_stats_period steps "layers" (layers.h).
+/// Doubles round-trip exactly; unknown mfu and non-finite numbers are null.
 JsonValue step_row(const StepFacts& facts);
 /// {"step", "time", "val_loss", ..., "eval_s"}.
 JsonValue eval_row(const EvalFacts& facts);

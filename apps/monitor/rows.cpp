@@ -41,6 +41,7 @@ Row sink_row(const StepFacts& f) {
   add("perf/exposed_ms", f.comm_ms);
   add("perf/gemm_ms", f.gemm_ms);
   add("perf/attention_ms", f.attention_ms);
+  if (f.straggler_ratio) add("perf/straggler_ratio", *f.straggler_ratio);
 
   const double seconds = f.step_ms * 1e-3;
   const double valid =

@@ -2,6 +2,7 @@
 // The state of this process, for readers outside of its work: a watchdog, and the flight file of a process
 // that was killed (parallel/comm/flight.h).
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <string_view>
@@ -34,9 +35,18 @@ struct Page {
   std::atomic<Phase> phase{Phase::starting};
   std::atomic<int32_t> microbatch{-1};  ///< of the step of a program in progress; -1: of none
   std::atomic<int32_t> layer{-1};       ///< index in the list of layers
+  std::atomic<int64_t> waited_ns{0};    ///< sum of the waits for other ranks that have ended
+  std::atomic<bool> backward{false};    ///< the pass through that layer
+  /// By phase: time without such waits, until the phase was last left.
+  std::array<std::atomic<int64_t>, phases> own_ns{};
+  /// The signal that ends the process (core/base/fatal_signals.h); 0: none.
+  std::atomic<int32_t> signal{0};
+  std::atomic<int32_t> signal_sent{0};  ///< 1: by a process; 0: by the kernel, because of an instruction
+  std::atomic<uint64_t> signal_at{0};   ///< the sender, 0: this process; or the address that it is about
 };
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free &&
-              std::atomic<int32_t>::is_always_lock_free && std::atomic<Phase>::is_always_lock_free);
+static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free &&
+              std::atomic<int64_t>::is_always_lock_free && std::atomic<int32_t>::is_always_lock_free &&
+              std::atomic<Phase>::is_always_lock_free);
 
 namespace detail {
 extern std::atomic<Page*> current;
@@ -55,6 +65,7 @@ inline void made_progress() {
   page().progress.fetch_add(1, std::memory_order_relaxed);
 }
 
+/// By the thread of the steps.
 void enter(Phase phase);
 
 }  // namespace nrl::status

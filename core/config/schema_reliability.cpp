@@ -34,6 +34,11 @@ void add_reliability_keys(Table& t) {
           "times the median step and at least 60 s where a step computes; 600 s in the first steps, while "
           "data is read, in evaluations and checkpoints; 1800 s while the run starts.")
       .only_with(watched);
+  NRL_KEY(t, reliability.stragglers)
+      .help(
+          "Warn of ranks that need longer for their own work, without waits for others, than their peers: at "
+          "least 10 % and five robust deviations above the median in three windows of 10 s in a row.")
+      .only_with(watched);
   NRL_KEY(t, reliability.replica_check_period)
       .at_least(0)
       .help(

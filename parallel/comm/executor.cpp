@@ -47,10 +47,12 @@ void Work::wait() {
     const trace::Range range("wait", message ? trace::Kind::message : trace::Kind::wait);
     block();
     page.wait_since.store(0, std::memory_order_relaxed);
+    const int64_t waited = now_ns() - begin;
+    page.waited_ns.fetch_add(waited, std::memory_order_relaxed);
+    log_->expose(ticket_, waited);
   } else {
     block();
   }
-  if (log_) log_->expose(ticket_, now_ns() - begin);
   if (error_) std::rethrow_exception(error_);
 }
 

@@ -144,6 +144,10 @@ Flight read_flight(const std::string& path) {
   flight.phase = f.page.phase;
   flight.microbatch = f.page.microbatch;
   flight.layer = f.page.layer;
+  flight.backward = f.page.backward;
+  flight.signal = f.page.signal;
+  flight.signal_sent = f.page.signal_sent != 0;
+  flight.signal_at = f.page.signal_at;
   std::string_view lines(f.groups, f.group_bytes_used.load());
   while (!lines.empty()) {
     const size_t end = std::min(lines.find('\n'), lines.size());

@@ -57,6 +57,10 @@ struct Flight {
   uint64_t wait_id = 0;
   status::Phase phase = status::Phase::starting;
   int microbatch = -1, layer = -1;
+  bool backward = false;  ///< the pass through that layer
+  int signal = 0;         ///< that ended the process, if it was a fatal one; with status::Page's fields:
+  bool signal_sent = false;
+  uint64_t signal_at = 0;
   std::vector<LogGroup> groups;
   std::vector<LogEntry> entries;  ///< by id; every one names a group of the list
 };

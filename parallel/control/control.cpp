@@ -5,6 +5,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <ctime>
 #include <ranges>
 #include <thread>
 #include <utility>
@@ -20,6 +21,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "core/base/error.h"
+#include "core/base/memory_kills.h"
 #include "core/base/process.h"
 #include "parallel/control/transport.h"
 
@@ -29,6 +31,8 @@ namespace {
 
 constexpr Nanos stopped_grace = 1'200_ms;  // for a process that was woken up, before it is killed
 constexpr Nanos drain_limit = 100_ms;
+constexpr Nanos kills_interval = 5_s;
+constexpr Nanos pace_window = 10_s;
 constexpr unsigned backstop_seconds = 3;
 constexpr int exit_lost = 80;
 
@@ -98,6 +102,15 @@ struct Control::State final : Actions, TransportEvents {
   std::vector<PeerRecord> peers;
   Suspicion own_failure;
   std::atomic<bool> own_failure_ready{false};
+  std::atomic<bool> dying{false}, told_last_words{false};
+  struct PaceSlot {
+    std::atomic<float> seconds{0}, data_seconds{0};
+    std::atomic<uint32_t> count{0};
+  };
+  std::unique_ptr<PaceSlot[]> paces;  // by rank; of the root
+  MemoryKills memory_kills;
+  int64_t killed_before = memory_kills.count(), killed_now = killed_before;
+  Nanos killed_read = 0;  // time of killed_now; killed_before is older
   Verdict verdict;
   bool has_verdict = false, reported_launcher = false;
   Nanos ran = 0;
@@ -138,6 +151,13 @@ struct Control::State final : Actions, TransportEvents {
     }
     call_helper();
   }
+  void pace(const Pace& p) override {
+    if (!paces) return;
+    PaceSlot& slot = paces[static_cast<size_t>(p.rank)];
+    slot.seconds.store(p.seconds, std::memory_order_relaxed);
+    slot.data_seconds.store(p.data_seconds, std::memory_order_relaxed);
+    slot.count.fetch_add(1, std::memory_order_release);
+  }
   void on_message(size_t link, const Message& m) override {
     if (!protocol) return;  // the others are connected already
     const Nanos now = monotonic_now();
@@ -149,7 +169,7 @@ struct Control::State final : Actions, TransportEvents {
     Closed closed{how, -1};
     const bool unexpected = !has_verdict && !protocol->said_bye(link);
     if (unexpected && topology.links[link].local && how != Closed::How::failed)
-      closed = {Closed::How::ended, status_of(link)};
+      closed = {Closed::How::ended, status_of(link), memory_kills.count() > killed_before};
     protocol->on_closed(link, closed, monotonic_now(), *this);
   }
   void on_connected(size_t link) override {
@@ -237,6 +257,19 @@ struct Control::State final : Actions, TransportEvents {
 
   void tick(Nanos now, Nanos gap) {
     protocol->on_local(hooks.sample(), now);
+    if (now - killed_read > kills_interval) {
+      killed_read = now;
+      killed_before = std::exchange(killed_now, memory_kills.count());
+    }
+    if (dying.exchange(false)) {
+      Suspicion words;
+      words.evidence = Evidence::process_exit;
+      words.kind = Kind::rank_killed;
+      words.when = now;
+      if (hooks.last_words) hooks.last_words(words.text);
+      protocol->on_failure(words, now, *this);
+      told_last_words.store(true);
+    }
     if (own_failure_ready.exchange(false)) protocol->on_failure(own_failure, now, *this);
     if (finish_wanted.exchange(false)) protocol->on_finish(now, *this);
     if (lost_launcher() && !std::exchange(reported_launcher, true)) {
@@ -447,6 +480,9 @@ std::string Control::connect(const Options& options, const Bootstrap& bootstrap,
   Limits limits;
   limits.heartbeat = static_cast<Nanos>(options.heartbeat_timeout_s * 1e9);
   limits.network = static_cast<Nanos>(options.network_timeout_s * 1e9);
+  if (options.paces) limits.pace = pace_window;
+  if (options.paces && s.topology.root())
+    s.paces = std::make_unique<State::PaceSlot[]>(static_cast<size_t>(s.topology.size));
   s.protocol = std::make_unique<Protocol>(s.topology, limits, hooks.phase_name, monotonic_now());
   s.helper = start_thread("nrl-helper", [&s] { s.help(); });
   s.stage.store(State::Stage::connected);
@@ -471,6 +507,27 @@ void Control::fail(Evidence evidence, int exit_code, std::string_view text, Kind
     s.wake_up();
   }
   for (;;) pause();
+}
+
+void Control::dying() noexcept {
+  State& s = *state_;
+  if (!connected()) return;
+  s.dying.store(true);
+  s.wake_up();
+  const timespec pause{0, 1'000'000};
+  for (int i = 0; i < 300 && !s.told_last_words.load(); ++i) nanosleep(&pause, nullptr);
+}
+
+std::vector<Control::PaceReading> Control::paces() const {
+  const State& s = *state_;
+  std::vector<PaceReading> out(s.paces ? static_cast<size_t>(s.topology.size) : 0);
+  for (size_t r = 0; r < out.size(); ++r) {
+    const State::PaceSlot& slot = s.paces[r];
+    out[r].count = slot.count.load(std::memory_order_acquire);
+    out[r].pace = {static_cast<int32_t>(r), slot.seconds.load(std::memory_order_relaxed),
+                   slot.data_seconds.load(std::memory_order_relaxed)};
+  }
+  return out;
 }
 
 const Topology& Control::topology() const {

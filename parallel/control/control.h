@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "parallel/control/verdict.h"
 
@@ -27,6 +28,7 @@ struct Options {
   std::string interface;  ///< name or IPv4 address; "": of the default route
   double heartbeat_timeout_s = 10, network_timeout_s = 30;
   double connect_timeout_s = 60;
+  bool paces = false;  ///< measure the pace of ranks
   std::string run_id;  ///< letters, digits and dashes; "": a random one
   int attempt = 1;
 };
@@ -38,7 +40,7 @@ struct Failure {
   bool decided_here;                    ///< this rank is the root, or the deputy of a part without one
 };
 
-/// Calls from the threads of the control plane. All must be set but `notice`.
+/// Calls from the threads of the control plane. All must be set but `notice` and `last_words`.
 struct Hooks {
   std::function<StatusSample()> sample;  ///< on the control thread: must not block, allocate or lock
   PhaseName phase_name = nullptr;
@@ -46,6 +48,8 @@ struct Hooks {
   /// call that takes longer is left behind.
   std::function<void(const Failure&)> leave;
   std::function<void(Notice, int rank)> notice;  ///< on the helper thread: a warning to print
+  /// On the control thread, after dying(): appends how this process ends.
+  std::function<void(Text<398>&)> last_words;
 };
 
 inline constexpr Nanos leave_budget = 1'000'000'000;
@@ -71,6 +75,16 @@ class Control {
   /// Ends the run: evidence of this rank, or of a peer that it lost (Evidence::secondary). Any thread, after
   /// connect(). All ranks leave with `exit_code`, unless stronger evidence wins. Does not return.
   [[noreturn]] void fail(Evidence evidence, int exit_code, std::string_view text, Kind kind = Kind::error);
+  /// For the handler of a fatal signal: tells the others, with Hooks::last_words, and returns then, or after
+  /// 300 ms. Async-signal-safe.
+  void dying() noexcept;
+  /// Reading of the pace of a rank (Options::paces): how many there were so far, and the last one.
+  struct PaceReading {
+    uint32_t count = 0;
+    Pace pace;
+  };
+  /// By rank, on the root, after connect(); empty elsewhere. Any thread.
+  std::vector<PaceReading> paces() const;
   /// For rank 0: a majority of nodes is in reach and no evidence of a failure is known. Not in the first
   /// second after connect(). True without a connection.
   bool may_commit() const;

@@ -15,8 +15,19 @@ constexpr double in_seconds(Nanos t) {
   return static_cast<double>(t) * 1e-9;
 }
 
-enum class FrameType : uint8_t { hello = 1, challenge, proof, beat, suspect, ask, answer, verdict, bye };
-inline constexpr FrameType last_frame_type = FrameType::bye;
+enum class FrameType : uint8_t {
+  hello = 1,
+  challenge,
+  proof,
+  beat,
+  suspect,
+  ask,
+  answer,
+  verdict,
+  bye,
+  pace
+};
+inline constexpr FrameType last_frame_type = FrameType::pace;
 
 inline constexpr size_t header_bytes = 32, mac_bytes = 16, max_payload = 1024;
 inline constexpr size_t max_frame = header_bytes + max_payload + mac_bytes;

@@ -1,11 +1,14 @@
 #include "parallel/control/protocol.h"
 
+#include <cmath>
 #include <csignal>
 #include <limits>
 
 #include <sys/wait.h>
 
 #include <spdlog/fmt/fmt.h>
+
+#include "core/base/fatal_signals.h"
 
 namespace nrl::control {
 
@@ -22,6 +25,9 @@ struct Beat {
   uint8_t debugged = 0;  // upwards: within the subtree; downwards: anywhere
   uint8_t unused[2] = {};
 };
+// The first steps of a process are slower on some ranks than on others.
+constexpr int64_t steps_before_pace = 3;
+
 struct Bye {
   int64_t step = 0;
 };
@@ -98,7 +104,10 @@ void Protocol::on_message(size_t link, const Message& message, Nanos now, Action
     }
     case FrameType::suspect: {
       Suspicion s;
-      if (from_above || !take(message, s) || !valid(s, topology_)) return;
+      if (!take(message, s) || !valid(s, topology_)) return;
+      // From above come the last words of the parent only.
+      if (from_above && (s.evidence != Evidence::process_exit || s.rank != topology_.links[link].rank))
+        return;
       s.when = now - s.when;
       if (s.evidence == Evidence::hang)
         raise_hang(s, now, actions);
@@ -129,6 +138,17 @@ void Protocol::on_message(size_t link, const Message& message, Nanos now, Action
       if (take(message, verdict) && valid(verdict, topology_)) leave(verdict, link, actions);
       return;
     }
+    case FrameType::pace: {
+      if (from_above || message.length % sizeof(Pace) != 0) return;
+      for (size_t at = 0; at < message.length; at += sizeof(Pace)) {
+        Pace pace;
+        std::memcpy(static_cast<void*>(&pace), message.payload.data() + at, sizeof pace);
+        if (valid_rank(pace.rank, topology_) && std::isfinite(pace.seconds) &&
+            std::isfinite(pace.data_seconds))
+          add_pace(pace, actions);
+      }
+      return;
+    }
     case FrameType::bye:
       peer.bye = true;
       say_bye(actions);
@@ -149,17 +169,24 @@ void Protocol::on_closed(size_t link, Closed closed, Nanos now, Actions& actions
     actions.notice(Notice::link_lost, topology_.links[link].rank);
     return;  // judge_silence() waits for a new connection
   }
-  Text<64> text;
-  Kind kind = Kind::rank_exited;
-  if (closed.wait_status >= 0) {
+  Text<128> text;
+  const bool ended = closed.wait_status >= 0, killed = ended && WIFSIGNALED(closed.wait_status);
+  const bool no_memory =
+      closed.out_of_memory && (!ended || (killed && WTERMSIG(closed.wait_status) == SIGKILL));
+  const Kind kind = killed || no_memory ? Kind::rank_killed : Kind::rank_exited;
+  if (ended) {
     std::array<char, 64> buffer;
-    const bool killed = WIFSIGNALED(closed.wait_status);
     const auto end =
         killed
-            ? fmt::format_to_n(buffer.data(), buffer.size(), "by signal {}", WTERMSIG(closed.wait_status))
+            ? fmt::format_to_n(buffer.data(), buffer.size(), "by signal {} ({})",
+                               WTERMSIG(closed.wait_status),
+                               std::string_view(fatal_signals::name_of(WTERMSIG(closed.wait_status))))
             : fmt::format_to_n(buffer.data(), buffer.size(), "exit code {}", WEXITSTATUS(closed.wait_status));
-    if (killed) kind = Kind::rank_killed;
     text.assign({buffer.data(), std::min(end.size, buffer.size())});
+  }
+  if (no_memory) {
+    if (ended) text.append(", ");
+    text.append("by the kernel, because memory ran out (oom_kill)");
   }
   suspect_peer(link, Evidence::process_exit, kind, now, text.view(), now, actions);
 }
@@ -188,6 +215,11 @@ void Protocol::on_failure(const Suspicion& suspicion, Nanos now, Actions& action
   s.rank = topology_.rank;
   s.step = sample_.step;
   s.phase = sample_.phase;
+  if (s.evidence == Evidence::process_exit) {
+    Suspicion sent = s;
+    sent.when = std::max<Nanos>(0, now - s.when);
+    for (size_t i = has_up() ? 1 : 0; i < peers_.size(); ++i) send(i, FrameType::suspect, sent, actions);
+  }
   if (s.evidence != Evidence::hang) return add(s, now, actions);
   own_hang_ = s;
   own_hang_since_ = now;
@@ -358,6 +390,40 @@ void Protocol::send_beats(Nanos now, Actions& actions) {
   for (size_t i = has_up() ? 1 : 0; i < peers_.size(); ++i) send(i, FrameType::beat, beat, actions);
 }
 
+void Protocol::measure_pace(Nanos now, Actions& actions) {
+  if (limits_.pace == 0 || sample_.step <= steps_before_pace) return;
+  const int64_t steps = sample_.step - pace_sample_.step;
+  if (pace_since_ != 0) {
+    if (now - pace_since_ < limits_.pace || steps == 0) return;
+    const auto mean = [&](Nanos time, Nanos before) {
+      return static_cast<float>(in_seconds(time - before) / static_cast<double>(steps));
+    };
+    // A rollback counts its steps again.
+    if (steps > 0)
+      add_pace({topology_.rank, mean(sample_.own, pace_sample_.own),
+                mean(sample_.own_data, pace_sample_.own_data)},
+               actions);
+  }
+  pace_since_ = now;
+  pace_sample_ = sample_;
+}
+
+void Protocol::add_pace(const Pace& pace, Actions& actions) {
+  if (!has_up()) return actions.pace(pace);
+  if (pace_count_ == paces_.size()) send_paces(actions);
+  paces_[pace_count_++] = pace;
+}
+
+void Protocol::send_paces(Actions& actions) {
+  if (pace_count_ == 0) return;
+  Message message;
+  message.type = FrameType::pace;
+  message.length = static_cast<uint16_t>(pace_count_ * sizeof(Pace));
+  std::memcpy(message.payload.data(), paces_.data(), message.length);
+  if (peers_[0].open && !peers_[0].bye) actions.send(0, message);
+  pace_count_ = 0;
+}
+
 void Protocol::on_tick(Nanos now, Nanos gap, Actions& actions) {
   if (over()) return;
   if (gap > limits_.own_pause) {
@@ -371,6 +437,8 @@ void Protocol::on_tick(Nanos now, Nanos gap, Actions& actions) {
   }
   if (now >= next_beat_) {
     send_beats(now, actions);
+    measure_pace(now, actions);
+    send_paces(actions);
     next_beat_ = std::max(next_beat_ + limits_.beat, now + limits_.beat / 2);
   }
   if (debugged_)

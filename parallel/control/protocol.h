@@ -32,6 +32,7 @@ struct Limits {
   Nanos escalate = 3_s;   ///< without a verdict from above, decide for the own subtree
   Nanos own_pause = 2_s;  ///< a longer gap between two ticks moves all deadlines
   Nanos finish = 120_s;   ///< for the children's BYE
+  Nanos pace = 0;         ///< time of steps over which Pace is a mean; 0: it is not sent
 };
 
 /// The end of a link.
@@ -39,7 +40,8 @@ struct Closed {
   /// Closed by the peer's system, as when its process ends; reset, which a router can do too; a refused frame
   /// or a lost network.
   enum class How : uint8_t { ended, reset, failed } how = How::ended;
-  int wait_status = -1;  ///< as of waitpid(2), if known
+  int wait_status = -1;        ///< as of waitpid(2), if known
+  bool out_of_memory = false;  ///< the kernel killed a process for memory at that time
 };
 
 /// Receives what must be done. Calls come from inside its functions and must not call back.
@@ -50,6 +52,8 @@ class Actions {
   /// The verdict has been sent on; nothing follows.
   virtual void leave(const Verdict& verdict) = 0;
   virtual void notice(Notice notice, int rank) = 0;
+  /// To the root: the pace of a rank, once in Limits::pace.
+  virtual void pace(const Pace& /*pace*/) {}
 };
 
 /// One process. `now` is its monotonic clock; links are indices of Topology::links.
@@ -66,7 +70,7 @@ class Protocol {
   /// Must precede on_message and on_tick of the same time, so that answers are fresh.
   void on_local(const StatusSample& sample, Nanos now);
   /// A failure of this rank: `suspicion.when` and, of an error, kind, exit code and text. Of class hang: the
-  /// question is asked.
+  /// question is asked. Of class process_exit: the last words of a process that is about to end.
   void on_failure(const Suspicion& suspicion, Nanos now, Actions& actions);
   /// This rank is done; its BYE is sent once its children's have come.
   void on_finish(Nanos now, Actions& actions);
@@ -108,6 +112,9 @@ class Protocol {
   void judge_answers(Nanos now, Actions& actions);
   void leave(const Verdict& verdict, size_t from, Actions& actions);
   void send_beats(Nanos now, Actions& actions);
+  void measure_pace(Nanos now, Actions& actions);
+  void add_pace(const Pace& pace, Actions& actions);
+  void send_paces(Actions& actions);
   void say_bye(Actions& actions);
   uint32_t heard_nodes(Nanos now) const;
   Nanos grace_of(const Peer& peer) const;
@@ -136,6 +143,13 @@ class Protocol {
   std::vector<Answer> answers_;      // of the root
   std::vector<int> scratch_;
   size_t missing_answers_ = 0;
+
+  // Collected from this rank and its children until the next beat.
+  static constexpr size_t most_paces = max_payload / sizeof(Pace);
+  std::array<Pace, most_paces> paces_;
+  size_t pace_count_ = 0;
+  Nanos pace_since_ = 0;  // 0: not before some steps are done
+  StatusSample pace_sample_;
 
   Nanos finishing_ = 0;
   bool left_ = false, gone_ = false;

@@ -13,7 +13,7 @@ namespace {
 
 static_assert(Payload<Suspicion> && sizeof(Suspicion) == 424);
 static_assert(Payload<Verdict> && sizeof(Verdict) == 952);
-static_assert(Payload<Answer> && sizeof(Answer) == 152);
+static_assert(Payload<Answer> && sizeof(Answer) == 168);
 
 constexpr std::string_view kind_names[] = {
     "error",   "rank_exited", "rank_killed", "rank_stopped",  "rank_hung",         "mismatch",

@@ -87,6 +87,8 @@ struct StatusSample {
   uint64_t progress = 0;   ///< increases whenever the main thread gets on
   Nanos in_phase = 0;      ///< time since the phase began
   Nanos median_step = 0;   ///< 0 if unknown
+  Nanos own = 0;           ///< work of the rank in all steps so far, without waits for other ranks
+  Nanos own_data = 0;      ///< the part of it that read data
   uint8_t phase = 0;       ///< Options::phase_name names it
   uint8_t over_limit = 0;  ///< the phase or a wait lasts longer than the watchdog allows
   uint8_t unused[6] = {};
@@ -130,6 +132,13 @@ struct Answer {
   int32_t rank = -1;
   uint32_t question = 0;
   StatusSample sample;
+};
+
+/// Own work of a rank in a step: mean over the steps of some seconds.
+struct Pace {
+  int32_t rank = 0;
+  float seconds = 0;       ///< without waits for other ranks
+  float data_seconds = 0;  ///< the part of it that read data
 };
 
 /// An event that ends nothing.

@@ -102,6 +102,13 @@ case $case_name in
         *) name="rank_\(killed\|exited\)" words='rank 1 ' ;;
       esac
       grep -q "error: $words" err.txt || fail "$kind: no message: $(cat err.txt)"
+      if [[ $kind == segv ]]; then
+        grep -q 'error: rank 1 (node 0) was killed at step [0-9]* in computing: by signal 11 (SIGSEGV)' err.txt ||
+          fail "$kind: no signal: $(cat err.txt)"
+        diagnosed 0 run
+        grep -q '^cause: rank_ended, rank 1$' diagnosis.txt || fail "$kind: $(cat diagnosis.txt)"
+        grep -q '^rank 1 (.*, ended by signal 11 (SIGSEGV)): computing of step' diagnosis.txt || fail "$kind: $(cat diagnosis.txt)"
+      fi
       [[ $(grep -c 'error: ' err.txt) == 1 ]] || fail "$kind: not one message: $(cat err.txt)"
       grep -q "\"kind\": \"$name\"" run/logs/failure.json || fail "$kind: $(cat run/logs/failure.json)"
       grep -q '"rank": 1,' run/logs/failure.json || fail "$kind: $(cat run/logs/failure.json)"
@@ -161,6 +168,20 @@ case $case_name in
     [[ -z $left ]] || fail "ranks outlive their launcher by 5 s: $left"
     grep -q '"kind": "launcher_lost"' run/logs/failure.json || fail "failure.json: $(cat run/logs/failure.json)"
     [[ ! -e $(shared run) ]] || fail "shared memory is left: $(ls "$(shared run)")"
+    ;;
+  stragglers)
+    # A slow rank is found, and the ranks that wait for it are not.
+    corpus
+    config run
+    NRL_FAULTS="slow:rank=1@step=5:seconds=0.1,steps=1000000" expect 0 run 3 run.yaml pretrain.max_num_steps=450 \
+      policy.train_global_batch_size=6 policy.train_micro_batch_size=1 checkpointing.save_period=1000
+    [[ $(grep -c 'warn: rank 1 (node 0, .*) needs .* x the time of its peers' err.txt out.txt | awk -F: '{ n += $2 } END { print n }') == 1 ]] ||
+      fail "not one warning: $(cat err.txt)"
+    [[ $(grep -c '"event":"began","rank":1' run/logs/stragglers.jsonl) == 1 ]] || fail "stragglers.jsonl: $(cat run/logs/stragglers.jsonl)"
+    grep -v '"rank":1' run/logs/stragglers.jsonl && fail "ranks that wait are blamed"
+    tail -1 run/logs/metrics.jsonl | grep -q '"straggler_ratio":' || fail "no metric: $(tail -1 run/logs/metrics.jsonl)"
+    config off
+    expect 0 run 2 off.yaml reliability.stragglers=false
     ;;
   one_error)
     # An error that one rank has is the exit code of all, with its message once; one that the launcher cannot see.

@@ -1,5 +1,6 @@
 // Real processes without MPI: deaths, stops, errors, broken connections, and what is left behind.
 
+#include <algorithm>
 #include <atomic>
 #include <csignal>
 #include <cstring>
@@ -128,6 +129,7 @@ class Processes {
       mine.verdict = failure.verdict;
       mine.left.store(monotonic_now());
     };
+    hooks.last_words = [](Text<398>& text) { text.append("by signal 11, in layer 3"); };
     hooks.notice = [&](Notice notice, int) { mine.restored += notice == Notice::link_restored; };
     try {
       Control control(60, false);
@@ -316,4 +318,52 @@ TEST_CASE("a process that never connects ends at the start limit") {
   waitpid(pid, &status, 0);
   CHECK(WIFEXITED(status));
   CHECK(WEXITSTATUS(status) == 80);
+}
+
+TEST_CASE("a process that dies of a fatal signal tells the others first") {
+  for (const int victim : {0, 1, 2}) {
+    Processes p(4, 2, quick(), [victim](int rank, Control& control, Shared& shared) {
+      if (rank == victim) {
+        usleep(500'000);
+        control.dying();
+        std::signal(SIGSEGV, SIG_DFL);
+        raise(SIGSEGV);
+      }
+      wait_forever(rank, control, shared);
+    });
+    for (int r = 0; r < 4; ++r) {
+      CAPTURE(victim, r, p.text(r));
+      if (r == victim) continue;
+      CHECK(p.code(r) == 80);
+      CHECK(p.of(r).verdict.kind == Kind::rank_killed);
+      CHECK(p.of(r).verdict.ranks[0] == victim);
+      CHECK_THAT(p.text(r), ContainsSubstring("in forward: by signal 11, in layer 3"));
+    }
+  }
+}
+
+TEST_CASE("the root reads the pace of all ranks") {
+  Options options = quick();
+  options.paces = true;
+  Processes p(
+      3, 3, options,
+      [](int rank, Control& control, Shared& shared) {
+        for (int i = 0; i < 300 && shared.ranks[0].committed == -1; ++i) {
+          const auto paces = control.paces();
+          if (rank == 0 && std::ranges::all_of(paces, [](const auto& r) { return r.count > 0; }))
+            shared.ranks[0].committed = static_cast<int>(1000 * paces[2].pace.seconds);
+          usleep(100'000);
+        }
+        shared.ranks[static_cast<size_t>(rank)].restored = control.paces().empty() ? 0 : 1;
+        control.finish();
+      },
+      [](int rank) {
+        StatusSample s;
+        s.step = 4 + monotonic_now() / second;
+        s.own = s.step * second / (rank == 2 ? 2 : 4);
+        return s;
+      });
+  for (int r = 0; r < 3; ++r) CHECK(p.code(r) == 0);
+  CHECK(p.of(0).committed == 500);
+  for (int r = 0; r < 3; ++r) CHECK(p.of(r).restored == (r == 0 ? 1 : 0));
 }

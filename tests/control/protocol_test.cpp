@@ -2,8 +2,12 @@
 
 #include "parallel/control/protocol.h"
 
+#include <cmath>
+#include <csignal>
 #include <cstring>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/philox.h"
@@ -150,6 +154,113 @@ TEST_CASE("a process that waits in the kernel is named so") {
   REQUIRE(root.actions.verdicts.size() == 1);
   CHECK_THAT(std::string(root.actions.verdicts[0].text.view()),
              ContainsSubstring("no step completed, process state D"));
+}
+
+TEST_CASE("the last words of a process are in the verdict, whoever hears them") {
+  for (int rank = 0; rank < 6; ++rank) {
+    SimulationOptions o;
+    o.nodes = 3;
+    o.ranks_per_node = 2;
+    o.arity = 2;
+    Simulation s(o);
+    s.at(5_s, [&] { s.crash(rank, "by signal 11 (SIGSEGV), address 0x10, in backward of layer 3"); });
+    s.run_until(20_s);
+    for (int r = 0; r < s.size(); ++r) {
+      if (r == rank) continue;
+      const auto& p = s.process(r);
+      CAPTURE(rank, r, std::string(p.verdict.text.view()));
+      REQUIRE(p.left);
+      CHECK(p.left_at < 6_s);
+      CHECK(p.verdict.kind == Kind::rank_killed);
+      CHECK(p.verdict.exit_code == 80);
+      CHECK(p.verdict.ranks[0] == rank);
+      CHECK(p.verdict.also_count == 0);
+      CHECK_THAT(
+          std::string(p.verdict.text.view()),
+          ContainsSubstring("in forward: by signal 11 (SIGSEGV), address 0x10, in backward of layer 3"));
+    }
+  }
+}
+
+TEST_CASE("a parent tells of its own end only") {
+  Recorded actions;
+  Protocol child(make_topology(1, {0, 0, 0}), {}, any_phase, 0);
+  Suspicion s;
+  s.evidence = Evidence::process_exit;
+  s.kind = Kind::rank_killed;
+  const auto hear = [&](int rank, Evidence evidence) {
+    s.rank = rank;
+    s.evidence = evidence;
+    Message m;
+    m.type = FrameType::suspect;
+    m.length = sizeof s;
+    std::memcpy(m.payload.data(), &s, sizeof s);
+    child.on_message(0, m, 1_s, actions);
+    return child.evidence().size();
+  };
+  CHECK(hear(2, Evidence::process_exit) == 0);
+  CHECK(hear(0, Evidence::error) == 0);
+  CHECK(hear(0, Evidence::process_exit) == 1);
+}
+
+TEST_CASE("a process that the kernel killed for memory is named so") {
+  for (const int status : {-1, int{SIGKILL}, int{SIGTERM}}) {
+    Root root;
+    root.tick_until(1_s);
+    root.protocol.on_closed(1, {.wait_status = status, .out_of_memory = true}, root.now, root.actions);
+    root.tick_until(root.now + 600_ms);
+    REQUIRE(root.actions.verdicts.size() == 1);
+    const std::string text(root.actions.verdicts[0].text.view());
+    CAPTURE(text);
+    CHECK(root.actions.verdicts[0].kind == Kind::rank_killed);
+    CHECK((text.find("by the kernel, because memory ran out") != std::string::npos) == (status != SIGTERM));
+    CHECK((text.find("by signal 9 (SIGKILL)") != std::string::npos) == (status == SIGKILL));
+  }
+}
+
+TEST_CASE("the root gets the pace of every rank, once in a window") {
+  for (const int nodes : {1, 40, 120}) {
+    SimulationOptions o;
+    o.nodes = nodes;
+    o.ranks_per_node = 3;
+    o.arity = 3;
+    o.step = 250_ms;
+    o.limits.pace = 10_s;
+    Simulation s(o);
+    s.slow_down(2, 1.5);
+    s.run_until(45_s);
+    for (int r = 0; r < s.size(); ++r) {
+      const auto& paces = s.process(r).paces;
+      CAPTURE(nodes, r);
+      REQUIRE(paces.size() >= 3);
+      CHECK(paces.size() <= 4);
+      for (const float pace : paces) CHECK(std::abs(pace - (r == 2 ? 0.1875F : 0.125F)) < 1e-4F);
+    }
+    CHECK(s.largest_message <= max_payload);
+  }
+  Simulation off(two_by_two());
+  off.run_until(40_s);
+  CHECK(off.process(1).paces.empty());
+}
+
+TEST_CASE("frames of paces that are none are left out") {
+  Root root;
+  struct Paces : Recorded {
+    int count = 0;
+    void pace(const Pace&) override { ++count; }
+  } actions;
+  const auto hear = [&](std::vector<Pace> paces, size_t cut) {
+    Message m;
+    m.type = FrameType::pace;
+    m.length = static_cast<uint16_t>(paces.size() * sizeof(Pace) - cut);
+    std::memcpy(m.payload.data(), paces.data(), m.length);
+    root.protocol.on_message(0, m, 1_s, actions);
+    return std::exchange(actions.count, 0);
+  };
+  CHECK(hear({{1, 0.5F, 0}, {2, 0.5F, 0}}, 0) == 2);
+  CHECK(hear({{1, 0.5F, 0}, {2, 0.5F, 0}}, 1) == 0);
+  CHECK(hear({{-1, 0.5F, 0}, {4, 0.5F, 0}, {3, 0.5F, 0}}, 0) == 1);
+  CHECK(hear({{1, std::numeric_limits<float>::quiet_NaN(), 0}}, 0) == 0);
 }
 
 TEST_CASE("without a launcher all leave at once") {

@@ -267,6 +267,7 @@ TEST_CASE("the cost of a failure at 10, 1,000 and 10,000 nodes", "[.][table]") {
     const auto begin = std::chrono::steady_clock::now();
     SimulationOptions o;
     o.nodes = nodes;
+    o.limits.pace = 10_s;
     o.ranks_per_node = nodes > 1000 ? 1 : 2;
     const int last = nodes * o.ranks_per_node - 1;
     Simulation quiet(o);

@@ -20,6 +20,7 @@ class Simulation::Recorder : public Actions {
   void send(size_t link, const Message& message) override { simulation_.send(rank_, link, message); }
   void leave(const Verdict& verdict) override { simulation_.on_left(rank_, verdict); }
   void notice(Notice, int) override { ++simulation_.at_rank(rank_).notices; }
+  void pace(const Pace& pace) override { simulation_.at_rank(pace.rank).paces.push_back(pace.seconds); }
 
  private:
   Simulation& simulation_;
@@ -154,6 +155,7 @@ StatusSample Simulation::sample(int rank) const {
   s.step = step_;
   s.progress = static_cast<uint64_t>(step_);
   s.median_step = options_.step;
+  s.own = static_cast<Nanos>(0.5 * p.slowness * static_cast<double>(step_ * options_.step));
   s.phase = p.evaluating ? 1 : 0;
   s.in_phase = now_ - stepped_;
   const Nanos late = now_ - stepped_ - options_.step;
@@ -303,6 +305,15 @@ void Simulation::fail(int rank, const Suspicion& suspicion) {
     s.when = now_;
     protocol.on_failure(s, now_, actions);
   });
+}
+
+void Simulation::crash(int rank, std::string_view words) {
+  Suspicion last;
+  last.evidence = Evidence::process_exit;
+  last.kind = Kind::rank_killed;
+  last.text.assign(words);
+  fail(rank, last);
+  at(now_ + 2_ms, [this, rank] { kill(rank, 11); });
 }
 
 void Simulation::finish(int rank) {

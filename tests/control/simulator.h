@@ -47,6 +47,7 @@ class Simulation {
   void partition(const std::vector<int>& nodes);  ///< cuts them from the rest; empty: heals
   void damage(int rank);  ///< the next frame to this leader from its parent is refused
   void fail(int rank, const Suspicion& suspicion);
+  void crash(int rank, std::string_view words);  ///< tells its last words, and dies a little later
   void finish(int rank);
 
   struct Process {
@@ -55,9 +56,12 @@ class Simulation {
     Nanos ran = 0, tick_at = 0, left_at = 0, evaluated = 0;
     Verdict verdict;
     int notices = 0;
-    int64_t entered = 0;  // step of which the rank has entered the last collective
+    int64_t entered = 0;       // step of which the rank has entered the last collective
+    double slowness = 1;       // times the own work of the others
+    std::vector<float> paces;  // of the rank, as the root got them
     bool runs() const { return alive && !paused && !left; }
   };
+  void slow_down(int rank, double factor) { at_rank(rank).slowness = factor; }
   const Process& process(int rank) const { return processes_[static_cast<size_t>(rank)]; }
   bool has_lease() const { return processes_[0].runs() && processes_[0].protocol->has_lease(now_); }
   bool connected(int rank, size_t link) const;  ///< both ends are alive and not cut from each other

@@ -183,3 +183,22 @@ TEST_CASE("numbers before the ring begins do not count as missing or different",
   fleet[1].flight.entries.erase(fleet[1].flight.entries.begin(), fleet[1].flight.entries.begin() + 3);
   CHECK(diagnose(fleet.list).mismatches.empty());
 }
+
+TEST_CASE("a rank that died of a fatal signal is the cause, whatever the launcher did to the others",
+          "[diagnosis]") {
+  Fleet fleet(3);
+  fleet.group("dp", {0, 1, 2});
+  for (const int r : {0, 2}) fleet.call(r, 0, Op::all_reduce, 4, true);
+  for (int r = 0; r < 3; ++r) fleet[r].life = Life::ended;
+  fleet[1].flight.signal = 11;
+  fleet[1].flight.signal_at = 0x10;
+  fleet[1].flight.layer = 3;
+  fleet[1].flight.backward = true;
+  const Diagnosis d = diagnose(fleet.list);
+  CHECK(d.cause == Cause::ended);
+  CHECK(d.culprits == std::vector<int>{1});
+  CHECK(contains(text_of(d, fleet.list),
+                 "rank 1 (node0, pid 0, ended by signal 11 (SIGSEGV), address 0x10): "
+                 "computing of step 7, backward of layer 3\n"));
+  CHECK(contains(json_of(d, fleet.list).dump(), "\"signal\":11"));
+}

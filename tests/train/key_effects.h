@@ -596,6 +596,7 @@ inline const Effect effects[] = {
      "reliability.network_timeout_seconds=", "cli/reliability.sh"},
     {"reliability.step_timeout_seconds", Observed::elsewhere,
      "reliability.step_timeout_seconds=", "cli/reliability.sh"},
+    {"reliability.stragglers", Observed::elsewhere, "reliability.stragglers=false", "cli/reliability.sh"},
     {"reliability.replica_check_period", Observed::elsewhere,
      "reliability.replica_check_period=", "cli/reliability.sh"},
     {"reliability.recompute_check_period", Observed::elsewhere,

@@ -79,6 +79,7 @@ const Step& Executor::pass() {
   status::Page& page = status::page();
   page.microbatch.store(tag.microbatch, std::memory_order_relaxed);
   page.layer.store(s.of_microbatch() ? s.layer : -1, std::memory_order_relaxed);
+  page.backward.store(s.backward || s.again, std::memory_order_relaxed);
   status::made_progress();
   if (all_.at_tick) all_.at_tick(tick);
   ++next_;

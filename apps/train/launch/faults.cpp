@@ -235,11 +235,9 @@ void act(const Fault& f, int64_t step) {
       ::raise(SIGKILL);
       break;
     case Kind::segv:
-      std::signal(SIGSEGV, SIG_DFL);
       ::raise(SIGSEGV);
       break;
     case Kind::abort:
-      std::signal(SIGABRT, SIG_DFL);
       ::raise(SIGABRT);
       break;
     case Kind::stop:

@@ -1,12 +1,14 @@
 #include "apps/train/launch/run_control.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <string>
 #include <vector>
 
 #include "apps/train/launch/run_records.h"
 #include "core/base/clock.h"
+#include "core/base/fatal_signals.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/status.h"
@@ -70,6 +72,7 @@ control::Options control_options(const ReliabilityConfig& config) {
   options.interface = config.interface.value_or("");
   options.heartbeat_timeout_s = config.heartbeat_timeout_seconds;
   options.network_timeout_s = config.network_timeout_seconds;
+  options.paces = config.stragglers;
   return options;
 }
 
@@ -83,6 +86,7 @@ RunControl::RunControl() {
 }
 
 RunControl::~RunControl() {
+  fatal_signals::set_hook(nullptr);
   the_control = nullptr;
   control_.reset();
 }
@@ -100,9 +104,36 @@ void RunControl::connect(comm::World& world, const ReliabilityConfig& config) {
   hooks.phase_name = phase_name;
   hooks.leave = [this](const control::Failure& failure) { leave(failure); };
   hooks.notice = [](control::Notice notice, int rank) { log::warn_text(text_of(notice, rank)); };
+  hooks.last_words = last_words;
   const std::string warning = control_->connect(control_options(config), bootstrap_of(world), hooks);
   connected_ = true;
+  fatal_signals::install();
+  fatal_signals::set_hook([] {
+    if (RunControl* control = the_control.load()) control->control_->dying();
+  });
   if (!warning.empty() && world.rank() == 0) log::warn_text(warning);
+}
+
+std::vector<control::Control::PaceReading> RunControl::paces() const {
+  std::vector<control::Control::PaceReading> out;
+  if (!connected_) return out;
+  const auto launched = control_->paces();
+  if (launched.empty()) return out;
+  for (const int rank : world_->launched()) out.push_back(launched[static_cast<size_t>(rank)]);
+  return out;
+}
+
+void RunControl::last_words(control::Text<398>& text) {
+  const status::Page& page = status::page();
+  text.append("by ");
+  text.append(
+      fatal_signals::describe(page.signal.load(), page.signal_sent.load() != 0, page.signal_at.load()));
+  const int layer = page.layer.load(std::memory_order_relaxed);
+  if (layer < 0 || page.phase.load(std::memory_order_relaxed) != status::Phase::computing) return;
+  std::array<char, 48> place;
+  const auto end = fmt::format_to_n(place.data(), place.size(), ", in {} of layer {}",
+                                    page.backward.load() ? "backward" : "forward", layer);
+  text.append({place.data(), std::min(end.size, place.size())});
 }
 
 void RunControl::fail(const Error& error) {
@@ -134,6 +165,11 @@ control::StatusSample RunControl::sample() {
   s.in_phase = static_cast<control::Nanos>(found.silent_s * 1e9);
   s.median_step = static_cast<control::Nanos>(found.median_step_s * 1e9);
   s.over_limit = found.over ? 1 : 0;
+  const auto own = [&](status::Phase phase) {
+    return page.own_ns[static_cast<size_t>(phase)].load(std::memory_order_relaxed);
+  };
+  s.own_data = own(status::Phase::data);
+  s.own = s.own_data + own(status::Phase::computing);
   const int64_t waits = page.wait_since.load(std::memory_order_relaxed);
   comm::CollectiveLog::Pending pending;
   if (waits != 0 &&

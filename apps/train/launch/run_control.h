@@ -3,6 +3,7 @@
 // message and one exit code (parallel/control).
 
 #include <memory>
+#include <vector>
 
 #include "apps/train/launch/watchdog.h"
 #include "core/config/config.h"
@@ -29,6 +30,9 @@ class RunControl {
   [[noreturn]] void hangs(const Error& error);
   /// A failure is known here: a signal to stop is the launcher's clean-up.
   bool failing() const { return connected_ && control_->is_failing(); }
+  /// The pace of every rank of the world (reliability.stragglers), on the process that the launcher numbered
+  /// 0; empty elsewhere. On the thread of the steps.
+  std::vector<control::Control::PaceReading> paces() const;
   /// After the last collective.
   void finish();
 
@@ -37,6 +41,7 @@ class RunControl {
 
  private:
   control::StatusSample sample();
+  static void last_words(control::Text<398>& text);
   void leave(const control::Failure& failure);
 
   comm::World* world_ = nullptr;

@@ -11,6 +11,7 @@
 #include "apps/monitor/timers.h"
 #include "apps/train/launch/agreed.h"
 #include "apps/train/launch/faults.h"
+#include "core/base/fatal_signals.h"
 #include "core/base/log.h"
 #include "core/base/process.h"
 #include "core/base/status.h"
@@ -54,6 +55,7 @@ RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::strin
     if (world.local_rank() == 0)
       log::warn("the latest communication is not recorded for nrl-train diagnose: {}", e.what());
   }
+  if (flight_) fatal_signals::install();
   the_records = this;
 }
 

@@ -10,6 +10,7 @@
 #include "apps/monitor/rows.h"
 #include "apps/monitor/settings.h"
 #include "apps/train/loop/rollout_source.h"
+#include "apps/train/loop/stragglers.h"
 #include "apps/train/start/banner.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -28,7 +29,8 @@ constexpr const char* own_files[] = {config_file,           memory_file,
                                      monitor::metrics_file, monitor::telemetry_file,
                                      monitor::alerts_file,  monitor::target_file,
                                      monitor::run_file,     monitor::summary_file,
-                                     monitor::failure_file, samples_file};
+                                     monitor::failure_file, samples_file,
+                                     stragglers_file};
 
 double directory_bytes(const std::string& path) {
   double sum = 0;
@@ -327,6 +329,7 @@ void RunReport::step(const StepInFlight& step, const engine::StepResult& result,
     facts.offload = {
         .bytes = copies.bytes(), .ms = copies.seconds() * 1e3, .exposed_ms = copies.exposed_seconds * 1e3};
   facts.layers = std::move(layers);
+  facts.straggler_ratio = step.straggler_ratio;
   facts.skipped = result.skipped;
   facts.limited = result.limited;
   if (result.loss_scale > 0) facts.loss_scale = result.used_loss_scale;

@@ -34,6 +34,7 @@ struct StepInFlight {
   double keys = 0;            ///< mean number of keys that a token of this rank attends to
   int64_t first_sample = 0;   ///< of the run
   bool layer_statistics = false;
+  std::optional<double> straggler_ratio;  ///< StragglerWatch::ratio()
 };
 
 class RunReport {

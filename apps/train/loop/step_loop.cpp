@@ -43,6 +43,13 @@ StepLoop::StepLoop(Run& run, RunReport& report, TextSamples* samples)
       first_updates_(run.position.updates) {
   if (run.max_steps() > 0)
     schedule_ = make_lr_schedule(run.config.policy, run.max_steps(), run.plan().batch.global);
+  if (run.config.reliability.stragglers && run.world.size() > 1)
+    stragglers_.emplace(run, [this](const std::string& text) {
+      if (run_.world.rank() == 0)
+        report_.warn("straggler", text, monitor::AlertLevel::warning);
+      else
+        log::warn("{}", text);
+    });
   const MonitoringConfig& m = run.config.monitoring;
   if (m.enabled && m.stability.on_instability != OnInstability::off)
     stability_.emplace(m.stability, m.alerting.thresholds.loss_increase);
@@ -217,7 +224,7 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       trace::collect_device();
     }
     run_.placement.groups().check();  // replayed graphs report no errors themselves
-    const StepInFlight step = in_flight_.front();
+    StepInFlight step = in_flight_.front();
     in_flight_.pop_front();
     if (diverges) {  // the device skipped this step
       --at.step;
@@ -226,6 +233,10 @@ std::optional<Exit> StepLoop::finish_steps(int leave) {
       continue;
     }
     status::page().completed = step.step;
+    if (stragglers_) {
+      stragglers_->look(step.step);
+      step.straggler_ratio = stragglers_->ratio();
+    }
     at.updates = result.updates;
     at.skipped_in_a_row = result.skipped_in_a_row;
     at.skipped += result.skipped ? 1 : 0;

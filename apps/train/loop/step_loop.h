@@ -15,6 +15,7 @@
 #include "apps/train/loop/run_report.h"
 #include "apps/train/loop/save_requests.h"
 #include "apps/train/loop/step_source.h"
+#include "apps/train/loop/stragglers.h"
 #include "apps/train/loop/text_samples.h"
 #include "apps/train/start/run.h"
 #include "core/trace/trace.h"
@@ -71,6 +72,7 @@ class StepLoop {
   std::optional<ReplicaCheck> replicas_;                     // unset: not compared, or there are none
   int64_t compared_ = -1;                                    // the step after which the replicas agreed
   std::optional<monitor::Stability> stability_;              // unset: monitoring.stability is off
+  std::optional<StragglerWatch> stragglers_;                 // unset: reliability.stragglers is false
   std::optional<monitor::Finding> unstable_;                 // to recover from
   std::vector<std::string> rollbacks_;                       // of this process
 };
