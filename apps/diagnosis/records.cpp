@@ -63,6 +63,18 @@ Records read_records(const std::string& log_dir) {
     }
     records.ranks.push_back(std::move(rank));
   }
+  const std::string directory = saved_flights(log_dir, records.attempt);
+  if (is_directory(directory))
+    for (const std::string& name : list_directory(directory)) {
+      if (!name.ends_with(".stacks")) continue;
+      try {
+        records.stacks.push_back(read_stacks(join_path(directory, name)));
+      } catch (const Error& e) {
+        records.unreadable.emplace_back(e.what());
+      }
+    }
+  std::sort(records.stacks.begin(), records.stacks.end(),
+            [](const ProcessStacks& a, const ProcessStacks& b) { return a.rank < b.rank; });
   records.failure = monitor::read_failure(log_dir);
   return records;
 }

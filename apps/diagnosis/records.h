@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "apps/diagnosis/diagnosis.h"
+#include "apps/diagnosis/stacks.h"
 #include "apps/monitor/failure.h"
 
 namespace nrl::diagnosis {
@@ -15,6 +16,7 @@ struct Records {
   int attempt = 0;                          ///< the last one
   std::vector<Rank> ranks;                  ///< by rank
   std::optional<monitor::Failure> failure;  ///< of the last attempt
+  std::vector<ProcessStacks> stacks;        ///< of that attempt, if it hung; by rank
   std::vector<std::string> unreadable;      ///< files that were left out, with the reason
 };
 

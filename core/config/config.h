@@ -494,6 +494,7 @@ struct ReliabilityConfig {
   double network_timeout_seconds = 30;    ///< silence of a node
   AutoOr<double> step_timeout_seconds;    ///< without progress; auto: learned from the steps
   bool stragglers = true;                 ///< report ranks that are slower than their peers
+  bool stacks = true;                     ///< keep the stacks of all threads of a run that hangs
   int64_t replica_check_period = 100;     ///< steps; 0: replicas are not compared
   int64_t recompute_check_period = 0;     ///< steps; 0: no step is computed again
   bool operator==(const ReliabilityConfig&) const = default;

@@ -39,6 +39,9 @@ void add_reliability_keys(Table& t) {
           "Warn of ranks that need longer for their own work, without waits for others, than their peers: at "
           "least 10 % and five robust deviations above the median in three windows of 10 s in a row.")
       .only_with(watched);
+  NRL_KEY(t, reliability.stacks)
+      .help("Keep the stacks of the threads of a run that hangs, for nrl-train diagnose.")
+      .only_with(watched);
   NRL_KEY(t, reliability.replica_check_period)
       .at_least(0)
       .help(

@@ -530,6 +530,14 @@ std::vector<Control::PaceReading> Control::paces() const {
   return out;
 }
 
+int Control::process_of(int rank) const {
+  const State& s = *state_;
+  const PeerRecord &own = s.peers[static_cast<size_t>(s.topology.rank)],
+                   &peer = s.peers[static_cast<size_t>(rank)];
+  const bool here = s.topology.node_of_rank(rank) == s.topology.node_of_rank(s.topology.rank);
+  return here && peer.pid_namespace == own.pid_namespace ? peer.pid : 0;
+}
+
 const Topology& Control::topology() const {
   return state_->topology;
 }

@@ -85,6 +85,9 @@ class Control {
   };
   /// By rank, on the root, after connect(); empty elsewhere. Any thread.
   std::vector<PaceReading> paces() const;
+  /// The process of a rank of this node, after connect(); 0: of another node, or its number means nothing
+  /// here.
+  int process_of(int rank) const;
   /// For rank 0: a majority of nodes is in reach and no evidence of a failure is known. Not in the first
   /// second after connect(). True without a connection.
   bool may_commit() const;

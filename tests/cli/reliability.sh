@@ -183,6 +183,21 @@ case $case_name in
     config off
     expect 0 run 2 off.yaml reliability.stragglers=false
     ;;
+  stacks)
+    # A run that hangs keeps the threads of its ranks, and shows where they are.
+    corpus
+    config run
+    NRL_FAULTS="hang:rank=1@step=3" run 2 run.yaml reliability.step_timeout_seconds=3 && fail "exit code 0"
+    diagnosed 0 run
+    grep -q '^threads of rank 1 when the run was ended:$' diagnosis.txt || fail "no threads: $(cat diagnosis.txt)"
+    grep -q '^  thread nrl-train (.*): .*\(nrl::\|addr2line -Cfpe /\)' diagnosis.txt || fail "no stack: $(cat diagnosis.txt)"
+    for rank in 0 1; do
+      [[ $(stat -c %a "run/logs/flight/attempt-1/rank-$rank.attempt-1.stacks") == 600 ]] || fail "the stacks of rank $rank are open to others"
+    done
+    grep -q 'PATH=' run/logs/flight/attempt-1/*.stacks && fail "the stacks have the environment"
+    NRL_FAULTS="hang:rank=1@step=3:attempt=2" run 2 run.yaml reliability.step_timeout_seconds=3 reliability.stacks=false && fail "exit code 0"
+    [[ -z $(find run/logs/flight/attempt-2 -name '*.stacks') ]] || fail "stacks that were not wanted"
+    ;;
   one_error)
     # An error that one rank has is the exit code of all, with its message once; one that the launcher cannot see.
     corpus

@@ -597,6 +597,7 @@ inline const Effect effects[] = {
     {"reliability.step_timeout_seconds", Observed::elsewhere,
      "reliability.step_timeout_seconds=", "cli/reliability.sh"},
     {"reliability.stragglers", Observed::elsewhere, "reliability.stragglers=false", "cli/reliability.sh"},
+    {"reliability.stacks", Observed::elsewhere, "reliability.stacks=false", "cli/reliability.sh"},
     {"reliability.replica_check_period", Observed::elsewhere,
      "reliability.replica_check_period=", "cli/reliability.sh"},
     {"reliability.recompute_check_period", Observed::elsewhere,

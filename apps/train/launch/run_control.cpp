@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include <unistd.h>
+
 #include "apps/train/launch/run_records.h"
 #include "core/base/clock.h"
 #include "core/base/fatal_signals.h"
@@ -98,6 +100,7 @@ void RunControl::connect(comm::World& world, const ReliabilityConfig& config) {
     return;
   }
   world_ = &world;
+  stacks_ = config.stacks;
   watchdog_ = Watchdog(watchdog_limits(config));
   control::Hooks hooks;
   hooks.sample = [this] { return sample(); };
@@ -212,6 +215,30 @@ void RunControl::leave(const control::Failure& failure) {
       records->keep_flights();
   }
   output::flush_in_handler(flush_limit);
+  if (stacks_) keep_stacks(v);
+}
+
+// Last: what stops here may hold locks. Of a large run, only a few ranks keep their stacks.
+void RunControl::keep_stacks(const control::Verdict& v) {
+  constexpr int all_below = 64;
+  const RunRecords* records = RunRecords::current();
+  if (!records) return;
+  const std::vector<int>& launched = world_->launched();
+  const int own = launched[static_cast<size_t>(world_->rank())];
+  const auto culprits = v.culprits();
+  const auto is_culprit = [&](int rank) {
+    return std::find(culprits.begin(), culprits.end(), rank) != culprits.end();
+  };
+  if (v.kind == control::Kind::rank_stopped && control_->topology().leader()) {
+    for (int r = 0; r < world_->size(); ++r) {
+      const int rank = launched[static_cast<size_t>(r)], pid = rank == own ? 0 : control_->process_of(rank);
+      if (is_culprit(rank) && pid != 0) records->keep_stacks(r, pid);
+    }
+  }
+  const bool hangs = v.kind == control::Kind::rank_hung || v.kind == control::Kind::mismatch ||
+                     v.kind == control::Kind::network;
+  if (hangs && (world_->size() <= all_below || own < 2 || is_culprit(own)))
+    records->keep_stacks(world_->rank(), ::getpid());
 }
 
 }  // namespace nrl::train

@@ -44,7 +44,10 @@ class RunControl {
   static void last_words(control::Text<398>& text);
   void leave(const control::Failure& failure);
 
+  void keep_stacks(const control::Verdict& verdict);
+
   comm::World* world_ = nullptr;
+  bool stacks_ = true;
   Watchdog watchdog_;  // of the control thread
   bool connected_ = false;
   std::unique_ptr<control::Control> control_;  // last: its threads use the others

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "apps/diagnosis/flight_files.h"
+#include "apps/diagnosis/stacks.h"
 #include "apps/monitor/timers.h"
 #include "apps/train/launch/agreed.h"
 #include "apps/train/launch/faults.h"
@@ -139,6 +140,15 @@ void RunRecords::failed(monitor::Failure failure) {
     log::warn("{}", e.what());
   }
   save_flights();
+}
+
+void RunRecords::keep_stacks(int rank, int64_t pid) const {
+  try {
+    const std::string directory = diagnosis::saved_flights(log_dir_, attempt_);
+    make_directories(directory);
+    diagnosis::save_stacks(join_path(directory, diagnosis::stacks_name(rank, attempt_)), rank, attempt_, pid);
+  } catch (const Error&) {
+  }
 }
 
 void RunRecords::save_flights() const {

@@ -35,6 +35,9 @@ class RunRecords {
   void failed(monitor::Failure failure);
   /// Moves the flight files of this host, as failed() does: another rank has the failure.
   void keep_flights();
+  /// Keeps the threads of this process with their stacks, which stops them for good: the process must end
+  /// without them. Another process, of this rank number: without stacks. Errors are left out.
+  void keep_stacks(int rank, int64_t pid) const;
   /// The failure of this rank with this error.
   monitor::Failure describe(Exit code, const std::string& text) const;
 
