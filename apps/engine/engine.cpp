@@ -305,6 +305,7 @@ void Engine::step(const StepInput& step, Objective& objective) {
   if (exec_.device) watch_.begin(step.number, graph);
   NRL_CHECK(!graph || !(step.gradients_reduced || step.gradient));
   gradient_ = step.gradient;
+  if (graph || keeps_errors_) wait_for_copy();
   if (graph)
     run_graph(batches, objective);
   else
@@ -330,6 +331,10 @@ void Engine::clear_errors() {
   for (const GroupTensors& t : groups_)
     for (const Tensor& errors : {t.errors, t.sum_errors})
       if (errors) ops::zero(exec_, {.x = errors});
+}
+
+void Engine::wait_for_copy() {
+  if (held_) exec_.device->wait(exec_.stream, std::exchange(held_, nullptr));
 }
 
 // Enqueues the work of one step (a CPU executes it here). Must not wait for the device or depend on the step
@@ -366,6 +371,7 @@ void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective&
   hooks.update = [&] {
     if (inspection_) return;
     if (gradients_reduced) gradients_reduced();
+    wait_for_copy();
     reducer_->wait_gathers();  // of weights that no pass has read
     decoder.add_expert_load();
     optimizer_->step((*ranks_)[parallel::group::all]);

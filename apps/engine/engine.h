@@ -114,6 +114,9 @@ class Engine {
   /// Enqueues an optimizer step on all filled microbatches. The host does not wait for the device; at most
   /// two steps may be in flight. With TrainingOptions::cuda_graph all steps must have the same objective.
   void step(const StepInput& step, Objective& objective);
+  /// The next update, which changes weights and optimizer state, waits for `until` on a GPU: they are copied
+  /// meanwhile. Where the passes before it change state too, or are a graph, all of the next step waits.
+  void hold_update(device::EventHandle until) { held_ = until; }
   /// Steps that may be in flight when the next one is enqueued: 1 on a GPU, 0 on a CPU and where gradients
   /// keep what they lost in fp8 (parallel::GradMemory::errors): collect() clears that after a skipped step,
   /// whose gradients are not used, and have lost an infinity if they are huge.
@@ -197,6 +200,7 @@ class Engine {
   void run_schedule(std::span<const model::MicroBatch> batches, Objective& objective,
                     const std::function<void()>& gradients_reduced = {});
   void run_graph(std::span<const model::MicroBatch> batches, Objective& objective);
+  void wait_for_copy();
 
   std::unique_ptr<plan::RunPlan> plan_;
   TrainingOptions options_;
@@ -222,6 +226,7 @@ class Engine {
   std::span<const model::MicroBatch> batches_;        // of the last step
   const Inspection* inspection_ = nullptr;            // in inspect()
   std::function<void(int, const Tensor&)> gradient_;  // of the step that is enqueued; may be empty
+  device::EventHandle held_ = nullptr;                // see hold_update()
   device::Graph graph_;
   int64_t steps_ = 0;  // enqueued by this engine
 };

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <map>
 
+#include "apps/plan/memory_check.h"
 #include "apps/plan/nodes.h"
+#include "apps/plan/snapshot.h"
 #include "apps/plan/traffic.h"
 #include "core/base/text.h"
 #include "core/io/tensor_slice.h"
@@ -103,6 +105,8 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
   if (config.checkpointing.enabled)
     add("checkpoints", slice_block_bytes, "a block of a tensor that is converted or cut while it is saved",
         true);
+  if (takes_snapshot(config, plan, facts.memory))
+    add("snapshot", snapshot_bytes(config, plan), "of what the rank saves while the next steps run");
   return parts;
 }
 

@@ -28,6 +28,7 @@ struct HostFacts {
   std::span<const Traffic> traffic = {};           ///< of the rank's step; not used of a single rank
   /// False for steps on random tokens, which read no data, save nothing and report no MFU.
   bool training = true;
+  double memory = 0;  ///< bytes of the host's memory that a rank may use (takes_snapshot()); 0: unknown
 };
 
 /// The host memory of the plan's rank outside its arena, in the order of a report.

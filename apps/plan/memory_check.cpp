@@ -6,6 +6,7 @@
 #include <numeric>
 #include <vector>
 
+#include "apps/plan/snapshot.h"
 #include "core/base/text.h"
 #include "core/ops/optimizer.h"
 
@@ -171,7 +172,21 @@ CategoryBytes planned_memory(const Config& config, const RunPlan& plan) {
     out[c] = static_cast<double>(plan.memory.bytes(static_cast<Category>(c)));
   if (plan.device == DeviceType::cpu)
     out[static_cast<size_t>(Category::data)] += prefetch_bytes(config, plan.batch);
+  if (plan.device == DeviceType::cpu && !config.checkpointing.is_async.is_auto() && wants_snapshot(config))
+    out[static_cast<size_t>(Category::optimizer)] += static_cast<double>(snapshot_bytes(config, plan));
   return out;
+}
+
+double room_for_snapshot(const Config& config, const RunPlan& plan, double capacity) {
+  if (plan.device == DeviceType::cpu) return capacity - total(planned_memory(config, plan));
+  return capacity -
+         static_cast<double>(plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host));
+}
+
+bool takes_snapshot(const Config& config, const RunPlan& plan, double capacity) {
+  if (!wants_snapshot(config)) return false;
+  if (!config.checkpointing.is_async.is_auto() || capacity == 0) return true;
+  return static_cast<double>(snapshot_bytes(config, plan)) <= room_for_snapshot(config, plan, capacity);
 }
 
 std::optional<Diagnostic> memory_shortage(const ConfigResult& result, const model::ModelSpec& spec,

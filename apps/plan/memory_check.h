@@ -20,8 +20,16 @@ double total(const CategoryBytes& bytes);
 /// too large to plan. Includes the batches that the data loader prefetches.
 CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                              DeviceType device);
-/// The memory of a rank's plan, plus the data loader's buffers on a CPU.
+/// The memory of a rank's plan, plus the data loader's buffers on a CPU and the snapshot of
+/// checkpointing.is_async: true.
 CategoryBytes planned_memory(const Config& config, const RunPlan& plan);
+
+/// True if checkpoints are saved during the next steps, from a snapshot (checkpointing.is_async), on a rank
+/// of which `capacity` bytes of the host's memory are available; 0: unknown, enough. auto does so where the
+/// snapshot fits beside everything else.
+bool takes_snapshot(const Config& config, const RunPlan& plan, double capacity);
+/// The rest of `capacity` for it.
+double room_for_snapshot(const Config& config, const RunPlan& plan, double capacity);
 
 /// A problem (exit 71) if `need` exceeds `capacity`, the memory of `owner` ("this machine", "the
 /// GPU") that is available to a rank. It names the largest category and, of its keys, the one with

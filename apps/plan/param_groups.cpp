@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "apps/model/spec/rank_groups.h"
+#include "apps/plan/shares.h"
 #include "core/base/error.h"
 #include "core/ops/optimizer.h"
 
@@ -75,6 +76,51 @@ std::vector<OwnedRange> owned_ranges(const ParamGroup& g, const model::Parameter
               r.state);
   }
   return owned;
+}
+
+int64_t state_bytes(const ParamGroup& g) {
+  int64_t bytes = 0;
+  for (const StateTensor& s : g.state) bytes += size_of(s.dtype);
+  return bytes;
+}
+
+// Sets ParamGroup::saved_weights and saved. `owned`: the ranges before any is offloaded.
+void share_saving(const model::ParameterList& parameters, const GroupOptions& o,
+                  const std::vector<OwnedRange>& owned, ParamGroup& g) {
+  // One copy of the weights, or of the state, is on one rank, or sharded over several.
+  const int all = o.shards * o.replicas;
+  const int of_weights = g.weights_sharded ? o.replicas : all,
+            weights_rank = g.weights_sharded ? o.replica : g.reduce_rank;
+  const int of_state = g.sharded() ? o.replicas : all, state_rank = g.sharded() ? o.replica : g.reduce_rank;
+  std::vector<int64_t> weights(g.parameters.size());
+  for (size_t i = 0; i < weights.size(); ++i) {
+    if (!g.weights_sharded)
+      weights[i] = at(parameters, g.parameters[i]).numel();
+    else
+      for (const OwnedRange& r : owned)
+        if (r.parameter == g.parameters[i]) weights[i] += r.count;
+    weights[i] *= size_of(g.weight);
+  }
+  const bool together = of_weights == of_state;
+  const int64_t elements = g.trainable ? g.state_elements() : 0;
+  Shares shares =
+      divide(weights, together ? elements : 0, state_bytes(g), of_weights, o.least_saved, offload_unit);
+  for (size_t i = 0; i < weights.size(); ++i)
+    if (shares.thing[i] == weights_rank && counts_copy(at(parameters, g.parameters[i]), o))
+      g.saved_weights.push_back(g.parameters[i]);
+  std::sort(g.saved_weights.begin(), g.saved_weights.end());
+  if (!together) shares = divide({}, elements, state_bytes(g), of_state, o.least_saved, offload_unit);
+  const int64_t begin = state_rank == 0 ? 0 : shares.end[static_cast<size_t>(state_rank) - 1],
+                end = shares.end[static_cast<size_t>(state_rank)];
+  for (OwnedRange r : g.trainable ? owned : std::vector<OwnedRange>()) {
+    const int64_t skip = std::clamp<int64_t>(begin - r.state, 0, r.count);
+    const int64_t to = std::clamp<int64_t>(end - r.state, 0, r.count);
+    if (skip >= to || !counts_copy(at(parameters, r.parameter), o)) continue;
+    r.offset += skip, r.weight += skip, r.gradient += skip, r.state += skip;
+    r.count = to - skip;
+    r.counted = true;
+    g.saved.push_back(r);
+  }
 }
 
 /// Ranges of the state below `offloaded` lie in the offloaded tensors, the others follow from 0 on in those
@@ -298,14 +344,22 @@ std::vector<ParamGroup> make_param_groups(
     g.main_gradient = g.gradients_sharded ? o.recipe.optimizer().main_gradients : g.gradient;
     g.lr_scale = o.lr_scale;
     if (g.trainable) g.offloaded_elements = offloaded_elements(o.offloaded, g.state_elements());
-    g.owned = cut_at(g.offloaded_elements, owned_ranges(g, parameters, o));
+    const std::vector<OwnedRange> owned = owned_ranges(g, parameters, o);
+    g.owned = cut_at(g.offloaded_elements, owned);
+    const auto share = [&] {
+      share_saving(parameters, o, owned, g);
+      g.saved = cut_at(g.offloaded_elements, g.saved);
+    };
     const auto add = [&](const char* what, Category category, int64_t bytes) {
       return memory.add(g.name + " " + what, category, bytes);
     };
     g.weights = add(g.fp8 ? "weights, of the optimizer" : "weights", Category::weights,
                     g.weight_elements() * size_of(g.weight));
     if (g.fp8) g.codes = add("weights in FP8", Category::weights, g.code_elements() * size_of(g.read_type()));
-    if (!g.trainable) continue;
+    if (!g.trainable) {
+      share();
+      continue;
+    }
     g.counted = counted_ranges(g, o);
     g.gradients = add("gradients", Category::gradients, g.gradient_elements() * size_of(g.main_gradient));
     if (const int64_t elements = g.reduce_options(true).staging_elements(g.layout); elements > 0)
@@ -337,6 +391,7 @@ std::vector<ParamGroup> make_param_groups(
     // In FP8 groups only the optimizer reads the bf16 weights, so remainders are the smaller master format.
     const bool remainders = (formats.remainders || g.fp8) && g.weight == DType::bf16;
     if (const auto master = o.recipe.master_weights()) add_state("master", remainders ? DType::u16 : *master);
+    share();
     g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
     add_updates(g, parameters, o.shard_rank);
     g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);

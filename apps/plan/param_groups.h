@@ -24,8 +24,7 @@ struct OwnedRange {
   /// First element in the group's weights, gradients and state tensors (the offloaded state tensors if
   /// `offloaded`).
   int64_t weight = 0, gradient = 0, state = 0;
-  /// True on exactly one of the ranks that hold these elements: the one that adds them to the gradient norm
-  /// and saves their state.
+  /// True on exactly one of the ranks that hold these elements: the one that adds them to the gradient norm.
   bool counted = true;
   bool offloaded = false;  ///< the state lies in memory::Tier::host
 };
@@ -81,6 +80,10 @@ struct ParamGroup {
   std::vector<StateTensor> state;
   int64_t offloaded_elements = 0;  ///< the first of state_elements()
   std::vector<OwnedRange> owned;
+  /// The parts of them whose state this rank saves, and the parameters whose weights it saves as far as it
+  /// keeps them: ranks that hold the same share the writing.
+  std::vector<OwnedRange> saved;
+  std::vector<int> saved_weights;  ///< ascending
   /// Ranges of this rank's gradients that it adds to the gradient norm.
   std::vector<parallel::ElementRange> counted;
   /// Ranges of the flat layout whose gradients must be zero when a step begins: of the parameters whose
@@ -143,6 +146,8 @@ struct GroupOptions {
   float lr_scale = 1;
   bool first_tp = true;  ///< whether this rank counts the elements of model::Copies::tp
   double offloaded = 0;  ///< share of the optimizer state in memory::Tier::host
+  /// Bytes of a checkpoint, below which further ranks that hold the same write nothing.
+  int64_t least_saved = int64_t{8} << 20;
 };
 
 /// Offloaded elements of a group are a multiple of this, or all.

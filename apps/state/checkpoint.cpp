@@ -6,6 +6,7 @@
 
 #include "apps/state/adapter_files.h"
 #include "apps/state/load_slice.h"
+#include "apps/state/snapshot.h"
 #include "apps/state/state_pieces.h"
 #include "core/base/log.h"
 #include "core/io/json.h"
@@ -41,14 +42,15 @@ struct GroupState {
 
 // The tensors of the optimizer state, to which pieces refer: what is in the memory of the device, and what is
 // offloaded.
-std::vector<GroupState> state_tensors(const TrainState& s) {
+std::vector<GroupState> state_tensors(const TrainState& s, bool saving) {
   std::vector<GroupState> out;
   for (const engine::GroupTensors& t : s.groups)
     for (const bool offloaded : {true, false}) {
       const std::vector<Tensor>& tensors = offloaded ? t.offloaded : t.state;
       const std::vector<Tensor>& scales = offloaded ? t.offloaded_scales : t.scales;
       std::vector<plan::OwnedRange> owned;
-      std::copy_if(t.group->owned.begin(), t.group->owned.end(), std::back_inserter(owned),
+      const std::vector<plan::OwnedRange>& ranges = saving ? t.group->saved : t.group->owned;
+      std::copy_if(ranges.begin(), ranges.end(), std::back_inserter(owned),
                    [&](const plan::OwnedRange& r) { return r.offloaded == offloaded; });
       if (owned.empty()) continue;
       for (size_t k = 0; k < tensors.size(); ++k) {
@@ -155,11 +157,21 @@ void fill_floats(const Tensor& t, float value, Staging* staging) {
 std::string save_checkpoint(const TrainState& s, const Position& position, const SaveOptions& options,
                             const RankGroup& group) {
   const bool adapters = static_cast<bool>(s.spec->trained.adapters);
+  std::vector<bool> saves(s.parameters->all.size());
+  for (const engine::GroupTensors& t : s.groups)
+    for (const int p : t.group->saved_weights) saves[p] = s.parameters->all[p].adapter == adapters;
   std::vector<TensorSlice> slices;
-  for (const engine::WeightSlice& weight : s.weights)
-    if (s.parameters->all[weight.parameter].adapter == adapters) slices.push_back(slice_of(weight));
+  // The saved elements, so that the sum over the ranks is the size of the checkpoint.
+  int64_t bytes = 0;
+  for (const engine::WeightSlice& weight : s.weights) {
+    if (!saves[weight.parameter]) continue;
+    TensorSlice& slice = slices.emplace_back(slice_of(weight));
+    const int64_t size = slice.rows * slice.columns * size_of(slice.dtype);
+    if (s.snapshot) slice.data = s.snapshot->at(slice.data, size);
+    bytes += size;
+  }
   std::vector<StatePiece> pieces;
-  const std::vector<GroupState> state = state_tensors(s);
+  const std::vector<GroupState> state = state_tensors(s, true);
   const std::vector<ErrorTensors> errors = error_tensors(s);
   const std::vector<ScaleTensor> scales = scale_tensors(s);
   if (options.optimizer) {
@@ -169,17 +181,11 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
     if (group.rank == 0)
       for (StatePiece& piece : scale_pieces(scales)) pieces.push_back(std::move(piece));
   }
-  // The counted elements, so that the sum over the ranks is the size of the checkpoint.
-  int64_t bytes = 0;
-  for (const engine::GroupTensors& t : s.groups)
-    for (const plan::OwnedRange& range : t.group->owned)
-      if (range.counted && s.parameters->all[range.parameter].adapter == adapters)
-        bytes += range.count * size_of(t.group->weight);
   for (const StatePiece& piece : pieces) bytes += piece.count * size_of(piece.dtype);
 
   CheckpointWriter::Options writing;
   writing.refuse_non_finite = true;
-  writing.staging = s.staging;
+  if (!s.snapshot) writing.staging = s.staging;
   writing.plans = options.plans;
   CheckpointWriter writer(options.store, position.step, static_cast<uint64_t>(bytes), group, writing);
   if (adapters)
@@ -201,7 +207,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   std::vector<ShardSpec> shards;
   for (const StatePiece& piece : pieces) shards.push_back(piece.shard());
   writer.add_tensor_set("optimizer", shards, [&](SafetensorsWriter& file) {
-    StateReader reader(pieces, s.staging);
+    StateReader reader(pieces, s.snapshot ? s.snapshot : s.staging);
     for (size_t i = 0; i < pieces.size(); ++i)
       for (int64_t at = 0; at < pieces[i].count;) {
         const auto [data, count] = reader.next(pieces[i], at);
@@ -210,6 +216,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
         at += count;
       }
   });
+  if (group.rank == 0 && options.before_commit) writer.guard(options.before_commit);
   JsonValue saved = to_json(position);
   saved.set("run", options.run);
   return writer.commit(saved);
@@ -305,7 +312,7 @@ std::string load_checkpoint(CheckpointReader& reader, const TrainState& s) {
       load_slice([&] { return reader.files_of(weight.part.name); }, weight.part.name, slice_of(weight),
                  s.staging, [&](const TensorSlice& slice) { reader.read_slice(slice); });
   std::vector<StatePiece> pieces;
-  const std::vector<GroupState> state = state_tensors(s);
+  const std::vector<GroupState> state = state_tensors(s, false);
   const std::vector<ErrorTensors> errors = error_tensors(s);
   for (const GroupState& t : state)
     if (!t.memory.encoded()) add_state(*s.parameters, t.memory, t.owned, false, t.named(), pieces);

@@ -7,10 +7,11 @@
 // ("exp_avg/model.norm.weight") in [out, in] order and fp32, whatever their format in memory, and, with
 // gradients in fp8, what rounding them lost: of every rank that sums them ("grad_error.3/NAME"), and of their
 // sums ("grad_sum_error/NAME"), and the delayed scales of FP8 operands ("fp8.scale", "fp8.amax"), which the
-// first rank stores. A rank stores the ranges that are counted on it and reads the slices and ranges it
-// needs, so that a checkpoint can be loaded on any number of ranks.
+// first rank stores. Ranks that hold the same share the writing of it (plan::ParamGroup::saved); a rank reads
+// the slices and ranges it needs, so that a checkpoint can be loaded on any number of ranks.
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,8 @@
 #include "core/io/staging.h"
 
 namespace nrl::train {
+
+class Snapshot;
 
 /// The position of a run. Independent of the number of ranks.
 struct Position {
@@ -52,6 +55,7 @@ struct TrainState {
   std::vector<engine::GroupTensors> groups;          ///< only their optimizer state is used
   Tensor scales, amax;                               ///< model::DelayedScales; equal on all ranks
   Staging* staging = nullptr;                        ///< null: host memory
+  Snapshot* snapshot = nullptr;                      ///< not null: save_checkpoint() reads this copy instead
 };
 
 struct SaveOptions {
@@ -62,6 +66,8 @@ struct SaveOptions {
   HfFiles hf;                   ///< additional files of the model directory
   std::string base = {};        ///< of adapters: the directory of their base model
   SavePlans* plans = nullptr;   ///< see CheckpointWriter::Options
+  /// Called on rank 0 when all is written, before the commit; an error of it is one of the save.
+  std::function<void()> before_commit = {};
 };
 
 /// Collective over `group`. Returns the committed directory. Fails with the same Error on all ranks.

@@ -38,9 +38,33 @@ std::string CheckpointSaver::save(engine::Engine& engine, const Position& positi
     staging = engine.staging();
   });
   if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
-  options_.plans = &plans_;
-  const std::string path =
-      save_checkpoint(state_of(engine, staging.get()), position, options_, rank_group(world_.comm()));
+  return write(state_of(engine, staging.get()), position, rank_group(world_.comm()));
+}
+
+void CheckpointSaver::take_snapshots(std::unique_ptr<Snapshot> snapshot, device::Runtime* device) {
+  async_ = std::make_unique<AsyncSaver>(world_, std::move(snapshot), device);
+}
+
+void CheckpointSaver::start(engine::Engine& engine, const Position& position) {
+  const comm::ErrorConsensus consensus = comm::attempt_on_all(world_.comm(), [&] {
+    // Gathers in flight end in memory that a snapshot reads.
+    const TrainState state = state_of(engine, nullptr);
+    async_->start(position.step, [this, state, position](Snapshot& snapshot, const RankGroup& ranks) {
+      TrainState copy = state;
+      copy.snapshot = &snapshot;
+      return write(copy, position, ranks);
+    });
+  });
+  async_->release(consensus.code == Exit::ok);
+  if (consensus.code != Exit::ok) throw Error(consensus.code, consensus.message);
+}
+
+std::string CheckpointSaver::write(const TrainState& state, const Position& position,
+                                   const RankGroup& ranks) {
+  SaveOptions options = options_;
+  options.plans = &plans_;
+  if (locks_) options.before_commit = [this] { locks_->require_held(); };
+  const std::string path = save_checkpoint(state, position, options, ranks);
   if (after_) after_->committed(position.step, path);
   return path;
 }

@@ -8,6 +8,7 @@
 
 #include "apps/engine/engine.h"
 #include "apps/state/after_commit.h"
+#include "apps/state/async_saver.h"
 #include "apps/state/checkpoint.h"
 #include "apps/state/resume.h"
 #include "core/config/load.h"
@@ -31,20 +32,32 @@ class CheckpointSaver {
   void require_locks() const;
 
   /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the
-  /// same Error on all ranks.
+  /// same Error on all ranks. No save may be in flight.
   std::string save(engine::Engine& engine, const Position& position);
   /// Waits on rank 0 for what follows the last save.
   void finish() {
     if (after_) after_->finish();
   }
 
+  /// Collective: from now on saves may go on beside the steps of the engine of the snapshot. `device`: the
+  /// engine's.
+  void take_snapshots(std::unique_ptr<Snapshot> snapshot, device::Runtime* device);
+  /// Null without take_snapshots().
+  AsyncSaver* async() const { return async_.get(); }
+  /// Collective. Does the same as save(), in a thread: async()->join() has the outcome. Fails with the same
+  /// Error on all ranks if it cannot begin.
+  void start(engine::Engine& engine, const Position& position);
+
  private:
+  std::string write(const TrainState& state, const Position& position, const RankGroup& ranks);
+
   comm::World& world_;
   const ConfigResult& config_;
   SavePlans plans_;
   SaveOptions options_;
   std::unique_ptr<RunLocks> locks_;
-  std::optional<AfterCommit> after_;  // on rank 0; ends before the locks are released
+  std::optional<AfterCommit> after_;   // on rank 0; ends before the locks are released
+  std::unique_ptr<AsyncSaver> async_;  // on all ranks; its thread uses the others
 };
 
 }  // namespace nrl::train

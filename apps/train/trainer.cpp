@@ -44,7 +44,15 @@ Exit train(comm::World& world, const ConfigResult& config) {
   cpu::arrange_heap();
   stop::handle_in_steps();
   RunRecords records(world, logger.log_dir, report->run_file().run_id, report->run_file().attempt());
-  return records.keep([&] { return StepLoop(*run, *report, samples.get()).run(); });
+  return records.keep([&] {
+    try {
+      return StepLoop(*run, *report, samples.get()).run();
+    } catch (const AgreedExit&) {
+      // All ranks are here: a save in flight ends.
+      if (AsyncSaver* saver = run->saver->async(); saver && saver->in_flight()) saver->join();
+      throw;
+    }
+  });
 }
 
 }  // namespace nrl::train

@@ -353,6 +353,7 @@ struct CheckpointingConfig {
   ResumeFrom resume;
   std::vector<ResumeChange> allow_changes;  ///< permitted since the checkpoint that is resumed
   bool save_optimizer = true;
+  AutoOr<bool> is_async;  ///< auto: plan::takes_snapshot()
   bool operator==(const CheckpointingConfig&) const = default;
 };
 

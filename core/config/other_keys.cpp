@@ -43,7 +43,6 @@ constexpr Planned planned[] = {
     {"data.add_bos", "true or false", "true", "A beginning token before an example; chat templates write their own."},
     {"data.add_eos", "true or false", "true", "The end token after a text or completion without a chat template."},
     {"data.add_generation_prompt", "true or false", "false", "End examples with the header of an answer."},
-    {"checkpointing.is_async", "true or false", "false", "Write checkpoints during training."},
     {"checkpointing.metric_name", "text, or null", "null",
      "Keep the best checkpoints by this metric (\"val:loss\") instead of the newest."},
     {"checkpointing.higher_is_better", "true or false", "false", "Direction of metric_name."},

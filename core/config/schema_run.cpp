@@ -154,6 +154,13 @@ void add_checkpointing(Table& t) {
   NRL_KEY(t, checkpointing.save_optimizer)
       .help("Save the optimizer state; without it a checkpoint holds weights and position only.")
       .only_with(saves);
+  NRL_KEY(t, checkpointing.is_async)
+      .help(
+          "Save while the next steps run, from a copy of what a rank saves in the host's memory "
+          "(docs/checkpoints.md): true, false, or auto, which does so where the copy fits. The last "
+          "checkpoint, and "
+          "that of a stop, are saved at once.")
+      .only_with(saves);
 }
 
 void add_logger(Table& t) {

@@ -1,6 +1,7 @@
 #include "parallel/comm/executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <climits>
 #include <ctime>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "core/base/status.h"
 #include "core/base/threads.h"
 #include "core/trace/trace.h"
+#include "parallel/comm/background.h"
 
 namespace nrl::comm {
 
@@ -22,7 +24,14 @@ namespace {
 // rank, only long waits end by a wake-up; short ones end by a timed sleep.
 constexpr int64_t short_wait_ns = 2'000'000;
 
+constexpr auto background_look = std::chrono::milliseconds(1);
+thread_local bool in_background = false;
+
 }  // namespace
+
+void wait_in_background() {
+  in_background = true;
+}
 
 // std::atomic::wait works within one process only; ranks share this futex.
 void Doorbell::ring() {
@@ -38,7 +47,9 @@ void Doorbell::sleep(uint32_t seen) {
 void Work::wait() {
   const int64_t begin = now_ns();
   if (unwaited_) unwaited_->fetch_sub(1, std::memory_order_relaxed);
-  if (log_) {
+  if (in_background) {
+    while (executor_ && !completed()) std::this_thread::sleep_for(background_look);
+  } else if (log_) {
     status::Page& page = status::page();
     page.wait_id.store(ticket_.id, std::memory_order_relaxed);
     page.wait_since.store(begin, std::memory_order_relaxed);
@@ -124,6 +135,7 @@ Executor::~Executor() {
 }
 
 void Executor::submit(std::shared_ptr<Work> work, Order order, bool blocking) {
+  blocking = blocking && !in_background;
   work->lane_ = order.lane;
   work->previous_ = std::move(order.previous);
   {

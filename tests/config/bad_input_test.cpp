@@ -207,7 +207,7 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
   const Bad cases[] = {
       {"grpo: {max_rollout_turns: 2}", 1, 27, "not supported yet"},
       {"policy: {sequence_packing: {sequence_length_round: 8}}", 1, 52, "not supported yet"},
-      {"checkpointing: {is_async: true}", 1, 27, "remove it or set it to false"},
+      {"checkpointing: {higher_is_better: true}", 1, 35, "remove it or set it to false"},
       {"logger: {swanlab_enabled: true}", 1, 27, "swanlab convert reads the event files"},
       {"data: {shuffle: false}", 1, 17, "remove it or set it to true"},
       {"logger: {mlflow_enabled: true, mlflow: {tracking_uri: 'http://host:5000'}}", 1, 55,
@@ -221,7 +221,7 @@ TEST_CASE("features that do not exist yet are refused, their defaults are not", 
   for (const Bad& bad : cases) require_problem(bad);
   const ConfigResult inert = load_text(base_yaml +
                                        "distributed: {tensor_parallel_size: 1, sequence_parallel: auto}\n"
-                                       "checkpointing: {is_async: false}\n"
+                                       "checkpointing: {higher_is_better: false}\n"
                                        "logger: {wandb_enabled: false, swanlab_enabled: false}\n");
   INFO(render(inert.diagnostics));
   CHECK(inert.ok());

@@ -235,7 +235,7 @@ TEST_CASE("settings are the given keys with their values", "[sinks]") {
   const ConfigResult config = load_config_text(
       "policy:\n  model: {model_type: llama, vocab_size: 8, hidden_size: 16, tie_word_embeddings: true}\n"
       "  optimizer: {lr: 3e-4, betas: [0.9, 0.95]}\ndata: {train: {data_path: corpus}}\n",
-      "run.yaml", std::vector<std::string>{"logger.log_interval=3", "checkpointing.is_async=false"});
+      "run.yaml", std::vector<std::string>{"logger.log_interval=3", "checkpointing.higher_is_better=false"});
   const auto settings = given_settings(config);
   const auto text_of = [&](std::string_view key) {
     for (const auto& [name, value] : settings)
@@ -245,7 +245,7 @@ TEST_CASE("settings are the given keys with their values", "[sinks]") {
   CHECK(setting_value(text_of("policy.optimizer.lr")).as_double() == 3e-4);
   CHECK(setting_value(text_of("policy.optimizer.betas")).items().size() == 2);
   CHECK(setting_value(text_of("logger.log_interval")).as_int() == 3);
-  CHECK(text_of("checkpointing.is_async") == "false");  // a key that is not built yet
+  CHECK(text_of("checkpointing.higher_is_better") == "false");  // a key that is not built yet
   CHECK(setting_value(text_of("policy.model.model_type")).as_string() == "llama");
   CHECK(setting_value(text_of("policy.model.tie_word_embeddings")).as_bool());
   CHECK(text_of("logger.log_dir") == "absent");

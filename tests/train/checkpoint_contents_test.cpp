@@ -177,6 +177,8 @@ class FakeState {
       group_.owned.push_back({static_cast<int>(p), begin, end - begin, -1, -1, held});
       held += end - begin;
     }
+    group_.saved = group_.owned;
+    for (size_t p = 0; p < parameters_.all.size(); ++p) group_.saved_weights.push_back(static_cast<int>(p));
     state_.weights = engine::whole_slices(parameters_, weights);
     for (int kind = 0; kind < 3; ++kind) {
       kinds_[kind].assign(static_cast<size_t>(held), -1.0f);

@@ -73,6 +73,8 @@ class RankState {
                               .gradient = at,
                               .state = at,
                               .counted = !(copy && rank % ranks.tp > 0) && !tied_copy && !data_copy});
+      group_.saved_weights.push_back(static_cast<int>(p));
+      if (group_.owned.back().counted) group_.saved.push_back(group_.owned.back());
       if (filled)
         for (int kind = 0; kind < 3; ++kind)
           for (const model::Part& part : parameter.parts)

@@ -69,6 +69,7 @@ TEST_CASE("every event of a run comes at its step, and a resumed run continues t
                                       "pretrain.val_at_end=true",
                                       "checkpointing.save_period=3",
                                       "checkpointing.keep_latest_k=2",
+                                      "checkpointing.is_async=false",
                                       "logger.sample_period=5",
                                       "logger.sample_tokens=2",
                                       "policy.tokenizer.name=bytes",

@@ -495,6 +495,7 @@ inline const Effect effects[] = {
     {"checkpointing.resume", Observed::elsewhere, "checkpointing.resume=", "train/events_test.cpp"},
     {"checkpointing.allow_changes", Observed::elsewhere, "changes that need a word", "train/resume_test.cpp"},
     {"checkpointing.save_optimizer", Observed::files, "true", "false"},
+    {"checkpointing.is_async", Observed::elsewhere, "saves beside the steps change no file", "train/async_save_test.cpp"},
     {"logger.log_dir", Observed::files, "DIR/run/l", "DIR/run/m"},
     {"logger.log_interval", Observed::lines, "1", "3"},
     {"logger.progress", Observed::lines, "plain", "json"},

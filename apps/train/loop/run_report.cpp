@@ -407,10 +407,10 @@ void RunReport::sample(const std::string& text) {
   profile_.skip();
 }
 
-void RunReport::checkpoint(const std::string& path, double seconds) {
+void RunReport::checkpoint(int64_t step, const std::string& path, double seconds) {
   checkpoint_ = path;
   if (live_ && first()) log_row([&] { live_->checkpoint(directory_bytes(path)); });
-  terminal_.event("ckpt", run_.position.step, fmt::format("{}  {:.1f}s", path, seconds));
+  terminal_.event("ckpt", step, fmt::format("{}  {:.1f}s", path, seconds));
 }
 
 void RunReport::profiled(const StepProfile::Written& written) {

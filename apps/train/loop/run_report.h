@@ -58,7 +58,8 @@ class RunReport {
   void evaluation(std::vector<monitor::Metric> metrics, double seconds);
   /// Must be called before a checkpoint is saved: a session that starts from it continues the sinks there.
   void before_checkpoint() { sinks_->end_step(); }
-  void checkpoint(const std::string& path, double seconds);
+  /// A checkpoint of this step is saved.
+  void checkpoint(int64_t step, const std::string& path, double seconds);
   void sample(const std::string& text);
   void profiled(const StepProfile::Written& written);
   void note(const std::string& text) { terminal_.note(text); }

@@ -25,6 +25,7 @@ namespace nrl::train {
 namespace {
 
 constexpr int failed_saves_to_end = 3;  // in a row
+constexpr double slow_save_wait = 0.1;  // seconds
 
 // The launcher ends the other ranks by signals once it has seen a rank die: that is no request.
 bool stops() {
@@ -116,7 +117,10 @@ Exit StepLoop::run() {
       report_.pause();
       report_.sample(samples_->sample());
     }
-    if (saves) save();
+    if (saves)
+      save();
+    else
+      end_save(false);
   }
   epoch_range_.reset();
   return finish(fmt::format("done: {} steps", at.step), Exit::ok);
@@ -318,6 +322,7 @@ std::optional<Exit> StepLoop::recover() {
   if (bad.recoveries >= guard.max_recoveries)
     return give_up(fmt::format("the run has gone back {} times (monitoring.stability.max_recoveries: {})",
                                bad.recoveries, guard.max_recoveries));
+  end_save(true);
   require_locks();
   report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
@@ -414,35 +419,76 @@ void StepLoop::evaluate() {
 
 void StepLoop::save(bool stopping) {
   if (!run_.config.checkpointing.enabled) return;
+  const int64_t step = run_.position.step;
+  const bool ends = stopping || step == run_.max_steps();
+  end_save(true, !ends);
+  if (stopping && saved_step_ == step) return;
   require_locks();
   report_.pause();
   const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
-  fault::reach(status::Phase::checkpoint, run_.position.step);
+  fault::reach(status::Phase::checkpoint, step);
   const double begin = monitor::Timers::steady_seconds();
   report_.before_checkpoint();
   save_asked_ = false;  // all steps in flight are collected
   compare_replicas();
   run_.position.replicas_agreed = replicas_.has_value();
+  // After a failure the ranks must agree at once on how the next save ends.
+  const bool beside = run_.saver->async() && failed_saves_ == 0 && !ends;
   try {
+    if (beside) {
+      run_.saver->start(*run_.engine, run_.position);
+      return requests_.saved(0);
+    }
     const std::string path = run_.saver->save(*run_.engine, run_.position);
-    if (RunRecords* records = RunRecords::current()) records->saved(path);
-    report_.checkpoint(path, monitor::Timers::steady_seconds() - begin);
-    failed_saves_ = 0;
-    requests_.saved(monitor::Timers::steady_seconds() - begin);
-  } catch (const Error& e) {
-    // The same error on all ranks. The run ends when it could not save at its end, or several times in a row.
-    const int64_t step = run_.position.step;
-    requests_.saved(0);
-    if (++failed_saves_ >= failed_saves_to_end || step == run_.max_steps() || stopping) throw;
-    if (run_.world.rank() == 0)
-      report_.warn(
-          "checkpoint_not_saved",
-          fmt::format("checkpoint at step {} not saved: {}; training continues until {} in a row fail", step,
-                      e.what(), failed_saves_to_end));
+    saved(step, path, monitor::Timers::steady_seconds() - begin);
+  } catch (const Error& e) {  // the same on all ranks
+    save_failed(step, e, ends);
   }
 }
 
+void StepLoop::saved(int64_t step, const std::string& path, double seconds) {
+  if (RunRecords* records = RunRecords::current()) records->saved(path);
+  report_.checkpoint(step, path, seconds);
+  failed_saves_ = 0;
+  saved_step_ = step;
+  requests_.saved(seconds);
+}
+
+// The run ends when it could not save at its end, or several times in a row.
+void StepLoop::save_failed(int64_t step, const Error& error, bool ends) {
+  requests_.saved(0);
+  if (++failed_saves_ >= failed_saves_to_end || ends) throw Error(error.code(), error.what());
+  if (run_.world.rank() == 0)
+    report_.warn("checkpoint_not_saved",
+                 fmt::format("checkpoint at step {} not saved: {}; training continues until {} in a row fail",
+                             step, error.what(), failed_saves_to_end));
+}
+
+void StepLoop::end_save(bool waits, bool next_is_due) {
+  AsyncSaver* const saver = run_.saver->async();
+  if (!saver || !saver->in_flight() || (!waits && !saver->done())) return;
+  const auto scope = report_.timers().time(monitor::RunSection::checkpoint);
+  const double begin = monitor::Timers::steady_seconds();
+  const SaveOutcome outcome = saver->join();
+  const double waited = monitor::Timers::steady_seconds() - begin;
+  if (outcome.error)
+    save_failed(outcome.step, *outcome.error, false);
+  else
+    saved(outcome.step, outcome.path, outcome.seconds);
+  if (!next_is_due || waited < slow_save_wait || std::exchange(warned_of_slow_saves_, true) ||
+      run_.world.rank() != 0)
+    return;
+  report_.warn(
+      "slow_checkpoints",
+      fmt::format(
+          "the checkpoint of step {} took {:.1f} s: the next one, of step {}, waited {:.1f} s for it. Fix: "
+          "raise checkpointing.save_period and save_seconds, or use a faster directory",
+          outcome.step, outcome.seconds, run_.position.step, waited),
+      monitor::AlertLevel::warning);
+}
+
 Exit StepLoop::finish(std::string outcome, Exit code) {
+  end_save(true);
   run_.saver->finish();
   status::enter(status::Phase::finishing);
   run_.engine->finish_gathers();

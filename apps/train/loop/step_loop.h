@@ -53,6 +53,11 @@ class StepLoop {
   void evaluate();
   /// `stopping`: the run ends afterwards.
   void save(bool stopping = false);
+  void saved(int64_t step, const std::string& path, double seconds);
+  void save_failed(int64_t step, const Error& error, bool ends);
+  /// Ends the save in flight, if any, when it is done, or `waits` for it: then it is collective, and all
+  /// ranks know the same afterwards.
+  void end_save(bool waits, bool next_is_due = false);
   Exit finish(std::string outcome, Exit code);
 
   Run& run_;
@@ -68,6 +73,8 @@ class StepLoop {
   bool epoch_seen_ = false;
   std::optional<trace::Range> epoch_range_;
   int failed_saves_ = 0;
+  int64_t saved_step_ = -1;
+  bool warned_of_slow_saves_ = false;
   std::optional<engine::LayerStatistics> layer_statistics_;  // unset: logger.layer_stats_period is 0
   std::optional<ReplicaCheck> replicas_;                     // unset: not compared, or there are none
   int64_t compared_ = -1;                                    // the step after which the replicas agreed

@@ -116,6 +116,7 @@ monitor::RunFacts describe_run(const Run& run, double peak_flops) {
   add("memory", plan::memory_line(plan.memory) +
                     (recomputed.empty() ? "" : fmt::format("   (recomputed: {})", recomputed)));
   if (const std::string text = plan::offload_text(plan); !text.empty()) add("offload", text);
+  if (!run.saves.empty()) add("saves", run.saves);
   if (!run.resumed_from.empty())
     add("resume", fmt::format("{}, step {}", run.resumed_from, run.position.step));
   if (run.position.recoveries > 0)

@@ -210,7 +210,7 @@ void print_offloaded(const plan::RunPlan& plan) {
 
 // The process around the planned memory.
 void print_host(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic,
-                int threads, const data::DatasetMemory& order, int64_t generation) {
+                int threads, const data::DatasetMemory& order, int64_t generation, double memory) {
   const bool on_host = plan.device == DeviceType::cpu;
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
@@ -219,7 +219,8 @@ void print_host(const Config& config, const plan::RunPlan& plan, std::span<const
                                                               {.program = measure_program(config, threads),
                                                                .threads = threads,
                                                                .documents = &rules,
-                                                               .traffic = traffic});
+                                                               .traffic = traffic,
+                                                               .memory = memory});
   const int64_t arena = on_host
                             ? plan.memory.bytes(memory::Tier::device)
                             : plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
@@ -351,7 +352,8 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
     log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
-  print_host(c, plan, traffic, ranks.front().threads, order, generation ? generation->memory.total() : 0);
+  print_host(c, plan, traffic, ranks.front().threads, order, generation ? generation->memory.total() : 0,
+             on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0);
   if (unknown.empty())
     log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

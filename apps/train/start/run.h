@@ -38,6 +38,7 @@ struct Run {
   std::string resumed_from;           ///< the checkpoint; empty: started from initial weights
   std::vector<std::string> changes;   ///< differences to the run that saved the checkpoint, one line each
   std::vector<std::string> warnings;  ///< from start-up
+  std::string saves;                  ///< why checkpoints are not saved beside the steps, if auto decided so
   int kernels = 0;                    ///< number of kernels that the model and recipe need
   /// Ops for which a GPU has several implementations, and what runs each pass; empty on a CPU.
   std::vector<std::pair<std::string, std::string>> library_choices;

@@ -5,8 +5,10 @@
 
 #include "apps/data/order_file.h"
 #include "apps/plan/memory_check.h"
+#include "apps/plan/snapshot.h"
 #include "apps/state/hf_files.h"
 #include "apps/state/input_identity.h"
+#include "apps/state/snapshot.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
@@ -119,9 +121,16 @@ void open_data(Run& run, const plan::RunPlan& plan, monitor::StartPhases& phases
 }
 
 // Page-locked memory cannot be swapped out: asking for too much ends processes of the host, not the run.
-void require_host_memory(const plan::RunPlan& plan, size_t share) {
+void require_host_memory(const Config& config, const plan::RunPlan& plan, size_t share) {
   const auto offloaded = static_cast<size_t>(plan.memory.bytes(memory::Tier::host)),
              pinned = static_cast<size_t>(plan.memory.bytes(memory::Tier::pinned));
+  const auto snapshot = static_cast<size_t>(plan::snapshot_bytes(config, plan));
+  if (!config.checkpointing.is_async.is_auto() && plan::wants_snapshot(config) && pinned + snapshot > share)
+    fail(Exit::out_of_memory,
+         "checkpointing.is_async: true needs {} of page-locked memory for a copy of what a rank saves, "
+         "besides {} of "
+         "buffers, but its share of the host's memory is {}. Fix: is_async: auto, or fewer ranks per host",
+         human_bytes(snapshot), human_bytes(pinned), human_bytes(share));
   if (offloaded == 0 || offloaded + pinned <= share) return;
   fail(Exit::out_of_memory,
        "a rank offloads {} and needs {} of page-locked buffers, but its share of the host's memory is {}. "
@@ -140,7 +149,8 @@ std::unique_ptr<engine::Engine> allocate(Run& run, RankDecision& decision) {
     const double total = plan::total(plan::planned_memory(run.config, *plan));
     const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
       if (device)
-        require_host_memory(*plan, cpu::machine_memory() / static_cast<size_t>(run.world.local_size()));
+        require_host_memory(run.config, *plan,
+                            cpu::machine_memory() / static_cast<size_t>(run.world.local_size()));
       try {
         engine = std::make_unique<engine::Engine>(std::move(plan), engine::training_options(run.config),
                                                   run.placement.groups(), run.placement.exec());
@@ -172,6 +182,38 @@ std::unique_ptr<engine::Engine> allocate(Run& run, RankDecision& decision) {
       fail(vote.code, "{}", text);
     });
   }
+}
+
+// Collective. Decides if checkpoints are saved beside the steps, alike on all ranks, and allocates the
+// snapshot.
+void prepare_snapshots(Run& run) {
+  const Config& c = run.config;
+  if (!plan::wants_snapshot(c)) {
+    if (c.checkpointing.enabled && c.checkpointing.save_period > 0 && c.checkpointing.is_async.is_auto() &&
+        c.policy.offload_optimizer.value > 0)
+      run.saves = "at once: the optimizer state is offloaded (checkpointing.is_async: auto)";
+    return;
+  }
+  const plan::RunPlan& plan = run.plan();
+  const auto capacity =
+      static_cast<double>(cpu::machine_memory()) / static_cast<double>(std::max(run.world.local_size(), 1));
+  double least = plan::takes_snapshot(c, plan, capacity) ? 1 : 0;
+  run.world.comm().all_reduce(std::span(&least, 1), comm::Reduce::min);
+  std::vector<double> most{static_cast<double>(plan::snapshot_bytes(c, plan)),
+                           -plan::room_for_snapshot(c, plan, capacity)};
+  run.world.comm().all_reduce(most, comm::Reduce::max);
+  if (least == 0) {
+    run.saves = fmt::format(
+        "at once: a copy of what a rank saves takes {}, more than the {} that the plan leaves "
+        "(checkpointing.is_async: auto)",
+        human_bytes(static_cast<uint64_t>(most[0])),
+        human_bytes(static_cast<uint64_t>(std::max(-most[1], 0.0))));
+    return;
+  }
+  std::unique_ptr<Snapshot> snapshot;
+  run_collectively(
+      run.world, [&] { snapshot = std::make_unique<Snapshot>(*run.engine, c.checkpointing.save_optimizer); });
+  run.saver->take_snapshots(std::move(snapshot), run.engine->exec().device);
 }
 
 }  // namespace
@@ -217,6 +259,7 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config,
     if (const RunLocks* locks = run.saver->locks())
       for (const std::string& takeover : locks->takeovers()) run.warnings.push_back(takeover);
   });
+  prepare_snapshots(run);
   initialize(run, phases, [&] {
     phases.begin("kernels", "selecting the kernels");
     run.kernels = run.engine->require_kernels(run.engine->objective(), exec.device ? "the GPU" : "the CPU");

@@ -139,6 +139,12 @@ const ConfigRule memory_table[] = {
      [](const ConfigResult& r) { return twice(offloaded_layers, r.config.policy.offload_layers, "layer "); }},
     not_empty({offloaded_layers, offloaded_share}),
     {{offloaded, offloaded_share}, judge_modules},
+    row({is("checkpointing.is_async", {"true"}), is_not("policy.offload_optimizer", "false")},
+        {"checkpointing.is_async: true needs the optimizer state in the memory of the device: a copy of what "
+         "is "
+         "offloaded would use the bandwidth of its update",
+         {"policy.offload_optimizer is at <@policy.offload_optimizer>",
+          "set is_async: auto, which saves at once"}}),
 };
 
 }  // namespace
