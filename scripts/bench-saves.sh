@@ -74,6 +74,7 @@ report() {
         for (j = i; j > 1 && ratio[j] < ratio[j - 1]; --j) { x = ratio[j]; ratio[j] = ratio[j - 1]; ratio[j - 1] = x }
       printf "%-6s throughput after a save: %.1f %% (median of %d; %.1f to %.1f)\n", name, 100 * ratio[int((n + 1) / 2)], n, 100 * ratio[1], 100 * ratio[n]
     }'
+  awk -v name="$1" '/^time .* ckpt / { sub(/.* ckpt /, ""); sub(/%.*/, ""); printf "%-6s the steps wait for saves %s %% of the run\n", name, $0 }' "$work/out"
   sed -nE 's/.*ckpt.* ([0-9.]+)s$/\1/p' "$work/out" | sort -g | awk -v name="$1" '{ s[NR] = $1 } END { printf "%-6s a save takes %.1f s\n", name, s[int((NR + 1) / 2)] }'
 }
 for name in sync async; do
