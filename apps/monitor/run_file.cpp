@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 
 #include "core/base/error.h"
 #include "core/io/atomic_file.h"
@@ -15,15 +16,13 @@ JsonValue optional_json(const auto& value) {
   return value ? JsonValue(*value) : JsonValue();
 }
 
-// The id is a part of file names.
-bool is_run_id(const std::string& id) {
-  return !id.empty() && id.size() <= 64 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
-    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z');
-  });
-}
-
-RunSession session_from(const JsonValue& json) {
+// `number`: of the session, from 1.
+RunSession session_from(const JsonValue& json, int64_t number) {
   RunSession s;
+  const int64_t attempt = json.get_int("attempt", number);  // absent in files of earlier versions
+  if (attempt < number || attempt > std::numeric_limits<int>::max())
+    fail(Exit::data, "{}attempt {} of session {}", json.where(), attempt, number);
+  s.attempt = static_cast<int>(attempt);
   s.start = json.get_double("start");
   s.first_step = json.get_int("first_step");
   if (const JsonValue& end = json.at("end"); !end.is_null()) {
@@ -50,7 +49,8 @@ void write(const std::string& log_dir, const RunFile& run) {
 JsonValue to_json(const RunFile& run) {
   JsonValue sessions = JsonValue::array({});
   for (const RunSession& s : run.sessions)
-    sessions.push_back(JsonValue::object({{"start", s.start},
+    sessions.push_back(JsonValue::object({{"attempt", s.attempt},
+                                          {"start", s.start},
                                           {"end", optional_json(s.end)},
                                           {"first_step", s.first_step},
                                           {"last_step", optional_json(s.last_step)},
@@ -68,7 +68,8 @@ RunFile run_file_from(const JsonValue& json, const std::string& where) {
     run.run_id = json.get_string("run_id");
     run.name = json.get_string("name");
     run.created = json.get_double("created");
-    for (const JsonValue& s : json.at("sessions").items()) run.sessions.push_back(session_from(s));
+    for (const JsonValue& s : json.at("sessions").items())
+      run.sessions.push_back(session_from(s, run.attempt() + 1));
   } catch (const Error& e) {
     fail(Exit::data, "{}: not the file of a run: {}. {}", where, e.what(), fix);
   }
@@ -89,17 +90,26 @@ RunFile read_run_file(const std::string& log_dir) {
   return run_file_from(parse_json(read_file(path, max_bytes), path, limits), path);
 }
 
-RunFile begin_session(const std::string& log_dir, int64_t step, double now) {
+RunFile begin_session(const std::string& log_dir, int64_t step, double now, const RunIdentity& supervised) {
   const std::string path = join_path(log_dir, run_file);
   RunFile run;
+  std::string id = supervised.run_id;
+  int attempt = 1;
   if (path_exists(path)) {
     run = read_run_file(log_dir);
+    attempt = run.attempt() + 1;
     const bool killed = !run.last().end;
-    if (step == 0 && !killed) run = {};
+    if (step == 0 && !killed) {
+      if (id == run.run_id) id.clear();
+      run = {};
+      attempt = 1;
+    }
   }
   if (run.run_id.empty())
-    run = {.run_id = random_nonce().substr(0, 8), .name = name_from(log_dir), .created = now};
-  run.sessions.push_back({.start = now, .first_step = step});
+    run = {
+        .run_id = id.empty() ? random_nonce().substr(0, 8) : id, .name = name_from(log_dir), .created = now};
+  run.sessions.push_back(
+      {.attempt = std::max(attempt, supervised.attempt), .start = now, .first_step = step});
   write(log_dir, run);
   return run;
 }

@@ -187,6 +187,7 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
   writing.refuse_non_finite = true;
   if (!s.snapshot) writing.staging = s.staging;
   writing.plans = options.plans;
+  writing.before_publish = options.before_commit;
   CheckpointWriter writer(options.store, position.step, static_cast<uint64_t>(bytes), group, writing);
   if (adapters)
     writer.add_slices(adapter_stem, slices, /*one_file=*/true);
@@ -216,7 +217,6 @@ std::string save_checkpoint(const TrainState& s, const Position& position, const
         at += count;
       }
   });
-  if (group.rank == 0 && options.before_commit) writer.guard(options.before_commit);
   JsonValue saved = to_json(position);
   saved.set("run", options.run);
   return writer.commit(saved);

@@ -66,7 +66,8 @@ struct SaveOptions {
   HfFiles hf;                   ///< additional files of the model directory
   std::string base = {};        ///< of adapters: the directory of their base model
   SavePlans* plans = nullptr;   ///< see CheckpointWriter::Options
-  /// Called on rank 0 when all is written, before the commit; an error of it is one of the save.
+  /// Called on rank 0 when all is written, before the checkpoint gets its name; an error of it is one of the
+  /// save.
   std::function<void()> before_commit = {};
 };
 

@@ -1,5 +1,7 @@
 #include "apps/state/checkpoint_saver.h"
 
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "apps/state/rank_group.h"
@@ -24,7 +26,22 @@ CheckpointSaver::CheckpointSaver(comm::World& world, const ConfigResult& config,
     directories.push_back(c.checkpointing.checkpoint_dir);
     after_.emplace(c.checkpointing, c.logger.log_dir);
   }
-  locks_ = std::make_unique<RunLocks>(std::move(directories));
+  locks_ = std::make_unique<RunLocks>(std::move(directories), supervised_identity());
+}
+
+// Another attempt may have begun while the files were written, or this rank may be cut off from the others.
+void CheckpointSaver::may_publish() const {
+  locks_->require_held();
+  if (!lease_) return;
+  // The control plane grants no lease in its first second.
+  for (int waited_ms = 0; !lease_(); waited_ms += 50) {
+    if (waited_ms >= 1500)
+      fail(Exit::peer_lost,
+           "rank 0 reaches no majority of the nodes, or a rank has failed: another attempt may write to {}. "
+           "Fix: the same command resumes",
+           options_.store);
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+  }
 }
 
 void CheckpointSaver::require_locks() const {
@@ -63,7 +80,7 @@ std::string CheckpointSaver::write(const TrainState& state, const Position& posi
                                    const RankGroup& ranks) {
   SaveOptions options = options_;
   options.plans = &plans_;
-  if (locks_) options.before_commit = [this] { locks_->require_held(); };
+  if (locks_) options.before_commit = [this] { may_publish(); };
   const std::string path = save_checkpoint(state, position, options, ranks);
   if (after_) after_->committed(position.step, path);
   return path;

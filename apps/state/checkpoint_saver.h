@@ -1,9 +1,11 @@
 #pragma once
 // Saves the checkpoints of a run and locks the directories that it writes to.
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/engine/engine.h"
@@ -31,6 +33,10 @@ class CheckpointSaver {
   /// Not collective. Fails (73) on rank 0 if another run has taken a lock.
   void require_locks() const;
 
+  /// `lease` tells if rank 0 may write in the name of the run: a save waits for it for a moment, and fails
+  /// (80) without it. Called on rank 0 only; default: always.
+  void set_lease(std::function<bool()> lease) { lease_ = std::move(lease); }
+
   /// Collective. Saves the engine's state and applies the retention policy. Returns the path; fails with the
   /// same Error on all ranks. No save may be in flight.
   std::string save(engine::Engine& engine, const Position& position);
@@ -50,12 +56,14 @@ class CheckpointSaver {
 
  private:
   std::string write(const TrainState& state, const Position& position, const RankGroup& ranks);
+  void may_publish() const;
 
   comm::World& world_;
   const ConfigResult& config_;
   SavePlans plans_;
   SaveOptions options_;
   std::unique_ptr<RunLocks> locks_;
+  std::function<bool()> lease_;
   std::optional<AfterCommit> after_;   // on rank 0; ends before the locks are released
   std::unique_ptr<AsyncSaver> async_;  // on all ranks; its thread uses the others
 };

@@ -152,6 +152,7 @@ void CheckpointWriter::publish(const CheckpointManifest& manifest) {
   const std::string text = text_of(manifest);
   // Also makes the entries of all files durable: it fsyncs the directory.
   write_file_atomic(join_path(temporary_, manifest_name), text);
+  if (options_.before_publish) options_.before_publish();
   const std::string trash = join_path(store_, ".trash-" + random_nonce());
   std::string replaced;
   if (!path_exists(final_)) {

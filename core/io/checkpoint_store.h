@@ -72,6 +72,9 @@ class CheckpointWriter {
     SavePlans* plans = nullptr;      ///< not null on any rank: keeps plans from save to save
     uint64_t manifest_limit = max_manifest_bytes;  ///< for tests
     Staging* staging = nullptr;                    ///< not null: the data of add_slices() is read through it
+    /// Called on rank 0 when all files are written, before the checkpoint gets its name. If it fails, so does
+    /// the commit.
+    std::function<void()> before_publish = {};
   };
   /// Collective. `local_bytes`: bytes that this rank will write. Throws on every rank when there is not
   /// enough space or the directory cannot be created. Creates `store` if it is missing.

@@ -2,8 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <limits>
+#include <system_error>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -24,11 +28,19 @@ struct Owner {
   std::string host, boot_id, since;
   int64_t pid = 0;
   int64_t start_ticks = 0;  // of the process, since boot: detects a reused pid
+  RunIdentity identity = {};
 
   JsonValue to_json() const {
-    return JsonValue::object(
+    JsonValue json = JsonValue::object(
         {{"host", host}, {"pid", pid}, {"boot_id", boot_id}, {"start_ticks", start_ticks}, {"since", since}});
+    if (identity.known()) {
+      json.set("run_id", identity.run_id);
+      json.set("attempt", identity.attempt);
+    }
+    return json;
   }
+  bool on_this_boot() const { return host == host_name() && boot_id == nrl::boot_id(); }
+  bool lives_here() const { return start_ticks != 0 && start_ticks_of(pid) == start_ticks; }
 };
 
 Owner ourselves() {
@@ -50,6 +62,9 @@ Owner parse_owner(const std::string& text, const std::string& path) {
     owner.boot_id = v.get_string("boot_id");
     owner.start_ticks = v.get_int("start_ticks");
     owner.since = v.get_string("since");
+    owner.identity.run_id = v.get_string("run_id", "");
+    owner.identity.attempt =
+        static_cast<int>(std::clamp<int64_t>(v.get_int("attempt", 0), 0, std::numeric_limits<int>::max()));
   } catch (const Error&) {
     owner = Owner();
   }
@@ -75,14 +90,42 @@ std::string describe(const Owner& o) {
   return fmt::format("pid {} on {} since {}", o.pid, o.host, o.since);
 }
 
+// True if `other` is of an attempt that the supervisor of `self` has ended.
+bool is_earlier(const Owner& other, const RunIdentity& self) {
+  return self.known() && other.identity.known() && other.identity.run_id == self.run_id &&
+         other.identity.attempt < self.attempt;
+}
+
 [[noreturn]] void refuse(const std::string& path, const Owner& o, const std::string& hint) {
   fail(Exit::cannot_create, "{}: locked by {}. {}", path, describe(o), hint);
 }
 
 }  // namespace
 
-RunLock::RunLock(const std::string& directory, const LockTiming& timing)
-    : path_(join_path(directory, "run.lock")), timing_(timing) {
+bool is_run_id(std::string_view id) {
+  return !id.empty() && id.size() <= 64 && std::all_of(id.begin(), id.end(), [](unsigned char c) {
+    return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'z');
+  });
+}
+
+RunIdentity supervised_identity() {
+  const char *id = std::getenv("NRL_RUN_ID"), *number = std::getenv("NRL_ATTEMPT");
+  if (!id && !number) return {};
+  RunIdentity identity{.run_id = id ? id : ""};
+  const std::string_view digits = number ? number : "";
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), identity.attempt);
+  if (!is_run_id(identity.run_id) || error != std::errc() || end != digits.data() + digits.size() ||
+      identity.attempt < 1)
+    fail(Exit::usage,
+         "NRL_RUN_ID and NRL_ATTEMPT are '{}' and '{}'; expected lower-case letters and digits, and a number "
+         "from 1. Fix: unset both; nrl-train launch sets them",
+         clipped(identity.run_id), clipped(digits));
+  return identity;
+}
+
+RunLock::RunLock(const std::string& directory, const LockTiming& timing, RunIdentity identity,
+                 std::string_view name)
+    : path_(join_path(directory, name)), identity_(std::move(identity)), timing_(timing) {
   // An attempt fails only if the owner removed the file between our open() and our lock.
   for (int i = 0; i < 100; ++i) {
     if (!try_take()) continue;
@@ -102,7 +145,12 @@ bool RunLock::try_take() {
   bool kernel_lock = true;
   if (::fcntl(fd, F_OFD_SETLK, &whole) != 0) {
     if (errno == EAGAIN || errno == EACCES) {
-      refuse(path_, read_owner(file_), "Fix: choose another output directory, or stop that run");
+      const Owner owner = read_owner(file_);
+      if (owner.host == host_name() || !is_earlier(owner, identity_))
+        refuse(path_, owner, "Fix: choose another output directory, or stop that run");
+      // A file server keeps the lock of a lost host for a while; its file loses the name.
+      ::unlink(path_.c_str());
+      return false;
     }
     if (errno != ENOLCK && errno != EOPNOTSUPP && errno != ENOSYS && errno != EINVAL) {
       fail(Exit::io, "{}: cannot lock: {}", path_, std::strerror(errno));
@@ -114,16 +162,16 @@ bool RunLock::try_take() {
   if (::stat(path_.c_str(), &named) != 0 || named.st_ino != opened.st_ino || named.st_dev != opened.st_dev)
     return false;
 
-  const Owner self = ourselves();
+  Owner self = ourselves();
+  self.identity = identity_;
   if (opened.st_size > 0) {
     const Owner owner = read_owner(file_);
     const double age = std::difftime(std::time(nullptr), opened.st_mtime);
-    const bool this_boot = owner.host == self.host && owner.boot_id == self.boot_id;
-    if (this_boot && !kernel_lock && owner.start_ticks != 0 &&
-        start_ticks_of(owner.pid) == owner.start_ticks) {
+    if (owner.on_this_boot() && !kernel_lock && owner.lives_here()) {
       refuse(path_, owner, "Fix: choose another output directory, or stop that run");
     }
-    if (owner.host != self.host && !owner.host.empty() && age < timing_.stale_after_s) {
+    if (owner.host != self.host && !owner.host.empty() && age < timing_.stale_after_s &&
+        !is_earlier(owner, identity_)) {
       refuse(path_, owner,
              fmt::format("Its last heartbeat is {} old. Fix: if that run is dead, start again after {} or "
                          "remove the file",
@@ -230,7 +278,33 @@ void RunLock::require_held() const {
     text = lost_;  // also when the other run is over
   }
   if (text.empty()) text = find_other_owner();
+  if (text.empty() && identity_.known()) {
+    try {
+      if (read_text(File::open_read(path_, File::Links::refuse)) != owner_text_)
+        text = fmt::format("{}: is damaged", path_);
+    } catch (const Error& e) {
+      text = e.what();
+    }
+    if (!text.empty())
+      text += fmt::format(
+          "; attempt {} of run {} saves nothing without its lock: a later attempt may have begun. Fix: start "
+          "nrl-train launch again",
+          identity_.attempt, identity_.run_id);
+  }
   if (!text.empty()) fail(Exit::cannot_create, "{}", text);
+}
+
+std::optional<LockOwner> read_lock_owner(const std::string& directory) {
+  const std::string path = join_path(directory, "run.lock");
+  if (!path_exists(path)) return {};
+  Owner owner;
+  try {
+    owner = read_owner(File::open_read(path, File::Links::refuse));
+  } catch (const Error&) {
+  }
+  return LockOwner{.identity = owner.identity,
+                   .host = owner.host,
+                   .ended = owner.host == host_name() && !(owner.on_this_boot() && owner.lives_here())};
 }
 
 std::vector<std::string> remove_leftovers(const std::string& directory, const RunLock& lock,
@@ -246,12 +320,12 @@ std::vector<std::string> remove_leftovers(const std::string& directory, const Ru
   return removed;
 }
 
-RunLocks::RunLocks(std::vector<std::string> directories) {
+RunLocks::RunLocks(std::vector<std::string> directories, const RunIdentity& identity) {
   // Existing directories first: only they can be locked by another run, and nothing is created before
   // that is known.
   std::stable_partition(directories.begin(), directories.end(), is_directory);
   try {
-    for (const std::string& directory : directories) add(directory);
+    for (const std::string& directory : directories) add(directory, identity);
   } catch (...) {
     release();
     throw;
@@ -262,14 +336,14 @@ RunLocks::~RunLocks() {
   release();
 }
 
-void RunLocks::add(const std::string& directory) {
+void RunLocks::add(const std::string& directory, const RunIdentity& identity) {
   std::vector<std::string> missing;
   for (std::string path = directory; !path_exists(path); path = parent_path(path)) missing.push_back(path);
   made_.insert(made_.end(), missing.rbegin(), missing.rend());
   make_directories(directory);
   for (const auto& [locked, lock] : locks_)
     if (same_directory(locked, directory)) return;
-  locks_.emplace_back(directory, std::make_unique<RunLock>(directory));
+  locks_.emplace_back(directory, std::make_unique<RunLock>(directory, LockTiming(), identity));
 }
 
 void RunLocks::release() {

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -23,20 +24,37 @@ struct LockTiming {
   std::chrono::milliseconds heartbeat{10'000};  ///< interval between two heartbeats
 };
 
+/// The identity of a run and the number of its start. The text of `run_id` is a part of file names.
+struct RunIdentity {
+  std::string run_id;
+  int attempt = 0;  ///< from 1; 0: not known
+
+  bool known() const { return attempt > 0; }
+};
+
+/// 1 to 64 lower-case letters and digits.
+bool is_run_id(std::string_view id);
+/// NRL_RUN_ID and NRL_ATTEMPT, which a supervisor gives the processes of an attempt: it states that it has
+/// ended all earlier ones. Not known without them. Error(Exit::usage) for anything else.
+RunIdentity supervised_identity();
+
 /// Holds DIR/run.lock: an open-file-description lock, which the kernel releases when the process dies,
 /// containing the owner's {host, pid, boot id, start time}. Taken by one rank. Released, and the file
 /// removed, on destruction.
 ///
 /// A second run fails with Exit::cannot_create, naming the owner's pid, host and start. A dead owner's lock
 /// is taken over: on the same host when the kernel lock is free; from another host when its heartbeat is
-/// older than `stale_after_s`, for file systems that do not share locks between hosts.
+/// older than `stale_after_s`, for file systems that do not share locks between hosts, or at once if it is of
+/// an earlier attempt of the same run, which the supervisor of this one has ended.
 ///
 /// A thread, to which no signal is delivered, writes the heartbeat and looks whether another run has taken
 /// the lock over, for example while this process was suspended. A heartbeat that cannot be written, and a
 /// file that was removed, are a warning, once each. If the system refuses the thread, lost() does its work.
 class RunLock {
  public:
-  explicit RunLock(const std::string& directory, const LockTiming& timing = {});
+  /// `identity`: of supervised_identity(). `name`: of the file.
+  explicit RunLock(const std::string& directory, const LockTiming& timing = {}, RunIdentity identity = {},
+                   std::string_view name = "run.lock");
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
   ~RunLock();
@@ -47,7 +65,8 @@ class RunLock {
   /// Non-empty once the thread has found that another run took the lock: a message that names it. This run
   /// must not write to the directory any more. Thread-safe.
   std::string lost();
-  /// Looks at once. Fails with Exit::cannot_create and that message.
+  /// Looks at once. Fails with Exit::cannot_create and that message. With a known identity it also fails if
+  /// the file is gone or cannot be read: a later attempt may have been here.
   void require_held() const;
 
  private:
@@ -58,6 +77,7 @@ class RunLock {
 
   std::string path_, takeover_;
   std::string owner_text_;  // content of the file
+  RunIdentity identity_;
   LockTiming timing_;
   File file_;
   mutable std::mutex mutex_;
@@ -69,6 +89,15 @@ class RunLock {
   std::thread thread_;
 };
 
+/// The owner that a lock file names.
+struct LockOwner {
+  RunIdentity identity;
+  std::string host;
+  bool ended = false;  ///< its process was on this host and is gone
+};
+/// DIR/run.lock. Unset if there is none; an owner that cannot be read has no host.
+std::optional<LockOwner> read_lock_owner(const std::string& directory);
+
 /// Removes what crashed runs left in a directory: the entries that `is_leftover` names. The lock proves that
 /// no other run writes there. Returns the removed names.
 std::vector<std::string> remove_leftovers(const std::string& directory, const RunLock& lock,
@@ -78,7 +107,7 @@ std::vector<std::string> remove_leftovers(const std::string& directory, const Ru
 class RunLocks {
  public:
   /// Creates missing directories, and fails like RunLock; then no lock is held and no directory was created.
-  explicit RunLocks(std::vector<std::string> directories);
+  explicit RunLocks(std::vector<std::string> directories, const RunIdentity& identity = {});
   RunLocks(const RunLocks&) = delete;
   RunLocks& operator=(const RunLocks&) = delete;
   /// Also removes created directories that are still empty.
@@ -94,7 +123,7 @@ class RunLocks {
   void require_held() const;
 
  private:
-  void add(const std::string& directory);
+  void add(const std::string& directory, const RunIdentity& identity);
   void release();
 
   std::vector<std::string> made_;  // parents before children

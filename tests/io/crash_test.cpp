@@ -384,3 +384,84 @@ TEST_CASE("the heartbeat's thread takes no signal, and goes on after a failure")
   set_file_op_hook(nullptr);
   CHECK(soon([&] { return threads() == before; }));
 }
+
+TEST_CASE("a lock of a lost host is taken from an earlier attempt of the same run at once") {
+  const auto owner = [](const std::string& identity) {
+    return R"({"host":"elsewhere.invalid","pid":7,"boot_id":"b","start_ticks":1,"since":"then")" + identity +
+           "}";
+  };
+  const TemporaryDirectory dir;
+  const std::string path = dir / "run.lock";
+  const RunIdentity third{"0a1b", 3};
+  for (const char* others :
+       {"", R"(,"run_id":"0a1b")", R"(,"run_id":"0a1b","attempt":3)", R"(,"run_id":"0a1b","attempt":4)",
+        R"(,"run_id":"ffff","attempt":2)", R"(,"run_id":"0a1b","attempt":-1)"}) {
+    overwrite(path, owner(others));
+    CHECK(error_of([&] { RunLock lock(dir.path(), {}, third); }).code == 73);
+  }
+  overwrite(path, owner(R"(,"run_id":"0a1b","attempt":2)"));
+  CHECK(error_of([&] { RunLock lock(dir.path()); }).code == 73);  // no supervisor has ended that attempt
+  CHECK(read_lock_owner(dir.path())->identity.attempt == 2);
+  CHECK(!read_lock_owner(dir.path())->ended);
+  {
+    const RunLock lock(dir.path(), {}, third);
+    CHECK(contains(lock.takeover(), "elsewhere.invalid"));
+    const LockOwner now = *read_lock_owner(dir.path());
+    CHECK((now.identity.run_id == "0a1b" && now.identity.attempt == 3 && !now.ended));
+    // A process of this host that lives is not taken over, whatever its attempt.
+    CHECK(error_of([&] { RunLock second(dir.path(), {}, {"0a1b", 4}); }).code == 73);
+  }
+  CHECK(!read_lock_owner(dir.path()));
+  overwrite(path, "half a na");
+  CHECK(read_lock_owner(dir.path())->host.empty());
+}
+
+TEST_CASE("a late writer of an ended attempt saves nothing") {
+  const TemporaryDirectory dir;
+  const auto save = [&](const RunLock& lock) {
+    return error_of([&] {
+      CheckpointWriter::Options options;
+      options.before_publish = [&] { lock.require_held(); };
+      CheckpointWriter writer(dir / "store", 1, 8, {}, options);
+      writer.commit(JsonValue::object());
+    });
+  };
+  {
+    const RunLock first(dir.path(), {}, {"0a1b", 1});
+    remove_tree(dir / "run.lock");
+    // The second attempt is over, and its lock is gone.
+    const Caught caught = save(first);
+    CHECK(caught.code == 73);
+    CHECK(contains(caught.text, "attempt 1 of run 0a1b saves nothing"));
+    overwrite(dir / "run.lock", "half a na");
+    CHECK(save(first).code == 73);
+    remove_tree(dir / "run.lock");
+    const RunLock second(dir.path(), {}, {"0a1b", 2});
+    CHECK(contains(save(first).text, "lost the lock"));
+    CHECK(list_directory(dir / "store").empty());
+    CHECK(save(second).code == 0);
+    CHECK(path_exists(dir / "store/step-1"));
+  }
+  // Without a supervisor, a file that was removed proves nothing.
+  const RunLock plain(dir.path());
+  remove_tree(dir / "run.lock");
+  CHECK(save(plain).code == 0);
+}
+
+TEST_CASE("the identity of a supervised process is complete or refused") {
+  const auto identity = [](const char* id, const char* attempt) {
+    id ? ::setenv("NRL_RUN_ID", id, 1) : ::unsetenv("NRL_RUN_ID");
+    attempt ? ::setenv("NRL_ATTEMPT", attempt, 1) : ::unsetenv("NRL_ATTEMPT");
+    RunIdentity found;
+    const Caught caught = error_of([&] { found = supervised_identity(); });
+    ::unsetenv("NRL_RUN_ID");
+    ::unsetenv("NRL_ATTEMPT");
+    return caught.code == 0 ? found.attempt : -caught.code;
+  };
+  CHECK(identity(nullptr, nullptr) == 0);
+  CHECK(identity("0a1b", "12") == 12);
+  for (const char* bad : {"", "0", "-1", "1x", "99999999999"}) CHECK(identity("0a1b", bad) == -64);
+  CHECK(identity("0a1b", nullptr) == -64);
+  CHECK(identity(nullptr, "1") == -64);
+  CHECK(identity("../x", "1") == -64);
+}

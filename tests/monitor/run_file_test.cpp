@@ -48,6 +48,28 @@ TEST_CASE("a start from step 0 continues a killed run only", "[run_file]") {
   CHECK(fresh.created == 4);
 }
 
+TEST_CASE("a supervisor names the run and its attempt", "[run_file]") {
+  const TemporaryDirectory dir;
+  RunFile run = begin_session(dir.path(), 0, 1, {"0a1b", 3});
+  CHECK(run.run_id == "0a1b");
+  CHECK(run.attempt() == 3);
+  CHECK(begin_session(dir.path(), 0, 2).attempt() == 4);
+  run = begin_session(dir.path(), 0, 3, {"ffff", 2});  // the run of the file, which was killed
+  CHECK(run.run_id == "0a1b");
+  CHECK(run.attempt() == 5);
+  end_session(dir.path(), run, 4, 4, 0);
+  // A new run has a new id, and an attempt number that its supervisor has not used.
+  run = begin_session(dir.path(), 0, 5, {"0a1b", 6});
+  CHECK(run.run_id != "0a1b");
+  CHECK(run.attempt() == 6);
+  const std::string file = dir / run_file;
+  const std::string old =
+      R"({"run_id": "0a", "name": "n", "created": 1, "sessions": [{"start": 1, "end": null,)"
+      R"( "first_step": 0}, {"start": 2, "end": null, "first_step": 0}]})";
+  write_file_atomic(file, old);
+  CHECK(read_run_file(dir.path()).attempt() == 2);
+}
+
 TEST_CASE("a malformed run.json is refused", "[run_file]") {
   const TemporaryDirectory dir;
   RunFile run = begin_session(dir.path(), 0, 1);
@@ -68,6 +90,8 @@ TEST_CASE("a malformed run.json is refused", "[run_file]") {
   refused(R"({"run_id": "0a", "name": "n", "created": 1, "sessions": []})");
   refused(
       R"({"run_id": "0a", "name": "n", "created": 1, "sessions": [{"start": 1, "end": 2, "first_step": 0}]})");
+  refused(
+      R"({"run_id": "0a", "name": "n", "created": 1, "sessions": [{"attempt": 0, "start": 1, "end": null, "first_step": 0}]})");
   for (int i = 0; i < test::fuzz_iterations() / 20; ++i) {
     const std::string bad = test::mutated(good, static_cast<uint64_t>(i));
     const test::Caught error =

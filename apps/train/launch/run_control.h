@@ -33,6 +33,8 @@ class RunControl {
   /// The pace of every rank of the world (reliability.stragglers), on the process that the launcher numbered
   /// 0; empty elsewhere. On the thread of the steps.
   std::vector<control::Control::PaceReading> paces() const;
+  /// Rank 0 may publish files of the run: it reaches a majority of the nodes and knows of no failure.
+  bool may_commit() const { return !connected_ || control_->may_commit(); }
   /// After the last collective.
   void finish();
 

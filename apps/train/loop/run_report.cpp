@@ -129,7 +129,7 @@ void RunReport::begin_session() {
   if (!first()) return;
   const double now = monitor::wall_seconds();
   monitor::put_failure_aside(reported_.logger.log_dir);
-  file_ = monitor::begin_session(reported_.logger.log_dir, run_.position.step, now);
+  file_ = monitor::begin_session(reported_.logger.log_dir, run_.position.step, now, supervised_identity());
   open_sinks(now, file_.sessions.size() > 1);
 }
 

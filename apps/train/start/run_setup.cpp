@@ -10,6 +10,7 @@
 #include "apps/state/input_identity.h"
 #include "apps/state/snapshot.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/launch/run_control.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
 #include "core/base/log.h"
@@ -256,6 +257,10 @@ std::unique_ptr<Run> set_up_run(comm::World& world, const ConfigResult& config,
   }
   run_collectively(world, [&] {
     run.saver = std::make_unique<CheckpointSaver>(world, run.repeatable, run.record, std::move(hf));
+    run.saver->set_lease([] {
+      const RunControl* control = RunControl::current();
+      return !control || control->may_commit();
+    });
     if (const RunLocks* locks = run.saver->locks())
       for (const std::string& takeover : locks->takeovers()) run.warnings.push_back(takeover);
   });
