@@ -8,7 +8,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--clocks S,S...] [--mpi "OPTIONS"] [--sent FILE]
-                            [--cut HOST,FILE] [--kill HOST,FILE] [--timeout SECONDS] PROGRAM ARGS...
+                            [--cut HOST,FILE] [--kill HOST,FILE] [--timeout SECONDS] [--supervise] PROGRAM ARGS...
   --hosts N,N...     ranks of each host (2,2); the hosts are called node0, node1, ...
   --rate RATE        what each host may send to the others, as tc writes it: 100mbit, 1gbit (not limited)
   --clocks S,S...    seconds by which each host's monotonic clock is ahead of this machine's (0)
@@ -17,6 +17,7 @@ usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--clocks S,S...] [--
   --cut HOST,FILE    pulls the network cable of a host (node1) once the file exists
   --kill HOST,FILE   ends all processes of a host once the file exists, as a power failure does
   --timeout SECONDS  ends the run, with exit code 124
+  --supervise        runs PROGRAM on this machine, where mpirun starts ranks on the hosts; {hostfile} in ARGS names them
 Needs root, iproute2, util-linux and Open MPI. Exits with 77 and the reason if hosts cannot be made here; otherwise with
 the exit code of mpirun.
 TEXT
@@ -28,6 +29,7 @@ clocks=()
 mpi=
 sent=
 limit=
+supervise=
 losses=()
 while (($#)); do
   case $1 in
@@ -65,6 +67,7 @@ while (($#)); do
       limit=$2
       shift
       ;;
+    --supervise) supervise=1 ;;
     -h | --help)
       usage
       exit 0
@@ -185,9 +188,17 @@ chmod +x "$state/rsh"
 mpi_setup "$total"
 # Without the others' process table, mpirun itself could not enter their namespaces: it runs in the network of "head".
 # shellcheck disable=SC2206
-command=(nsenter -t "$head" -n -u mpirun --hostfile "$state/hostfile" --bind-to none -n "$total"
+start=(nsenter -t "$head" -n -u "$(command -v mpirun)" --bind-to none
   --mca plm rsh --mca plm_rsh_agent "$state/rsh" --mca btl_tcp_if_include "$network.0/24"
-  --mca oob_tcp_if_include "$network.0/24" $mpi "$@")
+  --mca oob_tcp_if_include "$network.0/24" $mpi)
+if [[ -n $supervise ]]; then
+  mkdir "$state/bin"
+  printf '#!/usr/bin/env bash\nexec %s "$@"\n' "${start[*]@Q}" >"$state/bin/mpirun"
+  chmod +x "$state/bin/mpirun"
+  command=(env PATH="$state/bin:$PATH" "${@//"{hostfile}"/$state/hostfile}")
+else
+  command=("${start[@]}" --hostfile "$state/hostfile" -n "$total" "$@")
+fi
 [[ -z $limit ]] || command=(timeout --kill-after=10 "$limit" "${command[@]}")
 # lose KIND HOST FILE: loses a host once the file exists.
 # shellcheck disable=SC2317  # called in the background

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <spdlog/fmt/ranges.h>
 
+#include "apps/launch/health.h"
 #include "apps/nrl-train/commands.h"
 #include "core/base/log.h"
 #include "core/base/text.h"
@@ -97,12 +98,36 @@ int run_doctor() {
   return 0;
 }
 
+// 69: this host should not be used.
+int run_health(bool json) {
+  const launch::Health health = launch::examine(1);
+  if (json) {
+    log::info("{}", to_json(health).dump());
+  } else {
+    for (const std::string& problem : health.problems) log::warn("{}", problem);
+    log::info("{}: {}; {} of memory, {} of /dev/shm, {} GPUs, {} exact products", health.host,
+              health.problems.empty() ? "healthy" : "should not be used",
+              human_bytes(static_cast<uint64_t>(health.memory_bytes)),
+              human_bytes(static_cast<uint64_t>(health.shared_bytes)), health.gpus, health.products);
+  }
+  return static_cast<int>(health.problems.empty() ? Exit::ok : Exit::unavailable);
+}
+
 }  // namespace
 
 void add_doctor(CommandLine& line) {
+  struct Args {
+    bool health = false, json = false;
+  };
+  const auto args = std::make_shared<Args>();
   CLI::App* c =
-      line.add("doctor", "Show the capabilities of this build and this machine", "  nrl-train doctor");
-  line.on(c, run_doctor);
+      line.add("doctor", "Show the capabilities of this build and this machine",
+               "  nrl-train doctor\n"
+               "  nrl-train doctor --health --json    a second's examination, as nrl-train launch does it");
+  CLI::Option* health =
+      c->add_flag("--health", args->health, "Examine memory, /dev/shm, GPUs and arithmetic");
+  c->add_flag("--json", args->json, "Print the examination as JSON")->needs(health);
+  line.on(c, [args] { return args->health ? run_health(args->json) : run_doctor(); });
 }
 
 }  // namespace nrl::app

@@ -24,15 +24,15 @@ namespace nrl::app {
 
 AddCommand add_train, add_plan, add_verify, add_prepare, add_data, add_generate, add_eval, add_report,
     add_explain, add_recipes, add_checkpoint, add_bench, add_tune, add_profile, add_profile_run,
-    add_profile_attach, add_diagnose, add_doctor, add_watch;
+    add_profile_attach, add_diagnose, add_doctor, add_watch, add_launch;
 
 namespace {
 
 // In the order of --help.
 constexpr AddCommand* commands[] = {
-    add_train,   add_plan,        add_verify,         add_prepare,  add_data,       add_generate, add_eval,
-    add_report,  add_watch,       add_explain,        add_recipes,  add_checkpoint, add_bench,    add_tune,
-    add_profile, add_profile_run, add_profile_attach, add_diagnose, add_doctor};
+    add_train, add_launch,  add_plan,        add_verify,         add_prepare,  add_data,       add_generate,
+    add_eval,  add_report,  add_watch,       add_explain,        add_recipes,  add_checkpoint, add_bench,
+    add_tune,  add_profile, add_profile_run, add_profile_attach, add_diagnose, add_doctor};
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv, CLI::App& app) {

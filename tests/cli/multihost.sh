@@ -60,6 +60,36 @@ case $case_name in
       echo "$loss: $(grep '^\[rank 0\] error' err.txt)"
     done
     ;;
+  multihost_launch)
+    # A supervisor outside of the hosts: two in use, one spare. A killed rank, a host whose cable is pulled and one that
+    # loses its power: the run goes on, with the losses of an undisturbed one.
+    corpus
+    config plain
+    long=(pretrain.max_num_steps=80 policy.scheduler.lr_decay_iters=80 checkpointing.save_period=5)
+    expect 0 hosts 2,2 "" plain.yaml "${long[@]}"
+    config run
+    for loss in rank cut kill; do
+      rm -rf run
+      event=(--timeout 100)
+      faults="slow:all@step=1:seconds=0.05,steps=100000,attempt=any"
+      case $loss in
+        rank) faults+="; kill:rank=3@step=8" ;;
+        *) event+=("--$loss" "node1,$work/run/checkpoints/step-5") ;;
+      esac
+      code=0
+      NRL_FAULTS=$faults "$source_dir/scripts/multihost.sh" --hosts 2,2,2 "${event[@]}" --supervise "$nrl_train" launch \
+        --hosts '{hostfile}' --spares 1 -- run.yaml "${long[@]}" reliability.network_timeout_seconds=4 >out.txt 2>err.txt || code=$?
+      grep '^launch: ' out.txt || fail "$loss: no supervisor: $(cat out.txt err.txt)"
+      ((code == 0)) || fail "$loss: exit code $code: $(cat out.txt err.txt)"
+      same plain/logs/metrics.jsonl run/logs/metrics.jsonl 0
+      if [[ $loss == rank ]]; then
+        grep -q '^launch: attempt 2 starts: 4 ranks on node0, node1$' out.txt || fail "another host: $(cat out.txt)"
+      else
+        grep -q '^launch: node2 takes the place of node1 as node 1$' out.txt || fail "$loss: no spare: $(cat out.txt)"
+        grep -q ' starts: 4 ranks on node0, node2$' out.txt || fail "$loss: no spare: $(cat out.txt)"
+      fi
+    done
+    ;;
   multihost)
     corpus
     config one
