@@ -56,7 +56,6 @@ case $case_name in
     cat >bin/srun <<'RUN'
 #!/bin/sh
 while case $1 in --*) true ;; *) false ;; esac; do shift; done
-echo $$ >srun.pid
 exec mpirun --oversubscribe --bind-to none -n 2 "$@"
 RUN
     printf '#!/bin/sh\n' >bin/scontrol
@@ -72,7 +71,7 @@ RUN
       kill -0 $! 2>/dev/null || fail "the run ended early: $(cat out.txt err.txt)"
       sleep 0.05
     done
-    kill -USR1 "$(cat srun.pid)"
+    kill -USR1 $!
     wait $! || fail "the batch script failed: $(cat out.txt err.txt)"
     saved=$(printf '%s\n' checkpoints/step-* | sort -V | tail -n 1)
     # A run that ends soon. A real job repeats its command, so the list of changes is dropped.

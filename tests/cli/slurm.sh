@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # scripts/slurm/train.sbatch with stand-ins for srun and scontrol: what goes back into the queue and what does not.
 # shellcheck source=common.sh
-source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
 job=$source_dir/scripts/slurm/train.sbatch
 mkdir bin
@@ -14,50 +14,33 @@ SH
 cat >bin/scontrol.works <<'SH'
 #!/bin/sh
 echo "scontrol $*" >>calls.txt
-[ "$1" != show ] || printf 'JobId=42 JobName=nrl-train\n   StdErr=%s\n   StdOut=%s\n' "$PWD/err.txt" "$PWD/job.log"
+[ "$1 $2" != "show hostnames" ] || printf 'node0\nnode1\nnode2\n'
 SH
 cp bin/scontrol.works bin/scontrol
-# leave CODE: exits with it; leave CODE STEP: after a checkpoint of that step.
+# In place of nrl-train: leaves with its last argument.
 cat >bin/leave <<'SH'
 #!/bin/sh
-[ $# -eq 1 ] || printf '12:00:00 ckpt %-8s     checkpoints/step-%s  0.1s\n' "$2" "$2"
+echo "leave $*" >>calls.txt
+while [ $# -gt 1 ]; do shift; done
 exit "$1"
 SH
 chmod +x bin/*
-export PATH=$work/bin:$PATH SLURM_JOB_ID=42 NRL_TRAIN=leave
+export PATH=$work/bin:$PATH SLURM_JOB_ID=42 SLURM_JOB_NODELIST='node[0-2]' NRL_TRAIN=leave
 requeued() { grep -qx 'scontrol requeue 42' calls.txt; }
-# batch ARGS...: the job with these arguments; which commands it used is in calls.txt. All starts append to $job_log.
-job_log=job.log
+# batch ARGS...: the job with these arguments; which commands it used is in calls.txt.
 batch() {
-  local code=0 before
+  local code=0
   : >calls.txt
-  touch "$job_log"
-  before=$(wc -c <"$job_log")
-  bash "$job" "$@" >>"$job_log" 2>err.txt || code=$?
-  tail -c +$((before + 1)) "$job_log" >out.txt
+  bash "$job" "$@" >out.txt 2>err.txt || code=$?
   return "$code"
-}
-# lost TIMES ARGS...: a rank is lost that many times, and the job goes back into the queue every time.
-lost() {
-  local i
-  for ((i = 0; i < $1; ++i)); do
-    SLURM_RESTART_COUNT=$((10 + i)) expect 0 batch "${@:2}"
-    requeued || fail "a run that lost a rank is not requeued after $i others: $(cat err.txt)"
-  done
-}
-# given_up: the job ends at the next lost rank.
-given_up() {
-  expect 80 batch 80
-  ! requeued || fail "NRL_MAX_LOST is not respected"
-  grep -q 'a rank was lost again after [0-9]* requeues without a new checkpoint' err.txt || fail "no reason: $(cat err.txt)"
 }
 
 case $case_name in
   slurm)
     expect 0 batch 0
-    grep -q -- '--mpi=pmix' calls.txt || fail "srun without PMIx: $(cat calls.txt)"
+    grep -qx 'leave launch --launcher srun -- 0' calls.txt || fail "not supervised: $(cat calls.txt)"
     ! requeued || fail "a finished run is requeued"
-    for code in 1 70 79 143; do
+    for code in 1 70 79 80 143; do
       expect "$code" batch "$code"
       ! requeued || fail "a run that failed with $code is requeued"
     done
@@ -69,24 +52,10 @@ case $case_name in
     expect 75 batch 75
     grep -q 'did not requeue' err.txt || fail "a refused requeue is not reported: $(cat err.txt)"
     cp bin/scontrol.works bin/scontrol
-    # A lost rank: three times in a row, counted from the last checkpoint.
-    lost 3 80
-    given_up
-    expect 0 batch 75
-    given_up
-    lost 1 80 5
-    lost 2 80
-    given_up
-    NRL_MAX_LOST=5 lost 2 80
-    SLURM_RESTART_COUNT=100 expect 80 batch 80 6
-    ! requeued || fail "NRL_MAX_REQUEUES is not respected"
-    # Where the log is not to be found, all restarts count.
-    job_log=elsewhere.log
-    mv job.log "$job_log"
-    SLURM_RESTART_COUNT=2 expect 0 batch 80
-    requeued || fail "a run whose log is elsewhere is not requeued: $(cat err.txt)"
-    SLURM_RESTART_COUNT=3 given_up
-    job_log=job.log
+    SLURM_NTASKS_PER_NODE=2 NRL_SPARES=1 expect 0 batch 0
+    grep -qx 'leave launch --launcher srun --hosts nrl-train-42.hosts --ranks-per-node 2 --spares 1 -- 0' calls.txt ||
+      fail "no spares: $(cat calls.txt)"
+    [[ $(cat nrl-train-42.hosts) == $'node0\nnode1\nnode2' ]] || fail "hosts: $(cat nrl-train-42.hosts)"
     expect 64 batch
     # With the program itself: stopped at a limit, started again by the same command, done.
     export NRL_TRAIN=$nrl_train
@@ -94,22 +63,17 @@ case $case_name in
     config run
     expect 78 batch run.yaml policy.optimiser.lr=1
     ! requeued || fail "a wrong configuration is requeued"
-    batch run.yaml pretrain.max_num_steps=100000 policy.scheduler.lr_decay_iters=100000 &
+    : >calls.txt
+    bash "$job" run.yaml pretrain.max_num_steps=100000 policy.scheduler.lr_decay_iters=100000 >out.txt 2>err.txt &
     for _ in $(seq 600); do
       [[ $(grep -c loss run/logs/metrics.jsonl 2>/dev/null || true) -gt 3 ]] && break
       sleep 0.05
     done
-    # As --signal does: the ranks get it, the batch script does not.
-    pkill -USR1 -P "$(pgrep -P $!)" || fail "nothing to stop"
-    wait $! || fail "the batch script failed: $(cat err.txt)"
-    requeued || fail "the stopped run is not requeued"
-    # The line of its checkpoint is the one that the script looks for.
-    cp out.txt trained.txt
-    export NRL_TRAIN=leave
-    lost 3 80
-    cat trained.txt >>job.log
-    lost 1 80
-    export NRL_TRAIN=$nrl_train
+    # As --signal=B: does: the script gets it.
+    kill -USR1 $!
+    wait $! || fail "the batch script failed: $(cat out.txt err.txt)"
+    requeued || fail "the stopped run is not requeued: $(cat out.txt err.txt)"
+    grep -q -- '^srun .*--mpi=pmix' calls.txt || fail "srun without PMIx: $(cat calls.txt)"
     saved=$(printf '%s\n' run/checkpoints/step-* | sort -V | tail -n 1)
     saved=${saved##*/}
     expect 0 batch run.yaml pretrain.max_num_steps=$((${saved#step-} + 5)) policy.scheduler.lr_decay_iters=100000
