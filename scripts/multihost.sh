@@ -14,7 +14,7 @@ usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--clocks S,S...] [--
   --clocks S,S...    seconds by which each host's monotonic clock is ahead of this machine's (0)
   --mpi "OPTIONS"    further options of mpirun, e.g. "--map-by node" to deal consecutive ranks to different hosts
   --sent FILE        the bytes that each host sent to the others: a line "node0 BYTES" for each
-  --cut HOST,FILE    pulls the network cable of a host (node1) once the file exists
+  --cut HOST,FILE    pulls the network cable of a host (node1) while the file exists
   --kill HOST,FILE   ends all processes of a host once the file exists, as a power failure does
   --timeout SECONDS  ends the run, with exit code 124
   --supervise        runs PROGRAM on this machine, where mpirun starts ranks on the hosts; {hostfile} in ARGS names them
@@ -200,14 +200,19 @@ else
   command=("${start[@]}" --hostfile "$state/hostfile" -n "$total" "$@")
 fi
 [[ -z $limit ]] || command=(timeout --kill-after=10 "$limit" "${command[@]}")
-# lose KIND HOST FILE: loses a host once the file exists.
+# lose KIND HOST FILE: loses a host once the file exists, or while it does.
 # shellcheck disable=SC2317  # called in the background
 lose() {
-  while [[ ! -e $3 ]]; do sleep 0.05; done
-  case $1 in
-    cut) in_host "$head" ip link set "v${2#node}" down ;;
-    kill) kill -KILL "${pids[${2#node} + 1]}" ;;
-  esac
+  while :; do
+    while [[ ! -e $3 ]]; do sleep 0.05; done
+    if [[ $1 == kill ]]; then
+      kill -KILL "${pids[${2#node} + 1]}"
+      break
+    fi
+    in_host "$head" ip link set "v${2#node}" down
+    while [[ -e $3 ]]; do sleep 0.05; done
+    in_host "$head" ip link set "v${2#node}" up
+  done
 }
 watchers=()
 for loss in "${losses[@]}"; do

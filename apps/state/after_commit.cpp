@@ -103,6 +103,7 @@ struct AfterCommit::State {
   const double command_s;
   std::set<int64_t> valid;  // steps saved by this run, or seen to be valid
   std::thread thread;
+  bool refused = false;  // the system has no thread for it
   std::mutex mutex;
   std::condition_variable changed;
   std::optional<Saved> waiting;
@@ -131,12 +132,18 @@ void AfterCommit::committed(int64_t step, const std::string& path) {
   }
   if (!has_work) return;
   s.changed.notify_all();
-  if (!s.thread.joinable()) s.thread = start_thread_without_signals([state = state_] { state->run(); });
+  if (s.thread.joinable() || s.refused) return;
+  try {
+    s.thread = start_thread_without_signals([state = state_] { state->run(); });
+  } catch (const Error& e) {
+    s.refused = true;
+    log::warn("checkpoints are neither read back nor given to checkpointing.after_save: {}", e.what());
+  }
 }
 
 void AfterCommit::finish() {
   State& s = *state_;
-  if (s.config.after_save.empty()) return;
+  if (s.config.after_save.empty() || !s.thread.joinable()) return;
   std::unique_lock lock(s.mutex);
   while (!s.changed.wait_for(lock, std::chrono::seconds(1), [&] { return !s.waiting && !s.working; }))
     status::made_progress();

@@ -69,7 +69,11 @@ std::vector<std::string> verify_saved(const std::string& path, const std::functi
     ::posix_fadvise(file.fd(), 0, 0, POSIX_FADV_DONTNEED);
   }
   const std::vector<std::string> problems = validate(path, false, stop);
-  if (problems.empty() && !(stop && stop())) write_file_atomic(join_path(path, verified_name), "");
+  const std::string mark = join_path(path, verified_name);
+  if (problems.empty() && !(stop && stop()) && !path_exists(mark)) {
+    File::create(mark).sync();  // empty, so that no part of it can be left
+    fsync_directory(path);
+  }
   return problems;
 }
 

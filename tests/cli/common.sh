@@ -59,6 +59,15 @@ same() {
   done
 }
 
+# processes PATTERN: those of this test, which work below $work, whose command line matches. Fails if there are none.
+processes() {
+  local pid found=1
+  for pid in $(pgrep -f -- "$1"); do
+    [[ $(readlink "/proc/$pid/cwd") == "$work"* && $pid != "$$" ]] && echo "$pid" && found=0
+  done
+  return "$found"
+}
+
 # corpus: documents of English words in an order that never changes, as token files with the prefix corpus.
 corpus() {
   mkdir -p text/even text/odd

@@ -35,7 +35,7 @@ newest() { printf '%s\n' run/checkpoints/step-* | sed -nE 's/.*step-([0-9]+)$/\1
 
 # nothing_left: neither processes of the run nor its files in shared memory.
 nothing_left() {
-  ! pgrep -f "$nrl_train run.yaml" >left.txt || fail "processes are left: $(cat left.txt)"
+  ! processes "$nrl_train run.yaml" >left.txt || fail "processes are left: $(cat left.txt)"
   local id
   id=$(sed -nE 's/.*"run_id": "([^"]*)".*/\1/p' run/logs/run.json)
   [[ ! -e /dev/shm/nrl-$UID/$id ]] || fail "shared memory is left: $(ls "/dev/shm/nrl-$UID/$id")"
@@ -146,7 +146,7 @@ case $case_name in
     wait $! || true
     grep -q '"running": true' run/logs/launch.json || fail "launch.json: $(cat run/logs/launch.json)"
     for ((i = 0; i < 100; ++i)); do
-      pgrep -f "$nrl_train run.yaml" >left.txt || break
+      processes "$nrl_train run.yaml" >left.txt || break
       sleep 0.1
     done
     expect 0 launch --ranks 2 -- run.yaml "${long[@]}"

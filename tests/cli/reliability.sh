@@ -117,7 +117,7 @@ case $case_name in
       diagnosed 0 run
       [[ ! -e $(shared run) ]] || fail "$kind: shared memory is left: $(ls "$(shared run)")"
       grep -q '^cause: mismatch' diagnosis.txt && fail "$kind: $(cat diagnosis.txt)"
-      pgrep -f "$nrl_train run.yaml checkpointing.save_period=2 reliability" >left.txt && fail "$kind: processes are left: $(cat left.txt)"
+      processes "$nrl_train run.yaml checkpointing.save_period=2 reliability" >left.txt && fail "$kind: processes are left: $(cat left.txt)"
     done
     expect 0 run 3 run.yaml "${quick[@]}" policy.train_global_batch_size=6 policy.train_micro_batch_size=1
     config plain

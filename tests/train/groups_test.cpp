@@ -70,7 +70,7 @@ class Toy {
           o.bucket_elements = 700 * layout.dp;  // resumed with others
           o.recipe = precision::recipe_for_weights(weight);
           o.first_tp = layout.tp_rank(rank) == 0;
-          o.least_saved = 1;  // all ranks that hold something write a part of it
+          o.least_saved = 1;                           // all ranks that hold something write a part of it
           if (name == "embedding" && layout.pp > 1) {  // on the stages at both ends
             o.reduce = parallel::group::tied;
             o.shards = 2 * layout.dp;

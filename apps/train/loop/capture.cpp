@@ -266,7 +266,8 @@ profile::Recorded LocalCapture::finish(bool ended) {
   record.counters.cpu_seconds -= at_begin_.cpu_seconds;
   record.counters.starved -= at_begin_.starved;
   record.counters.involuntary_switches -= at_begin_.involuntary_switches;
-  record.counters.migrations -= at_begin_.migrations;
+  // Threads that have ended in the window took their count with them.
+  record.counters.migrations = std::max<int64_t>(record.counters.migrations - at_begin_.migrations, 0);
   return record;
 }
 
