@@ -54,7 +54,8 @@ awk -v seed="$seed" -v failures="$failures" '
         if (mild_kind ~ /^io-/) io[attempt] = 1  # three failed saves in a row would end the run
       }
       print attempt, kind, kind == "cut" ? 2 : int(rand() * 4), last
-      step = last
+      # Ranks that have lost their launcher go on for some seconds.
+      step = last + (kind == "launcher" ? 120 : 0)
     }
     print failures + 1, "end", 0, step + 20
   }' >schedule
@@ -87,10 +88,11 @@ config run
 pid_of_rank() { # processes of a rank, outside of the namespaces
   local pid
   for pid in $(processes "^$nrl_train run.yaml"); do
-    tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$1" && echo "$pid"
+    if tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -qx "OMPI_COMM_WORLD_RANK=$1"; then echo "$pid"; fi
   done
 }
-now_at() { tail -n 1 run/logs/metrics.jsonl 2>/dev/null | sed -nE 's/.*"step":([0-9]+).*/\1/p'; }
+# The last step of this attempt; 0 before the first.
+now_at() { awk '/ launch: attempt [0-9]+ starts/ { at = 0 } $3 == "step" { split($4, part, "/"); at = part[1] } END { print at + 0 }' lines.txt; }
 attempt_now() { sed -nE 's/^[0-9.]+ launch: attempt ([0-9]+) starts.*/\1/p' lines.txt | tail -n 1; }
 # Lines with their time.
 stamp() { while IFS= read -r line; do printf '%s %s\n' "$EPOCHREALTIME" "$line"; done; }
@@ -127,8 +129,9 @@ for ((attempt = 1; attempt <= failures + 1; ++attempt)); do
     case $kind in
       save) touch run/logs/save ;;
       pause)
-        pid=$(pid_of_rank "$rank")
-        kill -STOP "$pid" && sleep 0.7 && kill -CONT "$pid"
+        for pid in $(pid_of_rank "$rank" || true); do
+          if kill -STOP "$pid"; then sleep 0.7 && kill -CONT "$pid"; fi
+        done
         ;;
       blink | cut)
         ((hosts > 1)) || continue
@@ -161,7 +164,7 @@ for path in run/checkpoints/step-*; do
 done
 # Kind and rank of each failure.
 cat run/logs/failures.jsonl run/logs/failure.json 2>/dev/null | tr -d '\n' | sed 's/}{/}\n{/g' >failed.txt || true
-sort -n -k 1 schedule | awk '{ last[$1] = $2 " " $3 " " $4 } END { for (a in last) print a, last[a] }' | sort -n >fatal
+awk '{ last[$1] = $2 " " $3 " " $4 } END { for (a in last) print a, last[a] }' schedule | sort -n >fatal
 named=0 counted=0
 while read -r attempt kind rank step; do
   [[ $kind != end ]] || continue
