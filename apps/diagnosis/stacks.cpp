@@ -9,7 +9,6 @@
 #include <ctime>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <utility>
 
 #include <fcntl.h>
@@ -76,6 +75,24 @@ std::string line_in(const std::string& path) {
   return text.substr(0, text.find('\n'));
 }
 
+// The mappings whose rights ("r-xp") have `letter` at `place`.
+std::vector<Mapping> mappings(std::string_view maps, size_t place, char letter) {
+  std::vector<Mapping> out;
+  while (!maps.empty()) {
+    const size_t end = std::min(maps.find('\n'), maps.size());
+    const std::string line(maps.substr(0, end));
+    maps.remove_prefix(std::min(end + 1, maps.size()));
+    unsigned long long begin = 0, last = 0, offset = 0;
+    char rights[5] = {};
+    int path = 0;
+    if (std::sscanf(line.c_str(), "%llx-%llx %4s %llx %*s %*s %n", &begin, &last, rights, &offset, &path) >=
+            4 &&
+        rights[place] == letter && begin < last && path > 0)
+      out.push_back({begin, last, offset, line.substr(static_cast<size_t>(path))});
+  }
+  return out;
+}
+
 #ifdef __x86_64__
 // The handler of a thread writes it.
 struct Capture {
@@ -108,24 +125,9 @@ bool stop(Capture& c, int signal, int milliseconds) {
   return c.done.load();
 }
 
-struct Range {
-  uint64_t begin, end;
-};
-std::vector<Range> mapped_ranges(const std::string& maps) {
-  std::vector<Range> out;
-  std::istringstream lines(maps);
-  for (std::string line; std::getline(lines, line);) {
-    unsigned long long begin = 0, end = 0;
-    char readable = '-';
-    if (std::sscanf(line.c_str(), "%llx-%llx %c", &begin, &end, &readable) == 3 && readable == 'r')
-      out.push_back({begin, end});
-  }
-  return out;
-}
-
 // Takes no lock and no memory once the first thread has been stopped.
 void copy_stacks(std::vector<Record>& records, std::vector<char>& stacks, const std::string& maps) {
-  const std::vector<Range> ranges = mapped_ranges(maps);
+  const std::vector<Mapping> ranges = mappings(maps, 0, 'r');
   static std::array<Capture, most_threads> captures;  // stays: a thread may answer late
   const int signal = SIGRTMIN + 4;
   struct sigaction action = {};
@@ -147,7 +149,7 @@ void copy_stacks(std::vector<Record>& records, std::vector<char>& stacks, const 
     std::copy(c.registers.begin(), c.registers.end(), r.registers);
     r.copied = 1;
     r.begin = c.registers[stack_pointer];
-    for (const Range& range : ranges) {
+    for (const Mapping& range : ranges) {
       if (r.begin < range.begin || r.begin >= range.end) continue;
       uint64_t end = range.end;
       const auto arguments = reinterpret_cast<uint64_t>(__libc_stack_end);  // NOLINT: an address
@@ -278,20 +280,7 @@ ProcessStacks read_stacks(const std::string& path) {
 }
 
 std::vector<Mapping> executable_mappings(std::string_view maps) {
-  std::vector<Mapping> out;
-  while (!maps.empty()) {
-    const size_t end = std::min(maps.find('\n'), maps.size());
-    const std::string line(maps.substr(0, end));
-    maps.remove_prefix(std::min(end + 1, maps.size()));
-    unsigned long long begin = 0, last = 0, offset = 0;
-    char rights[5] = {};
-    int path = 0;
-    if (std::sscanf(line.c_str(), "%llx-%llx %4s %llx %*s %*s %n", &begin, &last, rights, &offset, &path) >=
-            4 &&
-        rights[2] == 'x' && begin < last && path > 0)
-      out.push_back({begin, last, offset, line.substr(static_cast<size_t>(path))});
-  }
-  return out;
+  return mappings(maps, 2, 'x');
 }
 
 }  // namespace nrl::diagnosis
