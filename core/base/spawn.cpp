@@ -32,12 +32,11 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 }
 
 // Waits for a child until `deadline`; true if it has ended.
-bool ended(pid_t child, double deadline, int& status, const std::function<void()>& waiting) {
+bool ended(pid_t child, double deadline, int& status) {
   for (;;) {
     const pid_t found = ::waitpid(child, &status, WNOHANG);
     if (found == child || (found < 0 && errno != EINTR)) return true;
     if (steady_seconds() >= deadline) return false;
-    if (waiting) waiting();
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
 }
@@ -99,8 +98,7 @@ int spawn_group(pid_t& child, const std::vector<std::string>& words,
 }
 
 std::string run_program(const std::vector<std::string>& words, const std::string& input,
-                        const std::vector<std::string>& environment, double limit_s, int output,
-                        const std::function<void()>& waiting) {
+                        const std::vector<std::string>& environment, double limit_s, int output) {
   const double deadline = steady_seconds() + limit_s;
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return fmt::format("no pipe: {}", std::strerror(errno));
@@ -112,9 +110,9 @@ std::string run_program(const std::vector<std::string>& words, const std::string
   ::close(ends[1]);
   if (refused != 0) return fmt::format("cannot start {}: {}", words.front(), std::strerror(refused));
   int status = 0;
-  if (!ended(child, deadline, status, waiting)) {
+  if (!ended(child, deadline, status)) {
     ::kill(-child, SIGKILL);
-    ended(child, steady_seconds() + 1, status, {});
+    ended(child, steady_seconds() + 1, status);
     return fmt::format("killed after {:g} s", limit_s);
   }
   if (WIFSIGNALED(status)) return fmt::format("ended by signal {}", WTERMSIG(status));

@@ -1,7 +1,6 @@
 #pragma once
 // Programs that this process starts and may kill with all their children.
 
-#include <functional>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -29,10 +28,8 @@ int spawn_group(pid_t& child, const std::vector<std::string>& words,
 
 /// Runs a program to its end, with `input` on its standard input and no other environment than `environment`;
 /// its output and errors go to `output`, or nowhere (-1). Returns what went wrong; empty: it exited with 0.
-/// After `limit_s` seconds it is killed with its children (of its process group). `waiting`, if set, is
-/// called every 10 ms.
+/// After `limit_s` seconds it is killed with its children (of its process group).
 std::string run_program(const std::vector<std::string>& words, const std::string& input,
-                        const std::vector<std::string>& environment, double limit_s, int output = -1,
-                        const std::function<void()>& waiting = {});
+                        const std::vector<std::string>& environment, double limit_s, int output = -1);
 
 }  // namespace nrl

@@ -151,13 +151,10 @@ void ReplicaCheck::check(int64_t step) {
       found.push_back(compare(tensors_[different[g][k]].name, of_tensor, ranks));
     }
   }
-  found = [&] {
-    std::vector<Difference> everywhere;
-    const std::vector<std::string> texts = run_.world.comm().gather_texts(to_text(found));
-    for (const std::string& text : texts)
-      for (const Difference& d : from_text(text)) everywhere.push_back(d);
-    return everywhere;
-  }();
+  const std::vector<std::string> texts = run_.world.comm().gather_texts(to_text(found));
+  found.clear();
+  for (const std::string& text : texts)
+    for (const Difference& d : from_text(text)) found.push_back(d);
   const std::vector<int> wrong = suspects(found);
   std::set<std::string> tensors;
   for (const Difference& d : found) tensors.insert(d.tensor);

@@ -16,7 +16,7 @@ namespace nrl::train {
 namespace {
 
 constexpr double look_every = 1;  // seconds
-// Of a job: the launcher's and the file system's share of the end.
+// The launcher and the file system need the last seconds of a job.
 constexpr double job_end_margin = 30;
 
 // On the steady clock: the end that Slurm has set for this job.
