@@ -47,7 +47,7 @@ int comm(nrl::comm::World& world, const Args& args) {
   const train::Placement placement(world, config);
   device::Runtime* const device =
       placement.device() == DeviceType::cuda ? placement.accelerator().runtime.get() : nullptr;
-  const plan::DeviceModel* model = device ? plan::model_of_device(device->properties()) : nullptr;
+  const machine::DeviceModel* model = device ? machine::model_of_device(device->properties()) : nullptr;
   if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
   std::vector<int64_t> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26};
   if (device) sizes = {1 << 14, 1 << 20, 1 << 24, 1 << 28};

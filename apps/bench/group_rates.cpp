@@ -25,7 +25,7 @@ std::string GroupKind::heading() const {
 }
 
 std::string GroupKind::remarks(const std::vector<double>& rates, const std::vector<std::string>& hosts,
-                               const plan::DeviceModel* model) const {
+                               const machine::DeviceModel* model) const {
   constexpr double slow = 0.8;
   constexpr int most = 4;
   const double typical = median(rates);

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 
 namespace nrl::bench {
 
@@ -19,7 +19,7 @@ class GroupKind {
   /// Lines about bus bandwidths in bytes/s, one of each group: what was expected of this GPU's links (null:
   /// no expectation), and which groups are below 80 % of the median, with their hosts; at most four of them.
   std::string remarks(const std::vector<double>& rates, const std::vector<std::string>& hosts,
-                      const plan::DeviceModel* model) const;
+                      const machine::DeviceModel* model) const;
 
   std::vector<std::vector<int>> groups;
 

@@ -9,7 +9,7 @@
 
 #include <unistd.h>
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 #include "core/base/log.h"
 #include "core/base/philox.h"
 #include "core/base/sample.h"
@@ -65,7 +65,7 @@ JsonValue describe_device(const ops::Exec& exec) {
                             {"memory_bytes", p.memory},
                             {"l2_bytes", p.l2_cache},
                             {"sheet_bandwidth", p.memory_bandwidth},
-                            {"sheet_flops", plan::peak_flops(p)}});
+                            {"sheet_flops", machine::peak_flops(p)}});
 }
 
 Machine::Machine(const std::string& device, bool quick) : quick_(quick) {

@@ -1,12 +1,12 @@
 #include "apps/bench/rates.h"
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 #include "core/ops/peak.h"
 
 namespace nrl::bench {
 
 double peak_of(Machine& machine) {
-  return machine.gpu() ? plan::peak_flops(machine.exec().device->properties())
+  return machine.gpu() ? machine::peak_flops(machine.exec().device->properties())
                        : ops::measure_fma_peak(machine.exec().threads) * 1e9;
 }
 

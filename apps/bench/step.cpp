@@ -4,12 +4,12 @@
 
 #include "apps/bench/history.h"
 #include "apps/bench/machine.h"
-#include "apps/bench/prediction.h"
 #include "apps/bench/roofline.h"
 #include "apps/bench/steps.h"
 #include "apps/engine/engine.h"
 #include "apps/model/families/hf_config.h"
 #include "apps/monitor/timers.h"
+#include "apps/predict/estimate_text.h"
 #include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
@@ -34,15 +34,15 @@ namespace {
 constexpr int warmup_steps = 4;
 
 /// The device times of the parts of a step: the mean of `count` steps, which are not launched as graphs.
-MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine, const train::LrSchedule& schedule,
-                           int64_t count, double step_seconds) {
+predict::MeasuredStep measure_parts(nrl::comm::World& world, engine::Engine& engine,
+                                    const train::LrSchedule& schedule, int64_t count, double step_seconds) {
   trace::start(trace::Mode::totals);
   trace::attach_device(*engine.exec().device, engine.exec().stream);
   monitor::StartPhases started;
   run_steps(world, started, engine, schedule, count, true);
   ops::synchronize(engine.exec());
   trace::collect_device();
-  MeasuredStep measured{.step = step_seconds, .parts = trace::device_totals_by_parent()};
+  predict::MeasuredStep measured{.step = step_seconds, .parts = trace::device_totals_by_parent()};
   trace::detach_device();
   trace::start(trace::Mode::off);
   for (trace::Total& total : measured.parts) total.seconds /= static_cast<double>(count);
@@ -80,17 +80,18 @@ std::string record_steps(const train::Recording& of, const train::LrSchedule& sc
   return train::write_profile(of, capture.finish(), log_dir).directory;
 }
 
-Prediction predict(engine::Engine& engine, const plan::DeviceModel& gpu) {
+predict::Prediction predict(engine::Engine& engine, const machine::DeviceModel& gpu) {
   const plan::RunPlan& plan = engine.plan();
-  return Prediction(gpu, engine.dry_step(engine.objective(), true).calls,
-                    {.tokens = static_cast<double>(plan.batch.tokens_per_step),
-                     .flops_per_token = model::training_flops_per_token(plan.spec, plan.sequence_length),
-                     .planned_bytes = plan.memory.total_bytes()});
+  return predict::Prediction(
+      gpu, engine.dry_step(engine.objective(), true).calls,
+      {.tokens = static_cast<double>(plan.batch.tokens_per_step),
+       .flops_per_token = model::training_flops_per_token(plan.spec, plan.sequence_length),
+       .planned_bytes = plan.memory.total_bytes()});
 }
 
 /// Why a step cannot be measured on that GPU here; empty where it can. A simulated device stands for all of
 /// them.
-std::string why_not_measured(const Args& args, const plan::DeviceModel& gpu) {
+std::string why_not_measured(const Args& args, const machine::DeviceModel& gpu) {
   if (args.device == "cpu") return "--device cpu";
   std::string why_not;
   const train::AcceleratorBackend& backend = train::accelerator_backend();
@@ -99,7 +100,7 @@ std::string why_not_measured(const Args& args, const plan::DeviceModel& gpu) {
   // The name alone is not enough: an H100 PCIe is slower, a GH200 has an H100.
   const bool same = found.name.find(gpu.product) != std::string::npos &&
                     found.name.find("G" + std::string(gpu.product)) == std::string::npos &&
-                    plan::peak_flops(found) == gpu.bf16_flops();
+                    machine::peak_flops(found) == gpu.bf16_flops();
   return found.simulated || same ? "" : fmt::format("this machine has {}", found.name);
 }
 
@@ -146,7 +147,7 @@ std::vector<HistoryEntry> history_of(const Args& args, const std::vector<Step>& 
 
 /// Prints the prediction alone, which needs neither the GPU nor its memory.
 int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& config,
-                 const plan::DeviceModel& gpu, const std::string& why_not) {
+                 const machine::DeviceModel& gpu, const std::string& why_not) {
   const Config& c = config.config;
   const std::unique_ptr<device::Runtime> runtime = device::open_dry_run(gpu.properties());
   ops::LibraryOptions options;
@@ -166,7 +167,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
                           train::threads_for(c.kernels, 1), {},
                           train::memory_for_rank(c.kernels, DeviceType::cuda, gpu.properties().memory)),
       engine::training_options(c), ranks, exec);
-  const Prediction prediction = predict(engine, gpu);
+  const predict::Prediction prediction = predict(engine, gpu);
   log::info("device      {}: estimated, not measured ({})", gpu.product, why_not);
   log::info("model       {}", model_line(engine.plan()));
   if (const std::string recomputed = plan::recompute_text(engine.plan()); !recomputed.empty())
@@ -186,8 +187,8 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   const int64_t timed = args.quick ? 2 : args.steps.value_or(default_steps), count = warmup_steps + timed;
   std::vector<std::string> overrides = args.overrides;
   for (const std::string& ours : random_token_overrides(count)) overrides.push_back(ours);
-  const plan::DeviceModel* gpu_model =
-      args.predict.empty() ? nullptr : &plan::find_device_model("--predict", args.predict);
+  const machine::DeviceModel* gpu_model =
+      args.predict.empty() ? nullptr : &machine::find_device_model("--predict", args.predict);
   if (gpu_model || args.device != "auto")
     overrides.push_back("device=" + (gpu_model ? std::string("cuda") : args.device));
   train::RunSetting setting;
@@ -295,7 +296,7 @@ int step(nrl::comm::World& world, const Args& args, double process_start) {
   log::info("start       {}", phases.text());
   if (gpu_model) {
     constexpr int64_t profiled_steps = 3;
-    Prediction prediction = predict(engine, *gpu_model);
+    predict::Prediction prediction = predict(engine, *gpu_model);
     prediction.add(measure_parts(world, engine, schedule, args.quick ? 1 : profiled_steps, step_ms * 1e-3));
     log::info("{}", prediction.text());
     report.set("prediction", prediction.json());

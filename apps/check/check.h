@@ -5,7 +5,7 @@
 #include <string>
 
 #include "apps/check/facts.h"
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 
 namespace nrl::check {
 
@@ -18,7 +18,7 @@ Diagnostics check_model(const Facts& facts);
 Diagnostics check_ranks(const Facts& facts);
 /// FP8 operands against a GPU.
 Diagnostics check_fp8_on_gpu(const ConfigResult& result, const model::ModelSpec& spec,
-                             const plan::DeviceModel& gpu);
+                             const machine::DeviceModel& gpu);
 
 /// Why smaller microbatches would change the training of this model; empty where they do not.
 std::string microbatch_dependence(const model::ModelSpec& spec);

@@ -239,7 +239,7 @@ const Rule fp8_size_table[] = {
 }  // namespace
 
 Diagnostics check_fp8_on_gpu(const ConfigResult& result, const model::ModelSpec& spec,
-                             const plan::DeviceModel& gpu) {
+                             const machine::DeviceModel& gpu) {
   if (!result.sound(recipe_key)) return {};
   if (Diagnostics any = check_fp8_on_gpus(result, spec); !any.empty()) return any;
   if (const std::string why = refusal(result.config, spec, gpu.major); !why.empty())

@@ -15,12 +15,12 @@
 #include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/nodes.h"
-#include "apps/search/progress.h"
-#include "apps/search/search.h"
+#include "apps/planner/progress.h"
+#include "apps/planner/report.h"
+#include "apps/planner/search.h"
 #include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/start/decide.h"
-#include "apps/train/start/plan_report.h"
 #include "apps/train/start/run_check.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
@@ -32,9 +32,10 @@ namespace {
 
 struct PlanArgs {
   ConfigArgs config;
-  int world = 1;                ///< ranks to plan for
-  std::string device = "auto";  ///< auto: as configured; cpu, cuda, or the name of a GPU (plan::DeviceModel)
-  bool buffers = false;         ///< list every buffer
+  int world = 1;  ///< ranks to plan for
+  std::string device =
+      "auto";            ///< auto: as configured; cpu, cuda, or the name of a GPU (machine::DeviceModel)
+  bool buffers = false;  ///< list every buffer
   std::optional<int> program = {};         ///< print the program of this rank alone
   int search = 0;                          ///< number of layouts to show instead of the configured one
   std::optional<double> expert_load = {};  ///< of the search
@@ -46,24 +47,24 @@ int report(const ConfigResult& result) {
 }
 
 int search(const PlanArgs& args, const std::vector<std::string>& overrides, const ConfigResult& config,
-           const plan::DeviceModel* gpu) {
+           const machine::DeviceModel* gpu) {
   const Config& c = config.config;
   if (!gpu && train::choose_device(c.device).type == DeviceType::cuda)
     fail(Exit::usage, "--search: the GPU is not known. Fix: add --device h200, h100, b200 or a100");
   const int local = plan::local_sizes(c, args.world).front();
   const int threads = train::threads_for(c.kernels, local);
-  const search::ModeledDevice device(gpu ? *gpu : plan::measure_cpu_model(local, threads), c.kernels.tf32,
-                                     threads);
+  const predict::ModeledDevice device(gpu ? *gpu : machine::measure_cpu_model(local, threads), c.kernels.tf32,
+                                      threads);
   const model::ModelSpec spec = train::load_model_spec(config);
   if (args.expert_load && spec.moe.experts == 0)
     fail(Exit::usage, "--expert-load has no effect: a {} model has no experts. Fix: leave it out",
          name_of(spec.family));
-  search::SearchProgress progress(monitor::terminal_columns(STDERR_FILENO), [](std::string_view text) {
+  planner::SearchProgress progress(monitor::terminal_columns(STDERR_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
   });
   const double start = steady_seconds();
-  const search::Result result = search::search_layouts(
+  const planner::Result result = planner::search_layouts(
       {.config = args.config.path,
        .overrides = overrides,
        .world = args.world,
@@ -90,9 +91,9 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
          "--search: none of {} fits: the smallest needs {} per rank. Fix: use more ranks",
          counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));
   }
-  log::info("{}", search::table(result, device, args.world,
-                                model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
-                                static_cast<size_t>(args.search)));
+  log::info("{}", planner::table(result, device, args.world,
+                                 model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
+                                 static_cast<size_t>(args.search)));
   if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
     log::warn("the times do not contain copies to and from the host (policy.offload_*)");
   return 0;
@@ -103,7 +104,7 @@ int run_plan(const PlanArgs& args) {
     fail(Exit::usage, "plan is one process. Fix: start it without a launcher, for N ranks with --world N");
   std::vector<std::string> overrides = args.config.overrides;
   const bool named = args.device != "auto" && args.device != "cpu" && args.device != "cuda";
-  const plan::DeviceModel* gpu = named ? &plan::find_device_model("--device", args.device) : nullptr;
+  const machine::DeviceModel* gpu = named ? &machine::find_device_model("--device", args.device) : nullptr;
   if (args.device != "auto") overrides.push_back("device=" + (named ? std::string("cuda") : args.device));
   ConfigResult result = load_config(args.config.path, overrides);
   const bool layouts = args.search > 0;
@@ -130,7 +131,7 @@ int run_plan(const PlanArgs& args) {
   result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world), device.type));
   if (!result.ok()) return report(result);
   BatchPlan batch = resolve_batch(result.config, args.world);
-  const bool known = train::knows_memory(result.config, args.world, device);
+  const bool known = planner::knows_memory(result.config, args.world, device);
   if (known) train::check_memory_limit(result);
   if (known && result.ok()) {
     const std::vector<int> local = plan::local_sizes(result.config, args.world);
@@ -141,7 +142,7 @@ int run_plan(const PlanArgs& args) {
     result.add(explain(facts, decision));
   }
   // On another machine the run may well fit.
-  if (train::assumes_this_machine(result.config, args.world, device))
+  if (planner::assumes_this_machine(result.config, args.world, device))
     for (Diagnostic& d : result.diagnostics)
       if (d.severity == Severity::error && d.exit == Exit::out_of_memory) {
         d.severity = Severity::warning;
@@ -153,9 +154,9 @@ int run_plan(const PlanArgs& args) {
       }
   const int code = report(result);  // a run that is too large is shown as well
   if (args.program)
-    train::print_program(result, args.world, batch, *args.program, device);
+    planner::print_program(result, args.world, batch, *args.program, device);
   else
-    train::print_plan(result, args.world, batch, device, gpu, args.buffers);
+    planner::print_plan(result, args.world, batch, device, gpu, args.buffers);
   return code;
 }
 

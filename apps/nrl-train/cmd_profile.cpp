@@ -11,10 +11,10 @@
 #include <CLI/CLI.hpp>
 
 #include "apps/nrl-train/commands.h"
+#include "apps/planner/advice.h"
 #include "apps/profile/compare.h"
 #include "apps/profile/json.h"
 #include "apps/profile/text.h"
-#include "apps/search/advice.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/io/atomic_file.h"
@@ -52,7 +52,7 @@ using Print = std::string(const profile::Profile&, const ShowArgs&);
 // `member` of profile.json is what --json prints; null: all of it.
 int show(const ShowArgs& args, const char* member, Print* print, bool advise) {
   profile::Profile profile = profile::load_profile(args.path);
-  if (advise) search::advise(profile);
+  if (advise) planner::advise(profile);
   std::string text;
   if (args.json) {
     const JsonValue json = profile::to_json(profile);
@@ -72,7 +72,7 @@ int run_compare(const CompareArgs& args) {
   profile::Comparison comparison =
       profile::compare(before, profile::load_steps(args.after), args.other_machine);
   if (profile::changes_runs(comparison)) {
-    search::advise(before);
+    planner::advise(before);
     comparison.prediction = profile::prediction_of(before.findings, comparison);
   }
   std::fputs(profile::text(comparison).c_str(), stdout);
@@ -143,7 +143,7 @@ void add_compare(CommandLine& line, CLI::App* group) {
 
 void print_profile(const std::string& path) {
   profile::Profile profile = profile::load_profile(path);
-  search::advise(profile);
+  planner::advise(profile);
   std::fputs(("\n" + profile::text(profile)).c_str(), stdout);
 }
 

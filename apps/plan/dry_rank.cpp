@@ -7,7 +7,7 @@ namespace nrl::plan {
 ops::DryDevice usual_device(DeviceType type, int threads, const precision::Recipe& recipe,
                             ops::Bf16Products products) {
   if (type == DeviceType::cpu) return ops::DryDevice(threads, products);
-  return {usual_properties(recipe), {}, threads};
+  return {machine::usual_properties(recipe), {}, threads};
 }
 
 DryRank::DryRank(const PlannedRank& rank)

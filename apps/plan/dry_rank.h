@@ -6,9 +6,9 @@
 #include <span>
 #include <vector>
 
+#include "apps/machine/device_models.h"
 #include "apps/model/decoder.h"
 #include "apps/plan/batch.h"
-#include "apps/plan/device_models.h"
 #include "apps/plan/param_groups.h"
 #include "core/ops/dry_run.h"
 #include "parallel/comm/ledger.h"

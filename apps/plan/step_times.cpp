@@ -1,6 +1,6 @@
 #include "apps/plan/step_times.h"
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/call_time.h"
 #include "parallel/pipeline/messages.h"
 
 namespace nrl::plan {
@@ -17,7 +17,7 @@ StepTimes forward_step_times(PlannedRank rank) {
 
   rank.decoder.evaluate(dry.microbatch());
 
-  const DeviceModel device = usual_model(rank.device, rank.partials, rank.recipe);
+  const machine::DeviceModel device = machine::usual_model(rank.device, rank.partials, rank.recipe);
   const program::Program& program = rank.decoder.program(memory::evaluation);
   StepTimes times;
   const auto of_table = [&](const program::Step& s) -> std::vector<double>& {
@@ -31,7 +31,7 @@ StepTimes forward_step_times(PlannedRank rank) {
   for (const ops::Call& call : calls)
     if (const program::Step& s = program.steps.at(static_cast<size_t>(call.step));
         s.kind == program::StepKind::compute)
-      of_table(s)[s.index] += estimate(device, call, likely).seconds();
+      of_table(s)[s.index] += machine::estimate(device, call, machine::likely).seconds();
   return times;
 }
 

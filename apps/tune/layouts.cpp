@@ -6,9 +6,9 @@
 #include <optional>
 
 #include "apps/bench/steps.h"
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 #include "apps/plan/nodes.h"
-#include "apps/search/search.h"
+#include "apps/planner/search.h"
 #include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/launch/launch.h"
@@ -79,13 +79,14 @@ class LayoutTuner {
       if (!first()) return;
       if (train::choose_device(c.device).type == DeviceType::cuda)
         fail(Exit::usage, "tune layout measures on the CPU. Fix: device=cpu, or plan --search --device NAME");
-      const search::ModeledDevice device(plan::measure_cpu_model(local, threads), c.kernels.tf32, threads);
-      const search::Result result =
-          search::search_layouts({.config = args_.config,
-                                  .overrides = overrides_,
-                                  .world = world_.size(),
-                                  .capacity = c.memory.max_memory * device.model().memory},
-                                 device);
+      const predict::ModeledDevice device(machine::measure_cpu_model(local, threads), c.kernels.tf32,
+                                          threads);
+      const planner::Result result =
+          planner::search_layouts({.config = args_.config,
+                                   .overrides = overrides_,
+                                   .world = world_.size(),
+                                   .capacity = c.memory.max_memory * device.model().memory},
+                                  device);
       log::info("search    {} of {} fit", result.found.size(), counted(result.tried, "layout"));
       std::vector<JsonValue> rows;
       const auto add = [&](const std::string& name, const std::vector<std::string>& overrides,
@@ -99,12 +100,13 @@ class LayoutTuner {
                                           {"estimated", estimated},
                                           {"tokens", tokens}}));
       };
-      const search::StepEstimate now = search::estimate_step(
-          config,
-          search::plan_stages(config, world_.size(), device, c.memory.max_memory * device.model().memory),
-          device, {});
+      const predict::StepEstimate now =
+          predict::estimate_step(c,
+                                 predict::plan_stages(c, train::load_model_spec(config), world_.size(),
+                                                      device, c.memory.max_memory * device.model().memory),
+                                 device, {});
       add("configured", {}, {}, now.step, resolve_batch(c, world_.size()).tokens_per_step);
-      for (const search::Found& f : result.found) {
+      for (const planner::Found& f : result.found) {
         if (static_cast<int>(rows.size()) > args_.measure) break;
         add(f.layout.name(world_.size()), f.layout.overrides(), f.keys, f.estimate.step, f.tokens);
       }

@@ -30,7 +30,7 @@ TEST_CASE("slow groups of a kind are named with their hosts") {
 }
 
 TEST_CASE("rates are compared with what is assumed of the GPU's links") {
-  const plan::DeviceModel* const h100 = &plan::find_device_model("--device", "h100");
+  const machine::DeviceModel* const h100 = &machine::find_device_model("--device", "h100");
   const GroupKind inside("tp", {{0, 1}}, {0, 0}), across("dp", {{0, 1}}, {0, 1});
   const std::vector<std::string> hosts{"a", "b"};
   CHECK(inside.remarks({180e9}, hosts, h100) ==
@@ -39,7 +39,7 @@ TEST_CASE("rates are compared with what is assumed of the GPU's links") {
         "all_reduce: 42 GB/s on the bus, 100 % of the 42 that are assumed of H100 across nodes\n");
   device::Properties properties = h100->properties();
   properties.name = "NVIDIA H100 80GB HBM3";
-  CHECK(plan::model_of_device(properties) == h100);
+  CHECK(machine::model_of_device(properties) == h100);
   properties.name = "NVIDIA H100 PCIe";
-  CHECK(plan::model_of_device(properties) == nullptr);
+  CHECK(machine::model_of_device(properties) == nullptr);
 }

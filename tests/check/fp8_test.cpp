@@ -31,7 +31,7 @@ std::string problems(const char* gpu, const std::vector<std::string>& always,
                   "{1}, \"max_position_embeddings\": 128}}",
                   hidden, field),
       "test");
-  return render(check_fp8_on_gpu(result, spec, plan::find_device_model("--device", gpu)));
+  return render(check_fp8_on_gpu(result, spec, machine::find_device_model("--device", gpu)));
 }
 
 }  // namespace

@@ -13,9 +13,9 @@ BEGIN {
   n = split("core/base 1 base;core/config 2 config;core/device 2 device;core/trace 3 trace;core/tensor 3 tensor;" \
     "core/ops 4 ops;core/io 4 io;precision 5 precision;memory 6 memory;parallel/comm 7 comm;parallel/control 7 control;" \
     "parallel/grid 8 parallel;parallel/data 8 parallel;parallel/tensor 8 parallel;parallel/pipeline 8 parallel;" \
-    "parallel/program 8 parallel;parallel/context 8 parallel;parallel/experts 8 parallel;apps/model 9 model;" \
-    "apps/monitor 10 monitor;apps/data 10 application;apps/plan 10 application;apps/engine 11 engine;apps/check 11 check;apps/diagnosis 11 diagnosis;apps/launch 11 launch;apps/profile 11 profile;apps/reward 11 reward;apps/rollout 11 rollout;apps/state 12 state;apps/train 13 training;" \
-    "apps/bench 14 bench;apps/search 14 search;apps/verify 14 verify;apps/tune 15 tune;apps/nrl-train 16 command;tests/reference 17 reference;tests/ops/reference 17 kernels;tests/sim 18 simulator", entries, ";")
+    "parallel/program 8 parallel;parallel/context 8 parallel;parallel/experts 8 parallel;apps/model 9 model;apps/machine 9 machine;" \
+    "apps/monitor 10 monitor;apps/data 10 application;apps/plan 10 application;apps/engine 11 engine;apps/check 11 check;apps/diagnosis 11 diagnosis;apps/launch 11 launch;apps/profile 11 profile;apps/reward 11 reward;apps/rollout 11 rollout;apps/predict 12 predict;apps/state 12 state;apps/train 13 training;" \
+    "apps/bench 14 bench;apps/planner 14 planner;apps/verify 14 verify;apps/tune 15 tune;apps/nrl-train 16 command;tests/reference 17 reference;tests/ops/reference 17 kernels;tests/sim 18 simulator", entries, ";")
   for (i = 1; i <= n; ++i) {
     split(entries[i], part, " ")
     floor_of[part[1]] = part[2]

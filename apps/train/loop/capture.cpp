@@ -12,7 +12,7 @@
 
 #include <sys/resource.h>
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 #include "apps/plan/pipeline.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
@@ -200,9 +200,9 @@ profile::Peaks measure_peaks(const ops::Exec& exec) {
   profile::Peaks peaks;
   if (exec.device) {
     const device::Properties& properties = exec.device->properties();
-    peaks.bf16_flops = plan::peak_flops(properties);
+    peaks.bf16_flops = machine::peak_flops(properties);
     peaks.fp8_flops = 2 * peaks.bf16_flops;
-    if (const plan::DeviceModel* model = plan::model_of_device(properties)) {
+    if (const machine::DeviceModel* model = machine::model_of_device(properties)) {
       peaks.f32_flops = exec.libraries && exec.libraries->tf32 ? model->tf32_flops : model->f32_flops;
       peaks.copy = model->copy;
       peaks.link = model->node.bandwidth;
@@ -210,7 +210,7 @@ profile::Peaks measure_peaks(const ops::Exec& exec) {
     }
     return peaks;
   }
-  const plan::DeviceModel cpu = plan::measure_cpu_model(1, exec.threads);
+  const machine::DeviceModel cpu = machine::measure_cpu_model(1, exec.threads);
   return {.f32_flops = cpu.f32_flops,
           .bf16_flops = cpu.f32_flops * native_factor(exec, DType::bf16),
           .copy = cpu.copy,

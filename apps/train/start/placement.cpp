@@ -8,7 +8,7 @@
 
 #include <spdlog/fmt/ranges.h>
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 #include "apps/plan/nodes.h"
 #include "apps/plan/run_plan.h"
 #include "apps/state/model_source.h"
@@ -192,7 +192,7 @@ double native_factor(const ops::Exec& exec, DType operands) {
 
 double peak_of(const Placement& placement, DType operands) {
   if (placement.device() == DeviceType::cuda)
-    return plan::peak_flops(placement.accelerator().runtime->properties());
+    return machine::peak_flops(placement.accelerator().runtime->properties());
   return ops::measure_gemm_peak(placement.host_threads()) * 1e9 * native_factor(placement.exec(), operands);
 }
 

@@ -1,4 +1,4 @@
-#include "apps/train/start/plan_report.h"
+#include "apps/planner/report.h"
 
 #include <algorithm>
 #include <array>
@@ -15,18 +15,18 @@
 #include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/run_plan.h"
+#include "apps/planner/report_grid.h"
 #include "apps/state/adapter_files.h"
 #include "apps/state/model_source.h"
 #include "apps/train/start/memory_fit.h"
 #include "apps/train/start/placement.h"
-#include "apps/train/start/plan_grid.h"
 #include "apps/train/start/program_size.h"
 #include "apps/train/start/run_data.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
 
-namespace nrl::train {
+namespace nrl::planner {
 namespace {
 
 /// Ranks that need the same memory in every category.
@@ -70,19 +70,19 @@ MemoryNeed need_of(const Config& config, const model::ModelSpec& spec, const pla
 }
 
 /// The memory that auto may plan with, of a rank on the node with most ranks.
-size_t rank_memory(const Config& config, int world, const DeviceChoice& device) {
+size_t rank_memory(const Config& config, int world, const train::DeviceChoice& device) {
   const std::vector<int> local = plan::local_sizes(config, world);
-  return memory_for_rank(config.kernels, device.type, device.memory,
-                         *std::max_element(local.begin(), local.end()));
+  return train::memory_for_rank(config.kernels, device.type, device.memory,
+                                *std::max_element(local.begin(), local.end()));
 }
 
 // Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
 // that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
 // that the work does not grow with their number.
 std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const BatchPlan& batch,
-                                   const DeviceChoice& device) {
+                                   const train::DeviceChoice& device) {
   const Config& c = result.config;
-  const model::ModelSpec spec = load_model_spec(result);
+  const model::ModelSpec spec = train::load_model_spec(result);
   const std::vector<int> local = plan::local_sizes(c, world);
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   constexpr size_t most_shards = 64;
@@ -95,7 +95,7 @@ std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const 
   }
   std::map<MemoryNeed, std::vector<int>> by_need;
   for (const auto& [part, ranks] : by_part) {
-    const int threads = threads_for(c.kernels, std::get<2>(part));
+    const int threads = train::threads_for(c.kernels, std::get<2>(part));
     std::vector<int>* equal = nullptr;
     for (size_t i = 0; i < ranks.size(); ++i) {
       if (i == 0 || (shards && i < most_shards)) {
@@ -138,9 +138,9 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
   }
   if (trains_on_examples(config)) return {};  // mapped files, and 4 bytes per example
   try {
-    TrainData train = plan_train_data(config, vocab_size, global_batch);
-    std::vector<data::DatasetOptions> datasets{train.options};
-    if (const auto validation = plan_validation_data(config, train, global_batch))
+    train::TrainData data = train::plan_train_data(config, vocab_size, global_batch);
+    std::vector<data::DatasetOptions> datasets{data.options};
+    if (const auto validation = train::plan_validation_data(config, data, global_batch))
       datasets.push_back(validation->options);
     return data::plan_dataset_memory(datasets);
   } catch (const Error& e) {
@@ -166,7 +166,8 @@ void print_layers(const std::vector<EqualRanks>& ranks) {
 }
 
 /// Prints both figures where the configured recomputation takes more memory than auto would.
-void print_recompute_advice(const Config& c, int world, const EqualRanks& ranks, const DeviceChoice& device) {
+void print_recompute_advice(const Config& c, int world, const EqualRanks& ranks,
+                            const train::DeviceChoice& device) {
   if (!plan::recompute_is_configured(c.policy) ||
       c.policy.recompute.granularity == RecomputeGranularity::none)
     return;
@@ -215,12 +216,13 @@ void print_host(const Config& config, const plan::RunPlan& plan, std::span<const
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
   rules.reset_attention_mask = config.data.reset_attention_mask;
-  const std::vector<plan::HostPart> parts = plan::host_memory(config, plan,
-                                                              {.program = measure_program(config, threads),
-                                                               .threads = threads,
-                                                               .documents = &rules,
-                                                               .traffic = traffic,
-                                                               .memory = memory});
+  const std::vector<plan::HostPart> parts =
+      plan::host_memory(config, plan,
+                        {.program = train::measure_program(config, threads),
+                         .threads = threads,
+                         .documents = &rules,
+                         .traffic = traffic,
+                         .memory = memory});
   const int64_t arena = on_host
                             ? plan.memory.bytes(memory::Tier::device)
                             : plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
@@ -241,23 +243,23 @@ void print_host(const Config& config, const plan::RunPlan& plan, std::span<const
 
 }  // namespace
 
-bool knows_memory(const Config& config, int world, const DeviceChoice& device) {
+bool knows_memory(const Config& config, int world, const train::DeviceChoice& device) {
   if (device.type == DeviceType::cuda) return device.memory > 0;
   return plan::configured_nodes(config, world).size() <= 1;
 }
 
-bool assumes_this_machine(const Config& config, int world, const DeviceChoice& device) {
+bool assumes_this_machine(const Config& config, int world, const train::DeviceChoice& device) {
   return world > 1 && device.type == DeviceType::cpu && config.device == DeviceKind::automatic &&
          plan::configured_nodes(config, world).empty();
 }
 
-void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, const DeviceChoice& choice,
-                const plan::DeviceModel* gpu, bool buffers) {
+void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
+                const train::DeviceChoice& choice, const machine::DeviceModel* gpu, bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
   const ops::DryDevice dry =
       gpu ? ops::DryDevice(gpu->properties(), {})
-          : plan::usual_device(device, 1, plan::recipe_for(c, device, load_model_spec(result).layers));
+          : plan::usual_device(device, 1, plan::recipe_for(c, device, train::load_model_spec(result).layers));
   std::vector<EqualRanks> ranks = plan_ranks(result, world, batch, choice);
   const std::vector<plan::Traffic> traffic =
       engine::step_traffic(ranks.front().plan, engine::training_options(c), dry);
@@ -268,7 +270,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   if (const std::string experts = model::experts_text(plan.spec); !experts.empty())
     log::info("experts  {}", experts);
-  if (const std::string trained = trained_text(plan.spec); !trained.empty())
+  if (const std::string trained = train::trained_text(plan.spec); !trained.empty())
     log::info("trains   {}", trained);
   const std::string fp8 = plan::fp8_text(c, plan);
   log::info("device   {}, {} per rank, weights and activations in {}{}",
@@ -285,7 +287,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
               c.distributed.tp_comm_overlap.is_auto() ? " (auto)" : "");
   log::info("batch    {} sequences = {} micro x {} accumulate x {} dp = {} tokens per step", batch.global,
             batch.micro, batch.accumulation, batch.data_parallel, grouped(batch.tokens_per_step));
-  if (const bool chosen = chooses_microbatch(c);
+  if (const bool chosen = train::chooses_microbatch(c);
       !knows_memory(c, world, choice) && (chosen || c.memory.on_oom == OnOom::reduce_batch))
     log::info(
         "         a run takes a smaller microbatch if this does not fit into its memory, unknown here ({})",
@@ -376,12 +378,12 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, c
 }
 
 void print_program(const ConfigResult& result, int world, const BatchPlan& batch, int rank,
-                   const DeviceChoice& device) {
+                   const train::DeviceChoice& device) {
   const Config& c = result.config;
   const plan::GridPosition position = plan::grid_position(c, world, rank);
-  const auto plan = plan::make_run_plan(c, load_model_spec(result), batch, position, device.type, 1, {},
-                                        rank_memory(c, world, device));
+  const auto plan = plan::make_run_plan(c, train::load_model_spec(result), batch, position, device.type, 1,
+                                        {}, rank_memory(c, world, device));
   output::write(output::Stream::out, plan->decoder->program_text());
 }
 
-}  // namespace nrl::train
+}  // namespace nrl::planner

@@ -1,4 +1,4 @@
-#include "apps/bench/prediction.h"
+#include "apps/predict/estimate_text.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,11 +6,12 @@
 #include "apps/plan/parts.h"
 #include "core/base/text.h"
 
-namespace nrl::bench {
+namespace nrl::predict {
 
 using plan::between_kernels;
 
-Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts)
+Prediction::Prediction(const machine::DeviceModel& gpu, std::span<const ops::Call> calls,
+                       const StepFacts& facts)
     : gpu_(gpu), facts_(facts) {
   const std::span<const std::string_view> order = plan::step_parts();
   for (const std::string_view name : order) parts_.push_back({.name = name});
@@ -23,17 +24,17 @@ Prediction::Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> 
   for (const ops::Call& call : calls) {
     const std::string_view name = plan::part_of(call.op, call.range);
     PredictedPart& p = part(name.empty() ? plan::other_ops : name);
-    const plan::CallTime time = estimate(gpu, call, plan::likely);
+    const machine::CallTime time = estimate(gpu, call, machine::likely);
     ++p.calls;
     p.bytes += call.cost.bytes() + call.cost.scratch;
     p.flops += call.cost.flops;
     p.arithmetic += time.arithmetic;
     p.memory += time.memory;
     p.seconds += time.seconds();
-    poor_ += estimate(gpu, call, plan::poor).seconds();
-    good_ += estimate(gpu, call, plan::good).seconds();
+    poor_ += estimate(gpu, call, machine::poor).seconds();
+    good_ += estimate(gpu, call, machine::good).seconds();
     gaps.calls += call.cost.launches;
-    gaps.seconds += plan::launch_gap * call.cost.launches;
+    gaps.seconds += machine::launch_gap * call.cost.launches;
   }
   poor_ += gaps.seconds;
   good_ += gaps.seconds;
@@ -60,7 +61,7 @@ double Prediction::mfu(double seconds) const {
 }
 
 std::string Prediction::text() const {
-  std::string text = assumptions(gpu_) + "\n";
+  std::string text = machine::assumptions(gpu_) + "\n";
   const auto line = [&](std::string_view name, const std::string& calls, const std::string& bytes,
                         const std::string& flops, const std::string& ms, const std::string& share,
                         const std::string& measured, std::string_view limit) {
@@ -124,4 +125,4 @@ JsonValue Prediction::json() const {
                             {"parts", JsonValue(std::move(parts))}});
 }
 
-}  // namespace nrl::bench
+}  // namespace nrl::predict

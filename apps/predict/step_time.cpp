@@ -1,20 +1,19 @@
-#include "apps/search/step_estimate.h"
+#include "apps/predict/step_time.h"
 
 #include <algorithm>
 #include <cmath>
 #include <string_view>
 
+#include "apps/machine/call_time.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/traffic.h"
-#include "apps/state/model_source.h"
-#include "apps/train/launch/device_choice.h"
 #include "core/base/error.h"
 #include "core/device/dry_run.h"
 #include "core/ops/libraries.h"
 #include "parallel/grid/nodes.h"
 #include "parallel/pipeline/simulate.h"
 
-namespace nrl::search {
+namespace nrl::predict {
 namespace {
 
 /// Seconds that a stage computes.
@@ -35,7 +34,7 @@ struct StageSeconds {
 };
 
 StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decoder& decoder,
-                           const plan::DeviceModel& device, const model::ModelLayout& layout,
+                           const machine::DeviceModel& device, const model::ModelLayout& layout,
                            int64_t microbatches) {
   using program::StepKind;
   StageSeconds out;
@@ -44,7 +43,7 @@ StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decode
   const program::Program& program = decoder.program(memory::training);
   for (const ops::Call& call : calls) {
     const double seconds =
-        estimate(device, call, plan::likely).seconds() + plan::launch_gap * call.cost.launches;
+        estimate(device, call, machine::likely).seconds() + machine::launch_gap * call.cost.launches;
     const program::Step* const s = call.step < 0 ? nullptr : &program.steps[call.step];
     if (!s || (!s->of_microbatch() && s->buckets == 0)) {
       out.update += seconds;
@@ -73,8 +72,8 @@ struct CommSeconds {
 
 /// What limits an operation of a group. Rings pass through all ranks of a node before they leave it, over the
 /// adapters of all of them; blocks for single ranks go through the sender's.
-plan::LinkModel link_of(const plan::DeviceModel& device, const parallel::ProcessGrid& grid,
-                        const plan::Traffic& traffic, std::span<const int> node_of) {
+machine::LinkModel link_of(const machine::DeviceModel& device, const parallel::ProcessGrid& grid,
+                           const plan::Traffic& traffic, std::span<const int> node_of) {
   const parallel::GroupsOnNodes on = groups_on_nodes(grid, traffic.group, node_of);
   if (on.spanning == 0) return device.node;
   const bool ring = traffic.op == comm::Op::all_reduce || traffic.op == comm::Op::all_gather ||
@@ -86,10 +85,11 @@ plan::LinkModel link_of(const plan::DeviceModel& device, const parallel::Process
 }
 
 CommSeconds comm_seconds(std::span<const plan::Traffic> traffic, const parallel::ProcessGrid& grid,
-                         const plan::DeviceModel& device, std::span<const int> node_of, double expert_load) {
+                         const machine::DeviceModel& device, std::span<const int> node_of,
+                         double expert_load) {
   CommSeconds out;
   for (const plan::Traffic& t : traffic) {
-    const plan::LinkModel link = link_of(device, grid, t, node_of);
+    const machine::LinkModel link = link_of(device, grid, t, node_of);
     const double wire = t.balanced() ? t.wire() * expert_load : t.wire();
     const double latency = static_cast<double>(t.count) * link.latency;
     const double seconds = latency + wire / link.bandwidth;
@@ -125,7 +125,7 @@ double exposed(double seconds, double work, size_t pieces) {
 }
 
 double exposed_data(const Config& config, const plan::RunPlan& plan, const StageSeconds& stage,
-                    const CommSeconds& comm, const plan::DeviceModel& device) {
+                    const CommSeconds& comm, const machine::DeviceModel& device) {
   const DistributedConfig& d = config.distributed;
   size_t buckets = 0;
   bool gradients_sharded = false, weights_gathered = false;
@@ -150,7 +150,7 @@ double exposed_data(const Config& config, const plan::RunPlan& plan, const Stage
 
 }  // namespace
 
-ModeledDevice::ModeledDevice(const plan::DeviceModel& model, bool tf32, int threads)
+ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads)
     : ops::DryDevice(model.gpu() ? ops::DryDevice(model.properties(), {.tf32 = tf32}, threads)
                                  : ops::DryDevice(threads)),
       model_(model) {}
@@ -161,9 +161,8 @@ int64_t StagePlans::memory() const {
   return most;
 }
 
-StagePlans plan_stages(const ConfigResult& config, int world, const ModeledDevice& device, double capacity) {
-  const Config& c = config.config;
-  const model::ModelSpec spec = train::load_model_spec(config);
+StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world, const ModeledDevice& device,
+                       double capacity) {
   const BatchPlan batch = resolve_batch(c, world);
   const auto stages = static_cast<int>(c.distributed.pipeline_parallel_size);
   const auto memory = static_cast<size_t>(capacity / c.memory.max_memory);
@@ -179,9 +178,8 @@ StagePlans plan_stages(const ConfigResult& config, int world, const ModeledDevic
   return out;
 }
 
-StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const ModeledDevice& device,
+StepEstimate estimate_step(const Config& c, StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load) {
-  const Config& c = config.config;
   const std::vector<int> node_of = parallel::node_of_ranks(nodes);
   const model::ModelLayout layout = plans.plans.front()->layout;
   const int64_t microbatches = plans.plans.front()->batch.accumulation;
@@ -236,4 +234,4 @@ StepEstimate estimate_step(const ConfigResult& config, StagePlans plans, const M
   return out;
 }
 
-}  // namespace nrl::search
+}  // namespace nrl::predict

@@ -1,6 +1,6 @@
 // The overrides that a finding is given, and what they are said to gain.
 
-#include "apps/search/advice.h"
+#include "apps/planner/advice.h"
 
 #include <algorithm>
 #include <string>
@@ -62,7 +62,7 @@ TEST_CASE("layers that are computed again need not be if memory is free", "[advi
   Profile p = measured("  recompute: {granularity: full}\n", "", &Split::recompute, 0.2);
   REQUIRE(find(p, "recomputation"));
   CHECK(find(p, "recomputation")->overrides.empty());  // not priced yet
-  search::advise(p);
+  planner::advise(p);
   const Finding* f = find(p, "recomputation");
   REQUIRE(f);
   CHECK(f->overrides == std::vector<std::string>{"policy.recompute.granularity=none"});
@@ -76,7 +76,7 @@ TEST_CASE("what does not fit is not advised", "[advice]") {
   const auto advised = [](const std::string& memory) {
     Profile p = measured("  recompute: {granularity: full}\n", "memory: {max_memory: " + memory + "}\n",
                          &Split::recompute, 0.2, 16);
-    search::advise(p);
+    planner::advise(p);
     REQUIRE(find(p, "recomputation"));
     return !find(p, "recomputation")->overrides.empty();
   };
@@ -87,7 +87,7 @@ TEST_CASE("what does not fit is not advised", "[advice]") {
 TEST_CASE("gradients that no computation hides", "[advice]") {
   Profile p = measured("  recompute: {granularity: none}\n", "distributed: {overlap_grad_reduce: false}\n",
                        &Split::wire, 0.1);
-  search::advise(p);
+  planner::advise(p);
   const Finding* f = find(p, "exposed_gradients");
   REQUIRE(f);
   CHECK(f->overrides == std::vector<std::string>{"distributed.overlap_grad_reduce=true"});
@@ -98,11 +98,11 @@ TEST_CASE("gradients that no computation hides", "[advice]") {
 TEST_CASE("less than one percent is not advised, and what the model lacks is not predicted", "[advice]") {
   // Overlapped already: what is left is the last bucket, of which bf16 would save a fraction of a percent.
   Profile p = measured("  recompute: {granularity: none}\n", "", &Split::wire, 0.05);
-  search::advise(p);
+  planner::advise(p);
   REQUIRE(find(p, "exposed_gradients"));
   CHECK(find(p, "exposed_gradients")->overrides.empty());
   p = measured("  recompute: {granularity: none}\n", "", &Split::data, 0.05);
-  search::advise(p);
+  planner::advise(p);
   const Finding* f = find(p, "data_loading");
   REQUIRE(f);
   CHECK(f->overrides == std::vector<std::string>{"data.num_workers=2"});
@@ -110,7 +110,7 @@ TEST_CASE("less than one percent is not advised, and what the model lacks is not
   // Unless it is known how long reading takes.
   p.ranks[0].read_seconds = 0.97;
   p.ranks[0].split.data = p.split.data = 0.1;
-  search::advise(p);
+  planner::advise(p);
   f = find(p, "data_loading");
   REQUIRE(f);
   CHECK(f->overrides.front() == "data.num_workers=2");
@@ -120,7 +120,7 @@ TEST_CASE("less than one percent is not advised, and what the model lacks is not
 TEST_CASE("no gain is larger than what the cause costs, and the largest comes first", "[advice]") {
   Profile p = measured("  recompute: {granularity: full}\n", "", &Split::recompute, 0.05);
   p.ranks[0].split.data = p.split.data = 0.03;
-  search::advise(p);
+  planner::advise(p);
   REQUIRE(p.findings.size() >= 2);
   CHECK(p.findings[0].type == "recomputation");
   CHECK(p.findings[0].predicted_s >= 0.95);
@@ -144,7 +144,7 @@ TEST_CASE("the time of a few bytes says nothing of the bandwidth of links", "[ad
     g.wire = g.busy = 0.01;
     g.wire_bytes = 136;
     if (scalars) p.ranks[0].groups = {g};
-    search::advise(p);
+    planner::advise(p);
     const Finding* f = find(p, "pipeline_imbalance");
     REQUIRE(f);
     CHECK(f->overrides.front().starts_with("distributed.pipeline_layout="));
@@ -178,7 +178,7 @@ TEST_CASE("buckets so small that their operations cost more than their bytes", "
       "pretrain: {max_num_steps: 4}\ndata: {train: {data_path: none}}\ndevice: cpu\n"
       "distributed: {bucket_size_mb: 0.02}\n";
   Profile p = profile::merge({r}, facts);
-  search::advise(p);
+  planner::advise(p);
   REQUIRE(!p.findings.empty());
   CHECK(p.findings[0].type == "exposed_gradients");
   REQUIRE(!p.findings[0].overrides.empty());
@@ -190,6 +190,6 @@ TEST_CASE("a configuration that does not load keeps its findings", "[advice]") {
   Profile p = measured("", "", &Split::data, 0.05);
   p.facts.config = "no_such_key: 1\n";
   const size_t before = p.findings.size();
-  search::advise(p);
+  planner::advise(p);
   CHECK(p.findings.size() == before);
 }

@@ -7,10 +7,10 @@
 #include <string_view>
 
 #include "core/device/runtime.h"
-#include "core/ops/cost.h"
+#include "core/tensor/tensor.h"
 #include "precision/recipe.h"
 
-namespace nrl::plan {
+namespace nrl::machine {
 
 /// Fractions of the bf16 peak that fused attention reaches on long sequences, by head dimension.
 struct AttentionRates {
@@ -59,25 +59,4 @@ DeviceModel usual_model(DeviceType type, int threads, const precision::Recipe& r
 /// Dense bf16 FLOP/s of a GPU by the data sheet; 0 for a device that is not in the table.
 double peak_flops(const device::Properties& device);
 
-/// Factors on the assumed rates.
-struct Scenario {
-  double arithmetic = 1, bandwidth = 1;
-};
-inline constexpr Scenario likely{}, poor{.arithmetic = 0.90, .bandwidth = 0.88},
-    good{.arithmetic = 1.06, .bandwidth = 1.07};
-
-/// Times of a call's arithmetic and of its memory traffic; the longer one limits it.
-struct CallTime {
-  double arithmetic = 0, memory = 0;  ///< seconds
-  double seconds() const { return arithmetic > memory ? arithmetic : memory; }
-};
-/// The estimated time of one call, without the gaps between kernels.
-CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario);
-
-/// Seconds between two kernels, and for the first and last blocks of one.
-inline constexpr double launch_gap = 2e-6;
-
-/// The assumptions in words, a line each.
-std::string assumptions(const DeviceModel& gpu);
-
-}  // namespace nrl::plan
+}  // namespace nrl::machine

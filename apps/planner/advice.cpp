@@ -1,4 +1,4 @@
-#include "apps/search/advice.h"
+#include "apps/planner/advice.h"
 
 #include <algorithm>
 #include <cmath>
@@ -6,23 +6,23 @@
 #include <optional>
 
 #include "apps/plan/nodes.h"
+#include "apps/predict/step_time.h"
 #include "apps/profile/summary.h"
 #include "apps/profile/verdicts.h"
-#include "apps/search/step_estimate.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/start/run_check.h"
 #include "core/base/error.h"
 #include "core/config/load.h"
 
-namespace nrl::search {
+namespace nrl::planner {
 namespace {
 
 constexpr double least_gain = 0.01;
 
 // The model of the device that the profile is of; null: unknown. CPUs are modeled by this machine's.
-const plan::DeviceModel* gpu_of(const std::string& device) {
+const machine::DeviceModel* gpu_of(const std::string& device) {
   for (const char* name : {"b200", "h200", "h100", "a100"}) {
-    const plan::DeviceModel* const model = &plan::find_device_model("device", name);
+    const machine::DeviceModel* const model = &machine::find_device_model("device", name);
     if (device.find(model->product) != std::string::npos) return model;
   }
   return nullptr;
@@ -36,30 +36,33 @@ class Pricing {
     const int threads =
         profile.facts.threads > 0 ? profile.facts.threads : train::threads_for(c.kernels, local.front());
     const std::string& name = profile.ranks.front().device;
-    const plan::DeviceModel* gpu = name == "cpu" ? nullptr : gpu_of(name);
+    const machine::DeviceModel* gpu = name == "cpu" ? nullptr : gpu_of(name);
     if (name != "cpu" && !gpu) return;
-    const plan::DeviceModel model = with_links(gpu ? *gpu : plan::measure_cpu_model(local.front(), threads));
-    device_ = std::make_unique<ModeledDevice>(model, c.kernels.tf32, threads);
-    const std::optional<StepEstimate> now = estimate({});
+    const machine::DeviceModel model =
+        with_links(gpu ? *gpu : machine::measure_cpu_model(local.front(), threads));
+    device_ = std::make_unique<predict::ModeledDevice>(model, c.kernels.tf32, threads);
+    const std::optional<predict::StepEstimate> now = estimate({});
     const double busy = profile::utilization(profile.split) * profile.split.wall;
     if (now && now->compute > 0 && busy > 0)
-      device_ = std::make_unique<ModeledDevice>(slowed(model, busy / now->compute), c.kernels.tf32, threads);
+      device_ = std::make_unique<predict::ModeledDevice>(slowed(model, busy / now->compute), c.kernels.tf32,
+                                                         threads);
   }
 
   /// The step with these overrides; unset if they are refused or do not fit.
-  std::optional<StepEstimate> estimate(const std::vector<std::string>& overrides) const {
+  std::optional<predict::StepEstimate> estimate(const std::vector<std::string>& overrides) const {
     if (!device_) return std::nullopt;
     ConfigResult config = load_config_text(profile_.facts.config, "profile.json", overrides);
     if (!config.ok()) return std::nullopt;
     const int world = profile_.facts.world;
     try {
       const std::vector<ClusterNode> nodes = plan::configured_nodes(config.config, world);
-      train::check_but_memory(config, {.world = world, .nodes = nodes, .files = false});
+      const std::optional<model::ModelSpec> spec =
+          train::check_but_memory(config, {.world = world, .nodes = nodes, .files = false});
       if (!config.ok()) return std::nullopt;
       const double capacity = config.config.memory.max_memory * device_->model().memory;
-      StagePlans plans = plan_stages(config, world, *device_, capacity);
+      predict::StagePlans plans = predict::plan_stages(config.config, *spec, world, *device_, capacity);
       if (static_cast<double>(plans.memory()) > capacity) return std::nullopt;
-      return estimate_step(config, std::move(plans), *device_, nodes);
+      return predict::estimate_step(config.config, std::move(plans), *device_, nodes);
     } catch (const Error&) {
       return std::nullopt;  // what a run would refuse at its start
     }
@@ -67,7 +70,7 @@ class Pricing {
 
  private:
   /// The links at the rates that the profile has.
-  plan::DeviceModel with_links(plan::DeviceModel model) const {
+  machine::DeviceModel with_links(machine::DeviceModel model) const {
     double bytes = 0, seconds = 0, calls = 0, latency = 0;
     for (const profile::GroupTime& g : profile::slowest(profile_).groups) {
       // A message counts from its issue on: it may wait for a whole stage.
@@ -78,7 +81,7 @@ class Pricing {
       latency = std::max(latency, g.latency);
     }
     if (bytes <= 0 || seconds < 1e-4) return model;
-    plan::LinkModel& link = profile_.facts.nodes > 1 ? model.network : model.node;
+    machine::LinkModel& link = profile_.facts.nodes > 1 ? model.network : model.node;
     constexpr double most = 0.8;  // of the time, for latency
     latency = std::min(latency, most * seconds / calls);
     if (latency > 0) link.latency = latency;
@@ -87,14 +90,14 @@ class Pricing {
     return model;
   }
 
-  static plan::DeviceModel slowed(plan::DeviceModel model, double factor) {
+  static machine::DeviceModel slowed(machine::DeviceModel model, double factor) {
     for (double* rate : {&model.copy, &model.f32_flops, &model.tf32_flops}) *rate /= factor;
     if (model.gpu()) model.gemm /= factor;
     return model;
   }
 
   const profile::Profile& profile_;
-  std::unique_ptr<ModeledDevice> device_;
+  std::unique_ptr<predict::ModeledDevice> device_;
 };
 
 bool outside_model(const std::string& type) {
@@ -113,7 +116,7 @@ class Choice {
       if (c.changes_numbers != changes_numbers) continue;
       const bool modeled = c.predicted_s == 0 && !outside_model(f.type);
       if (!modeled && c.predicted_s == 0 && (f.predicted_s > 0 || !f.overrides.empty())) continue;
-      const auto then = c.overrides.empty() ? StepEstimate{} : pricing_.estimate(c.overrides);
+      const auto then = c.overrides.empty() ? predict::StepEstimate{} : pricing_.estimate(c.overrides);
       if (!then || (modeled && now_ <= 0)) continue;
       const double predicted = modeled ? wall_ * then->step / now_ : c.predicted_s;
       if (predicted >= best) continue;
@@ -164,4 +167,4 @@ void advise(profile::Profile& profile) {
                    [&](const auto& a, const auto& b) { return gain(a, wall) > gain(b, wall); });
 }
 
-}  // namespace nrl::search
+}  // namespace nrl::planner

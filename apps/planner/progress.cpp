@@ -1,4 +1,4 @@
-#include "apps/search/progress.h"
+#include "apps/planner/progress.h"
 
 #include <string>
 
@@ -6,7 +6,7 @@
 
 #include "core/base/text.h"
 
-namespace nrl::search {
+namespace nrl::planner {
 
 void SearchProgress::operator()(size_t done, size_t total, double seconds) {
   constexpr double plain_seconds = 5, redraw_seconds = 0.2;
@@ -22,4 +22,4 @@ void SearchProgress::finish() {
   if (columns_ > 0 && shown_) write_("\r\033[K");
 }
 
-}  // namespace nrl::search
+}  // namespace nrl::planner

@@ -8,11 +8,11 @@
 #include <string_view>
 #include <vector>
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/call_time.h"
 #include "core/io/json.h"
 #include "core/trace/trace.h"
 
-namespace nrl::bench {
+namespace nrl::predict {
 
 struct PredictedPart {
   std::string_view name;
@@ -37,7 +37,7 @@ struct StepFacts {
 
 class Prediction {
  public:
-  Prediction(const plan::DeviceModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts);
+  Prediction(const machine::DeviceModel& gpu, std::span<const ops::Call> calls, const StepFacts& facts);
   void add(const MeasuredStep& measured);
 
   /// In the order of the table, those without calls left out; the last one is the time between kernels.
@@ -50,11 +50,11 @@ class Prediction {
   JsonValue json() const;
 
  private:
-  const plan::DeviceModel& gpu_;
+  const machine::DeviceModel& gpu_;
   StepFacts facts_;
   std::vector<PredictedPart> parts_;
   double seconds_ = 0, poor_ = 0, good_ = 0;
   std::optional<double> measured_;
 };
 
-}  // namespace nrl::bench
+}  // namespace nrl::predict

@@ -1,4 +1,4 @@
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 
 #include <algorithm>
 #include <chrono>
@@ -12,7 +12,7 @@
 #include "core/ops/optimizer.h"
 #include "core/ops/peak.h"
 
-namespace nrl::plan {
+namespace nrl::machine {
 namespace {
 
 // Multiprocessors, memory and FLOP/s are from data sheets. Measured on an H200 in steps of training, at its
@@ -81,81 +81,9 @@ constexpr DeviceModel models[] = {
      .network = {2.1e10, 30e-6}},
 };
 
-/// Our own attention kernels, as fractions of the bf16 peak (measured on an H200), or of the f32 peak for f32
-/// tensors (assumed).
-constexpr double own_forward = 0.30, own_backward = 0.17, own_f32 = 0.30;
 /// CPU efficiencies: fractions of the FMA peak that `nrl-train bench gemm` and `bench attention` measure with
 /// AVX-512 on large shapes.
 constexpr double cpu_gemm = 0.85, cpu_attention_forward = 0.40, cpu_attention_backward = 0.45;
-/// At this many keys per query fused attention reaches half of its rate on long sequences.
-constexpr double attention_half_keys = 256;
-/// A GEMM with this inner dimension spends half of its time outside the main loop.
-constexpr double gemm_half_inner = 128;
-/// The part of a GEMM's epilogue traffic that no main loop hides.
-constexpr double exposed_epilogue = 0.6;
-
-/// The fraction of the copy bandwidth that memory-bound kernels reach.
-constexpr double op_bandwidth = 0.85;
-struct OpFraction {
-  std::string_view op;
-  double fraction;
-};
-/// Measured on an H200. Cross entropy reads half of a long row again.
-constexpr OpFraction slower_ops[] = {{"cross_entropy", 0.61}, {"qk_norm_rope_backward", 0.75}};
-
-/// Our own FP8 GEMMs of experts beside a library's, on an H200 with scales of tensors.
-constexpr OpFraction fp8_experts[] = {{"grouped_linear_forward", 0.79},
-                                      {"grouped_linear_backward_data", 0.78},
-                                      {"grouped_linear_backward_weight", 0.51}};
-
-double fraction_of(std::string_view op, std::span<const OpFraction> table, double otherwise) {
-  const auto at = std::find_if(table.begin(), table.end(), [&](const OpFraction& f) { return f.op == op; });
-  return at == table.end() ? otherwise : at->fraction;
-}
-
-/// The fraction of the multiprocessors' time that the tiles of a result occupy: the last wave of tiles leaves
-/// some idle, tiles at the edges are partly empty. The inner dimension is split where tiles are few.
-double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& gemm) {
-  if (!gpu.gpu()) return 1;
-  struct Tile {
-    int64_t rows, columns;
-    double rate;  // of the main loop; smaller tiles load more per FLOP
-  };
-  constexpr Tile tiles[] = {
-      {128, 256, 1.0}, {256, 128, 1.0}, {128, 128, 0.93}, {64, 128, 0.8}, {128, 64, 0.8}};
-  constexpr int64_t least_inner = 512;
-  constexpr double split_rate = 0.9;
-  const auto [rows, columns, inner] = gemm;
-  const auto processors = static_cast<int64_t>(gpu.multiprocessors);
-  double best = 0;
-  for (const Tile& tile : tiles) {
-    const int64_t count =
-        ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
-    const int64_t splits = std::clamp<int64_t>(processors / std::max<int64_t>(count, 1), 1,
-                                               std::max<int64_t>(inner / least_inner, 1));
-    const int64_t waves = (count * splits + processors - 1) / processors;
-    const double used = static_cast<double>(rows * columns * splits),
-                 available = static_cast<double>(waves * processors * tile.rows * tile.columns);
-    best = std::max(best, used / available * tile.rate * (splits > 1 ? split_rate : 1.0));
-  }
-  return best;
-}
-
-double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
-  if (!gpu.gpu()) return gpu.f32_flops;
-  // The fractions of attention below refer to the bf16 peak: FP8 does not make exponentials faster.
-  if (size_of(cost.operands) == 1) return (cost.work == ops::Work::attention ? 1 : 2) * gpu.bf16_flops();
-  if (cost.operands != DType::f32) return gpu.bf16_flops();
-  return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
-}
-
-double attention_fraction(const DeviceModel& gpu, const ops::Cost& cost) {
-  if (!cost.library && gpu.gpu())
-    return cost.operands == DType::f32 ? own_f32 : cost.backward ? own_backward : own_forward;
-  const AttentionRates& rates = cost.backward ? gpu.backward : gpu.forward;
-  return cost.head_dim <= 64 ? rates.d64 : cost.head_dim <= 128 ? rates.d128 : rates.d256;
-}
-
 /// Bytes/s that a copy larger than the caches reads and writes.
 double measure_copy(int threads) {
   constexpr int64_t bytes = int64_t{48} << 20;
@@ -261,50 +189,4 @@ double peak_flops(const device::Properties& device) {
   return 0;
 }
 
-CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario) {
-  const ops::Cost& cost = call.cost;
-  const double copy = gpu.copy * scenario.bandwidth;
-  CallTime time;
-  if (cost.bytes() + cost.flops == 0) return time;
-  switch (cost.work) {
-    case ops::Work::memory:
-      time.memory = (cost.bytes() + cost.scratch) / (copy * fraction_of(call.op, slower_ops, op_bandwidth));
-      break;
-    case ops::Work::gemm: {
-      const auto inner = static_cast<double>(cost.gemm[2]);
-      const double rate =
-          peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic * tile_utilization(gpu, cost.gemm) * inner /
-          (inner + gemm_half_inner) *
-          (gpu.gpu() && size_of(cost.operands) == 1 ? fraction_of(call.op, fp8_experts, 1) : 1);
-      time.arithmetic = cost.flops / rate + exposed_epilogue * cost.epilogue / copy;
-      time.memory = cost.bytes() / (copy * op_bandwidth);
-      break;
-    }
-    case ops::Work::attention: {
-      const double rate = peak_of(gpu, cost) * attention_fraction(gpu, cost) * scenario.arithmetic *
-                          cost.keys / (cost.keys + attention_half_keys);
-      time.arithmetic = cost.flops / rate;
-      time.memory = cost.bytes() / (copy * op_bandwidth);
-      break;
-    }
-  }
-  return time;
-}
-
-std::string assumptions(const DeviceModel& gpu) {
-  const auto percent = [](double x) { return std::lround(x * 100); };
-  const auto attention = [&](const AttentionRates& r) {
-    return fmt::format("{}, {}, {} %", percent(r.d64), percent(r.d128), percent(r.d256));
-  };
-  return fmt::format(
-      "assumed     {:.0f} TFLOP/s dense bf16 (data sheet), {:.2f} TB/s in a copy\n"
-      "assumed     GEMMs reach {} % of the peak, less by tiles and epilogue; other kernels {} % of the copy\n"
-      "assumed     cuDNN's attention at head dimension 64, 128, 256: forward {}, backward {} of the peak\n"
-      "assumed     our own attention: forward {}, backward {} % of the peak; {:.0f} us between kernels\n"
-      "assumed     poor and good rates: arithmetic x {:.2f} and x {:.2f}, bandwidth x {:.2f} and x {:.2f}",
-      gpu.bf16_flops() * 1e-12, gpu.copy * 1e-12, percent(gpu.gemm), percent(op_bandwidth),
-      attention(gpu.forward), attention(gpu.backward), percent(own_forward), percent(own_backward),
-      launch_gap * 1e6, poor.arithmetic, good.arithmetic, poor.bandwidth, good.bandwidth);
-}
-
-}  // namespace nrl::plan
+}  // namespace nrl::machine

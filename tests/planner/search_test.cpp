@@ -1,17 +1,17 @@
 // The search for layouts: what it tries, and what the estimate of a step consists of.
 
-#include "apps/search/search.h"
+#include "apps/planner/search.h"
 
 #include <set>
 
-#include "apps/search/progress.h"
+#include "apps/planner/progress.h"
 #include "apps/state/model_source.h"
 #include "core/io/atomic_file.h"
 #include "tests/catch.h"
 #include "tests/io/io_test_util.h"
 
 using namespace nrl;
-using namespace nrl::search;
+using namespace nrl::planner;
 using namespace nrl::test;
 
 namespace {
@@ -29,12 +29,12 @@ data: {train: {data_path: none}}
 device: cuda
 )";
 
-const plan::DeviceModel& h100() {
-  return plan::find_device_model("--device", "h100");
+const machine::DeviceModel& h100() {
+  return machine::find_device_model("--device", "h100");
 }
 
 struct Estimated {
-  StepEstimate estimate = {};
+  predict::StepEstimate estimate = {};
   int64_t memory = 0;
 };
 
@@ -45,11 +45,12 @@ Estimated estimated(int world, std::vector<std::string> overrides, const std::ve
   INFO(render(config.diagnostics));
   REQUIRE(config.ok());
   REQUIRE(validate_for_world(config, world).empty());
-  const ModeledDevice device(h100(), false, 1);
-  StagePlans plans = plan_stages(config, world, device, 70e9);
+  const predict::ModeledDevice device(h100(), false, 1);
+  predict::StagePlans plans =
+      predict::plan_stages(config.config, train::load_model_spec(config), world, device, 70e9);
   Estimated out{.memory = plans.memory()};
-  out.estimate = estimate_step(config, std::move(plans), device, nodes, expert_load);
-  const StepEstimate& e = out.estimate;
+  out.estimate = predict::estimate_step(config.config, std::move(plans), device, nodes, expert_load);
+  const predict::StepEstimate& e = out.estimate;
   CHECK(e.step == Approx(e.compute + e.layers + e.pipeline + e.data));
   return out;
 }
@@ -58,7 +59,7 @@ Result searched(int world, double capacity, const std::vector<std::string>& over
   const TemporaryDirectory directory;
   const std::string file = directory / "model.yaml";
   write_file_atomic(file, model_yaml);
-  const ModeledDevice device(h100(), false, 1);
+  const predict::ModeledDevice device(h100(), false, 1);
   return search_layouts({.config = file, .overrides = overrides, .world = world, .capacity = capacity},
                         device);
 }
@@ -126,7 +127,7 @@ TEST_CASE("Pipeline stages wait for each other as their schedule says", "[search
                          fmt::format("policy.train_micro_batch_size={}", micro)})
         .estimate;
   };
-  const StepEstimate few = stages("1f1b", 4, "null"), many = stages("1f1b", 1, "null");
+  const predict::StepEstimate few = stages("1f1b", 4, "null"), many = stages("1f1b", 1, "null");
   // 8 microbatches: 3 of 11 parts of a step for equal stages; less for the last one, which has the head too.
   CHECK(few.pipeline / few.step > 0.15);
   CHECK(few.pipeline / few.step < 3.0 / 11);
@@ -157,7 +158,7 @@ TEST_CASE("The search returns valid layouts, fastest first", "[search]") {
   CHECK(names.contains("dp 4  optim  micro 8"));
   CHECK(names.contains("tp 2 x pp 2  zb_h1  ddp  micro 1"));
   CHECK(names.contains("dp 2 x pp 2  2 chunks  optim  micro 4"));
-  const std::string text = table(result, ModeledDevice(h100(), false, 1), 4, 1e9, 3);
+  const std::string text = table(result, predict::ModeledDevice(h100(), false, 1), 4, 1e9, 3);
   CHECK(text.find(result.found[0].layout.name(4)) != std::string::npos);
   CHECK(text.find(result.found[3].layout.name(4) + " ") == std::string::npos);
 }
@@ -177,7 +178,7 @@ TEST_CASE("The search reports how far it is", "[search]") {
                                               done.push_back(d);
                                               of = total;
                                             }},
-                                       ModeledDevice(h100(), false, 1));
+                                       predict::ModeledDevice(h100(), false, 1));
   CHECK(of == done.size());
   CHECK(of >= result.found.size());
   for (size_t i = 0; i < done.size(); ++i) CHECK(done[i] == i);

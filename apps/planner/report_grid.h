@@ -4,7 +4,7 @@
 #include "apps/plan/run_plan.h"
 #include "apps/plan/traffic.h"
 
-namespace nrl::train {
+namespace nrl::planner {
 
 /// Prints both grids, the nodes that the section `cluster` describes, the groups of ranks that the run will
 /// make, and what the rank with the plan `plan` sends per step in them.
@@ -13,4 +13,4 @@ void print_grid(const Config& config, const plan::RunPlan& plan, std::span<const
 /// "rank 3", "ranks 0-2, 5": at most `most` ranges.
 std::string rank_list(const std::vector<int>& ranks, size_t most = 8);
 
-}  // namespace nrl::train
+}  // namespace nrl::planner

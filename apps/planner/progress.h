@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-namespace nrl::search {
+namespace nrl::planner {
 
 /// Prints nothing in the first second. Then on a terminal one line that is redrawn; otherwise (`columns` 0) a
 /// plain line every few seconds.
@@ -27,4 +27,4 @@ class SearchProgress {
   double next_ = 1;  // seconds after the start
 };
 
-}  // namespace nrl::search
+}  // namespace nrl::planner

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "apps/search/step_estimate.h"
+#include "apps/predict/step_time.h"
 
-namespace nrl::search {
+namespace nrl::planner {
 
 /// What the search decides; everything else is as configured.
 struct Layout {
@@ -34,7 +34,7 @@ struct Found {
   std::vector<std::string> keys = {};  ///< Layout::keys()
   int64_t memory = 0;                  ///< bytes of the rank that needs most
   int64_t tokens = 0;                  ///< of a step
-  StepEstimate estimate = {};
+  predict::StepEstimate estimate = {};
 };
 
 struct Result {
@@ -48,7 +48,7 @@ struct Request {
   std::vector<std::string> overrides;  ///< of the user
   int world = 1;
   double capacity = 0;     ///< bytes that a rank may use
-  double expert_load = 1;  ///< estimate_step()
+  double expert_load = 1;  ///< predict::estimate_step()
   /// Called before every grid, schedule and microbatch with the number of those done and of all; may be
   /// empty.
   std::function<void(size_t done, size_t total)> progress = {};
@@ -58,10 +58,10 @@ struct Request {
 /// chunks per stage; context parallelism where a rank keeps at least 2048 tokens of a sequence; expert
 /// parallelism; microbatches of powers of two; recomputation, unless it is configured, and sharding of
 /// gradients and parameters only where without them the layout does not fit.
-Result search_layouts(const Request& request, const ModeledDevice& device);
+Result search_layouts(const Request& request, const predict::ModeledDevice& device);
 
 /// The best `shown` layouts as a table, and the keys of the first one. `flops_per_token`: of the model.
-std::string table(const Result& result, const ModeledDevice& device, int world, double flops_per_token,
-                  size_t shown);
+std::string table(const Result& result, const predict::ModeledDevice& device, int world,
+                  double flops_per_token, size_t shown);
 
-}  // namespace nrl::search
+}  // namespace nrl::planner

@@ -1,10 +1,10 @@
 // Predictions: what a dry run finds, the assumed rates, and the table.
 
-#include "apps/bench/prediction.h"
-
 #include <map>
 
+#include "apps/machine/call_time.h"
 #include "apps/plan/parts.h"
+#include "apps/predict/estimate_text.h"
 #include "core/device/dry_run.h"
 #include "core/ops/coverage.h"
 #include "core/ops/libraries.h"
@@ -14,14 +14,14 @@
 
 using namespace nrl;
 using namespace nrl::test;
-using bench::Prediction;
 using ops::Call;
 using ops::Work;
+using predict::Prediction;
 
 namespace {
 
-const plan::DeviceModel& h200() {
-  return plan::find_device_model("--predict", "h200");
+const machine::DeviceModel& h200() {
+  return machine::find_device_model("--predict", "h200");
 }
 
 /// An engine on a GPU that is not there.
@@ -139,7 +139,8 @@ TEST_CASE("attention with FP8 operands runs where the library takes it, and is r
     CHECK(fp8[i].cost.read < other[i].cost.read);
     CHECK(fp8[i].cost.written == other[i].cost.written);
     // There is no rate of FP8 attention.
-    CHECK(plan::estimate(h200(), fp8[i], {}).arithmetic == plan::estimate(h200(), other[i], {}).arithmetic);
+    CHECK(machine::estimate(h200(), fp8[i], {}).arithmetic ==
+          machine::estimate(h200(), other[i], {}).arithmetic);
   }
   for (const int major : {9, 12}) try {
       const DryEngine refused(config("true"), major);
@@ -221,15 +222,15 @@ TEST_CASE("arguments of ops show in the prediction", "[predict]") {
 
 TEST_CASE("an unknown GPU is refused with the names that there are", "[predict]") {
   try {
-    plan::find_device_model("--predict", "v100");
+    machine::find_device_model("--predict", "v100");
     FAIL("accepted");
   } catch (const Error& e) {
     CHECK(e.code() == Exit::usage);
     CHECK(std::string(e.what()) == "--predict: unknown GPU 'v100'; expected one of: h200, h100, b200, a100");
   }
   for (const char* name : {"h200", "h100", "b200", "a100"}) {
-    CHECK(plan::find_device_model("--predict", name).bf16_flops() > 3e14);
-    CHECK(plan::find_device_model("--predict", name).properties().memory > size_t{70} << 30);
+    CHECK(machine::find_device_model("--predict", name).bf16_flops() > 3e14);
+    CHECK(machine::find_device_model("--predict", name).properties().memory > size_t{70} << 30);
   }
 }
 
@@ -243,7 +244,7 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
     return call;
   };
   const auto rate = [&](const Call& call) {
-    return call.cost.flops / plan::estimate(h200(), call, plan::likely).seconds() / h200().bf16_flops();
+    return call.cost.flops / machine::estimate(h200(), call, machine::likely).seconds() / h200().bf16_flops();
   };
   // Large GEMMs come near the assumed fraction, never above; a last wave with one tile halves it.
   CHECK(rate(gemm(132 * 128, 256 * 4, 1 << 20)) == Approx(h200().gemm).epsilon(1e-3));
@@ -253,27 +254,27 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   CHECK(rate(gemm(128, 128, 1 << 20)) > 0.3 * h200().gemm);  // the inner dimension is split
   CHECK(rate(gemm(128, 128, 256)) < 0.02 * h200().gemm);
   Call traffic = gemm(8192, 8192, 8192);
-  const double alone = plan::estimate(h200(), traffic, plan::likely).seconds();
+  const double alone = machine::estimate(h200(), traffic, machine::likely).seconds();
   traffic.cost.epilogue = h200().copy * 1e-3;
-  CHECK(plan::estimate(h200(), traffic, plan::likely).seconds() - alone == Approx(0.6e-3));
+  CHECK(machine::estimate(h200(), traffic, machine::likely).seconds() - alone == Approx(0.6e-3));
   traffic.cost.read = h200().copy;
-  CHECK(plan::estimate(h200(), traffic, plan::likely).seconds() == Approx(1 / 0.85));
+  CHECK(machine::estimate(h200(), traffic, machine::likely).seconds() == Approx(1 / 0.85));
 
   Call norm{.op = "norm_forward"};
   norm.cost.read = 0.5 * h200().copy;
   norm.cost.written = 0.2 * h200().copy;
   norm.cost.scratch = 0.15 * h200().copy;
-  CHECK(plan::estimate(h200(), norm, plan::likely).seconds() == Approx(1));
-  CHECK(plan::estimate(h200(), norm, plan::poor).seconds() == Approx(1 / 0.88));
+  CHECK(machine::estimate(h200(), norm, machine::likely).seconds() == Approx(1));
+  CHECK(machine::estimate(h200(), norm, machine::poor).seconds() == Approx(1 / 0.88));
   norm.op = "qk_norm_rope_backward";
-  CHECK(plan::estimate(h200(), norm, plan::likely).seconds() > 1.1);
+  CHECK(machine::estimate(h200(), norm, machine::likely).seconds() > 1.1);
 
   // f32 operands do not run at the rate of bf16, TF32 between both.
   Call f32 = gemm(8192, 8192, 8192), tf32 = f32;
   f32.cost.operands = tf32.cost.operands = DType::f32;
   tf32.cost.tf32 = true;
-  const double slow = plan::estimate(h200(), f32, plan::likely).seconds(),
-               middle = plan::estimate(h200(), tf32, plan::likely).seconds();
+  const double slow = machine::estimate(h200(), f32, machine::likely).seconds(),
+               middle = machine::estimate(h200(), tf32, machine::likely).seconds();
   CHECK(slow / alone == Approx(989.0 / 67));
   CHECK(middle / alone == Approx(989.0 / 494));
 
@@ -284,12 +285,12 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   attention.cost.head_dim = 128;
   attention.cost.keys = 256;
   attention.cost.library = true;
-  CHECK(plan::estimate(h200(), attention, plan::likely).seconds() ==
+  CHECK(machine::estimate(h200(), attention, machine::likely).seconds() ==
         Approx(1e15 / (989e12 * h200().forward.d128 / 2)));
   attention.cost.library = false;
-  const double own = plan::estimate(h200(), attention, plan::likely).seconds();
+  const double own = machine::estimate(h200(), attention, machine::likely).seconds();
   attention.cost.library = attention.cost.backward = true;
-  CHECK(own > plan::estimate(h200(), attention, plan::likely).seconds());
+  CHECK(own > machine::estimate(h200(), attention, machine::likely).seconds());
 }
 
 TEST_CASE("measured times stand beside the estimates of the same parts", "[predict]") {
@@ -305,10 +306,10 @@ TEST_CASE("measured times stand beside the estimates of the same parts", "[predi
   Prediction prediction(h200(), calls,
                         {.tokens = 8192, .flops_per_token = 1e9, .planned_bytes = int64_t{1} << 40});
   const auto part = [&](std::string_view name) {
-    for (const bench::PredictedPart& p : prediction.parts())
+    for (const predict::PredictedPart& p : prediction.parts())
       if (p.name == name) return p;
     FAIL("no part " << name);
-    return bench::PredictedPart{};
+    return predict::PredictedPart{};
   };
   CHECK(prediction.parts().size() == 4);
   CHECK(part("layer GEMMs, forward").calls == 2);
@@ -316,7 +317,7 @@ TEST_CASE("measured times stand beside the estimates of the same parts", "[predi
   CHECK(part("recomputed").seconds == Approx(1e9 / (4.3e12 * 0.85)));
   CHECK(part("between kernels").calls == 4);
   double sum = 0;
-  for (const bench::PredictedPart& p : prediction.parts()) sum += p.seconds;
+  for (const predict::PredictedPart& p : prediction.parts()) sum += p.seconds;
   CHECK(prediction.seconds() == Approx(sum));
   CHECK(prediction.mfu(1) == Approx(8192e9 / 989e12));
   CHECK_THAT(prediction.text(), ContainsSubstring("does not fit"));

@@ -1,4 +1,4 @@
-#include "apps/train/start/plan_grid.h"
+#include "apps/planner/report_grid.h"
 
 #include <spdlog/fmt/ranges.h>
 
@@ -9,7 +9,7 @@
 #include "parallel/grid/groups.h"
 #include "parallel/grid/nodes.h"
 
-namespace nrl::train {
+namespace nrl::planner {
 namespace {
 
 // "[0,2,4,6]", shortened above 8 members.
@@ -74,4 +74,4 @@ std::string rank_list(const std::vector<int>& ranks, size_t most) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + text;
 }
 
-}  // namespace nrl::train
+}  // namespace nrl::planner

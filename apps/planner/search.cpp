@@ -1,4 +1,4 @@
-#include "apps/search/search.h"
+#include "apps/planner/search.h"
 
 #include <algorithm>
 #include <functional>
@@ -11,7 +11,7 @@
 #include "apps/train/start/run_check.h"
 #include "core/base/text.h"
 
-namespace nrl::search {
+namespace nrl::planner {
 namespace {
 
 constexpr int64_t least_context_tokens = 2048, most_micro = 16;
@@ -124,7 +124,7 @@ std::vector<std::string> Layout::overrides() const {
   return out;
 }
 
-Result search_layouts(const Request& request, const ModeledDevice& device) {
+Result search_layouts(const Request& request, const predict::ModeledDevice& device) {
   Result out;
   const ConfigResult given = load_config(request.config, request.overrides);
   const model::ModelSpec spec = train::load_model_spec(given);
@@ -141,7 +141,8 @@ Result search_layouts(const Request& request, const ModeledDevice& device) {
       train::check_but_memory(config, {.world = request.world, .nodes = nodes, .files = false});
     if (!config.ok()) return false;
     ++out.tried;
-    StagePlans plans = plan_stages(config, request.world, device, request.capacity);
+    predict::StagePlans plans =
+        predict::plan_stages(config.config, spec, request.world, device, request.capacity);
     Found found{.layout = layout, .keys = layout.keys(given.config, config.config), .memory = plans.memory()};
     if (static_cast<double>(found.memory) > request.capacity) {
       ++out.too_large;
@@ -149,7 +150,8 @@ Result search_layouts(const Request& request, const ModeledDevice& device) {
       return false;
     }
     found.tokens = plans.plans.front()->batch.tokens_per_step;
-    found.estimate = estimate_step(config, std::move(plans), device, nodes, request.expert_load);
+    found.estimate =
+        predict::estimate_step(config.config, std::move(plans), device, nodes, request.expert_load);
     out.found.push_back(std::move(found));
     return true;
   };
@@ -174,9 +176,9 @@ Result search_layouts(const Request& request, const ModeledDevice& device) {
   return out;
 }
 
-std::string table(const Result& result, const ModeledDevice& device, int world, double flops_per_token,
-                  size_t shown) {
-  const plan::DeviceModel& model = device.model();
+std::string table(const Result& result, const predict::ModeledDevice& device, int world,
+                  double flops_per_token, size_t shown) {
+  const machine::DeviceModel& model = device.model();
   const double peak = model.bf16_flops() * world;
   std::string text = fmt::format("search   {} of {} fit; times are estimates at assumed rates\n",
                                  result.found.size(), counted(result.tried, "layout"));
@@ -199,4 +201,4 @@ std::string table(const Result& result, const ModeledDevice& device, int world, 
   return text;
 }
 
-}  // namespace nrl::search
+}  // namespace nrl::planner

@@ -1,29 +1,29 @@
 #pragma once
 // Output of `nrl-train plan`.
 
-#include "apps/plan/device_models.h"
+#include "apps/machine/device_models.h"
 #include "apps/train/launch/device_choice.h"
 #include "core/config/load.h"
 
-namespace nrl::train {
+namespace nrl::planner {
 
 /// Whether plan and run know the same memory, so that they take the same microbatch: that of the GPU, or of
 /// CPU ranks on this machine alone.
-bool knows_memory(const Config& config, int world, const DeviceChoice& device);
+bool knows_memory(const Config& config, int world, const train::DeviceChoice& device);
 
 /// Whether the memory is that of this machine only because nothing says otherwise: a configuration that does
 /// not name the CPU (device: cpu) or the nodes (cluster), for several ranks and without a GPU here.
-bool assumes_this_machine(const Config& config, int world, const DeviceChoice& device);
+bool assumes_this_machine(const Config& config, int world, const train::DeviceChoice& device);
 
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
 /// passed all checks but that of the memory. If ranks need different amounts of memory, the table is for
 /// those that need most. `batch`: as decided. `device`: to plan for; a GPU need not be there. `gpu`: its
 /// model, if it was named. `buffers`: also list every buffer.
-void print_plan(const ConfigResult& result, int world, const BatchPlan& batch, const DeviceChoice& device,
-                const plan::DeviceModel* gpu, bool buffers);
+void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
+                const train::DeviceChoice& device, const machine::DeviceModel* gpu, bool buffers);
 
 /// Prints all that a rank does in an optimizer step (model::Decoder::program_text()).
 void print_program(const ConfigResult& result, int world, const BatchPlan& batch, int rank,
-                   const DeviceChoice& device);
+                   const train::DeviceChoice& device);
 
-}  // namespace nrl::train
+}  // namespace nrl::planner
