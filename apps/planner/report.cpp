@@ -47,7 +47,7 @@ Bytes bytes_of(const memory::MemoryPlan& memory) {
 /// The facts that the memory of a rank depends on.
 struct MemoryNeed {
   int stage = 0, threads = 1;
-  /// Of the parameters, in their order. They differ where the vocabulary is not a multiple of the
+  /// Elements of the parameters, in their order. They differ where the vocabulary is not a multiple of the
   /// tensor-parallel ranks, and buffers beside the parameters differ with them.
   std::vector<int64_t> elements;
   Bytes groups;  ///< of the parameter groups
@@ -150,7 +150,7 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
   }
 }
 
-/// What is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for itself.
+/// Prints what is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for itself.
 void print_layers(const std::vector<EqualRanks>& ranks) {
   std::map<std::string, std::vector<int>> by_text;
   for (const EqualRanks& equal : ranks) {

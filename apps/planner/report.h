@@ -7,17 +7,17 @@
 
 namespace nrl::planner {
 
-/// Whether plan and run know the same memory, so that they take the same microbatch: that of the GPU, or of
+/// True if plan and run know the same memory, so that they take the same microbatch: a GPU's, or that of
 /// CPU ranks on this machine alone.
 bool knows_memory(const Config& config, int world, const train::DeviceChoice& device);
 
-/// Whether the memory is that of this machine only because nothing says otherwise: a configuration that does
+/// True if the memory is this machine's only because nothing says otherwise: a configuration that does
 /// not name the CPU (device: cpu) or the nodes (cluster), for several ranks and without a GPU here.
 bool assumes_this_machine(const Config& config, int world, const train::DeviceChoice& device);
 
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
-/// passed all checks but that of the memory. If ranks need different amounts of memory, the table is for
-/// those that need most. `batch`: as decided. `device`: to plan for; a GPU need not be there. `gpu`: its
+/// passed all checks but the one of the memory. If ranks need different amounts of memory, the table is for
+/// the ranks that need most. `batch`: as decided. `device`: to plan for; a GPU need not be there. `gpu`: its
 /// model, if it was named. `buffers`: also list every buffer.
 void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
                 const train::DeviceChoice& device, const machine::DeviceModel* gpu, bool buffers);

@@ -11,7 +11,7 @@
 
 namespace nrl::planner {
 
-/// What the search decides; everything else is as configured.
+/// The choices of the search; everything else is as configured.
 struct Layout {
   int tp = 1, cp = 1, ep = 1, pp = 1;
   int chunks = 1;                  ///< of a pipeline stage
@@ -24,7 +24,7 @@ struct Layout {
   std::string name(int world) const;
   /// "key=value" of all of these, and of keys that only suit the configured layout.
   std::vector<std::string> overrides() const;
-  /// The keys to add to the configuration `given`: those of overrides() that this layout needs, or that
+  /// The keys to add to the configuration `given`: the keys of overrides() that this layout needs, or that
   /// `given` has otherwise than `config`, which is `given` with overrides().
   std::vector<std::string> keys(const Config& given, const Config& config) const;
 };

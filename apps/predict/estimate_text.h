@@ -29,7 +29,7 @@ struct MeasuredStep {
   std::vector<trace::Total> parts;  ///< with Total::parent; per step
 };
 
-/// What a step computes, for the figures below the table.
+/// A step's work, for the figures below the table.
 struct StepFacts {
   double tokens = 0, flops_per_token = 0;  ///< model FLOPs, recomputation excluded
   int64_t planned_bytes = 0;

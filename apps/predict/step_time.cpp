@@ -70,7 +70,7 @@ struct CommSeconds {
   double gradient_latency = 0, weight_latency = 0;  ///< of their operations, in the sums above
 };
 
-/// What limits an operation of a group. Rings pass through all ranks of a node before they leave it, over the
+/// The link that limits an operation of a group. Rings pass through all ranks of a node before they leave it, over the
 /// adapters of all of them; blocks for single ranks go through the sender's.
 machine::LinkModel link_of(const machine::DeviceModel& device, const parallel::ProcessGrid& grid,
                            const plan::Traffic& traffic, std::span<const int> node_of) {
@@ -118,7 +118,7 @@ CommSeconds comm_seconds(std::span<const plan::Traffic> traffic, const parallel:
   return out;
 }
 
-/// What of `seconds` of communication in `pieces` remains visible behind `work` seconds of computation: at
+/// The seconds of communication in `pieces` that remain visible behind `work` seconds of computation: at
 /// least the last piece, which nothing follows.
 double exposed(double seconds, double work, size_t pieces) {
   return std::max(seconds - work, seconds / static_cast<double>(std::max<size_t>(pieces, 1)));

@@ -52,7 +52,7 @@ StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int w
 
 /// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication
 /// in layers counts in full: distributed.tp_comm_overlap may hide some of it. `expert_load`: rows that the
-/// experts of the busiest rank get, over those of a balanced router.
+/// experts of the busiest rank get, over the rows with a balanced router.
 StepEstimate estimate_step(const Config& config, StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load = 1);
 
