@@ -150,7 +150,8 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
   }
 }
 
-/// Prints what is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for itself.
+/// Prints what is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for
+/// itself.
 void print_layers(const std::vector<EqualRanks>& ranks) {
   std::map<std::string, std::vector<int>> by_text;
   for (const EqualRanks& equal : ranks) {

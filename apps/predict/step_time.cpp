@@ -70,8 +70,8 @@ struct CommSeconds {
   double gradient_latency = 0, weight_latency = 0;  ///< of their operations, in the sums above
 };
 
-/// The link that limits an operation of a group. Rings pass through all ranks of a node before they leave it, over the
-/// adapters of all of them; blocks for single ranks go through the sender's.
+/// The link that limits an operation of a group. Rings pass through all ranks of a node before they leave it,
+/// over the adapters of all of them; blocks for single ranks go through the sender's.
 machine::LinkModel link_of(const machine::DeviceModel& device, const parallel::ProcessGrid& grid,
                            const plan::Traffic& traffic, std::span<const int> node_of) {
   const parallel::GroupsOnNodes on = groups_on_nodes(grid, traffic.group, node_of);
