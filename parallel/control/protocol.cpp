@@ -246,7 +246,8 @@ Nanos Protocol::grace_of(const Peer& peer) const {
   return limits_.grace + (peer.how == Closed::How::reset ? limits_.beat : 0);
 }
 
-// Puts a suspicion of a neighbor together from its last beat.
+// Puts a suspicion of a neighbor together from its last beat. Every step ends with an operation of all ranks,
+// so the neighbor has come as far as this rank, whatever its last beat said.
 void Protocol::suspect_peer(size_t link, Evidence evidence, Kind kind, Nanos when, std::string_view text,
                             Nanos now, Actions& actions) {
   Peer& peer = peers_[link];
@@ -255,7 +256,7 @@ void Protocol::suspect_peer(size_t link, Evidence evidence, Kind kind, Nanos whe
   s.evidence = evidence;
   s.kind = kind;
   s.rank = topology_.links[link].rank;
-  s.step = peer.step;
+  s.step = std::max(peer.step, sample_.step);
   s.phase = peer.phase;
   s.when = when;
   s.text.assign(text);

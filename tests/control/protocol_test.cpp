@@ -124,7 +124,9 @@ TEST_CASE("a completed step proves a silent rank alive; a stopped process needs 
       root.protocol.on_tick(t, 500_ms, root.actions);
     }
     CHECK(root.actions.verdicts.size() == (stopped ? 1 : 0));
-    if (stopped) CHECK(root.actions.verdicts[0].kind == Kind::rank_stopped);
+    if (!stopped) continue;
+    CHECK(root.actions.verdicts[0].kind == Kind::rank_stopped);
+    CHECK(root.actions.verdicts[0].step == sample.step);  // not 0, which the rank has told
   }
 }
 
