@@ -13,9 +13,11 @@
 #include "core/base/process.h"
 #include "core/base/text.h"
 #include "core/base/threads.h"
+#include "core/device/cpu/edac.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
 #include "core/device/cuda/devices.h"
+#include "core/device/cuda/nvml.h"
 
 namespace nrl::launch {
 namespace {
@@ -71,9 +73,32 @@ int64_t multiply(double seconds, bool& exact) {
   return products;
 }
 
+// Errors of a GPU's memory that a reset or an exchange must mend.
+void examine_gpus(const HealthSources& sources, std::vector<std::string> uuids,
+                  std::vector<std::string>& problems) {
+  if (!sources.gpus.empty()) uuids = sources.gpus;
+  const std::unique_ptr<cuda::Nvml> nvml = uuids.empty() ? nullptr : cuda::open_nvml(sources.nvml);
+  if (!nvml) return;
+  for (const std::string& uuid : uuids) {
+    const auto state = nvml->state(uuid);
+    const auto problem = [&](const std::string& text) {
+      problems.push_back(fmt::format("GPU {}: {}", uuid, text));
+    };
+    if (!state)
+      problem("the driver does not answer");
+    else if (state->remap_failed)
+      problem("a row of its memory cannot be remapped");
+    else if (state->remap_pending)
+      problem("rows of its memory are remapped at the next reset");
+    else if (state->ecc_errors.value_or(0) > 0)
+      problem(fmt::format("{} since the driver was loaded",
+                          counted(static_cast<int64_t>(*state->ecc_errors), "uncorrectable memory error")));
+  }
+}
+
 }  // namespace
 
-Health examine(double seconds) {
+Health examine(double seconds, const HealthSources& sources) {
   Health h;
   h.host = host_name();
   h.memory_bytes = static_cast<int64_t>(cpu::obtainable_memory());
@@ -90,6 +115,12 @@ Health examine(double seconds) {
   const cuda::Status cuda = cuda::query();
   h.gpus = static_cast<int>(cuda.devices.size());
   if (cuda.built && !cuda.driver.empty() && cuda.devices.empty()) h.problems.push_back(cuda.problem);
+  std::vector<std::string> uuids;
+  for (const auto& device : cuda.devices) uuids.push_back(device.uuid);
+  examine_gpus(sources, std::move(uuids), h.problems);
+  if (const auto edac = read_edac(sources.root); edac && edac->uncorrected > 0)
+    h.problems.push_back(fmt::format("{} since the start of the system",
+                                     counted(edac->uncorrected, "uncorrected memory error")));
   bool exact = true;
   h.products = multiply(seconds, exact);
   if (!exact) h.problems.push_back("a product of whole numbers was wrong");

@@ -17,9 +17,17 @@ struct Health {
   int64_t products = 0;  ///< matrices multiplied exactly
 };
 
-/// Examines this host: memory, shared memory, GPUs, and arithmetic with known results on all cores for
-/// `seconds`. A fact that the system does not show is no problem.
-Health examine(double seconds);
+/// Files and libraries that the facts come from, for tests.
+struct HealthSources {
+  std::string root = {};  ///< of /sys
+  const char* nvml = "libnvidia-ml.so.1";
+  std::vector<std::string> gpus = {};  ///< uuids in place of those that CUDA shows; empty: those
+};
+
+/// Examines this host: memory and its uncorrected errors (EDAC), shared memory, GPUs and theirs (NVML), and
+/// arithmetic with known results on all cores for `seconds`. A fact that the system does not show is no
+/// problem.
+Health examine(double seconds, const HealthSources& sources = {});
 JsonValue to_json(const Health& health);
 
 /// The problem that the output of `doctor --health --json` states: the first one of its JSON line, or that

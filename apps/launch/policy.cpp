@@ -142,7 +142,7 @@ Decision decide(const LaunchState& state, const Ended& e, int max_restarts) {
   if (state.hosts.empty() || of_process(e.kind)) return d;
   d.check = of_node(e.kind) && d.node >= 0 ? Check::one : Check::all;
   d.unfit = unfit;
-  d.replace = d.check == Check::one && (unfit || strikes(state, e) >= 2);
+  d.replace = d.check == Check::one && (unfit || e.kind == "gpu" || strikes(state, e) >= 2);
   return d;
 }
 

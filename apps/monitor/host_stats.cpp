@@ -9,6 +9,8 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include "core/device/cpu/edac.h"
+
 namespace nrl::monitor {
 namespace {
 
@@ -187,6 +189,10 @@ Values HostStats::node(double now) {
   add(values, "mem_total_bytes", total);
   add_rates(values, "net", parse_net_dev(text_of(root_ + "/proc/net/dev")), seconds, net_);
   add_rates(values, "ib", infiniband(), seconds / infiniband_word, ib_);
+  if (const auto errors = read_edac(root_)) {
+    values.emplace_back("memory_corrected_errors", static_cast<double>(errors->corrected));
+    values.emplace_back("memory_uncorrected_errors", static_cast<double>(errors->uncorrected));
+  }
   if (const auto joules = energy()) values.emplace_back("energy_joules", *joules);
   if (struct statvfs space{}; !directory_.empty() && ::statvfs(directory_.c_str(), &space) == 0)
     values.emplace_back("disk_free_bytes",

@@ -47,6 +47,7 @@ class HostStats {
 
   /// `now`: monotonic seconds. Numbers of the node: "cpu", "mem_bytes", "mem_total_bytes",
   /// "net_received_bytes_per_s", "net_sent_bytes_per_s", "ib_received_bytes_per_s", "ib_sent_bytes_per_s",
+  /// "memory_corrected_errors", "memory_uncorrected_errors" (EDAC, since the start of the system),
   /// "energy_joules" (of its processors since the first sample), "disk_free_bytes".
   Values node(double now);
   /// Numbers of this process: "rss_bytes", "threads", "open_files", "read_bytes", "written_bytes" (since its

@@ -42,7 +42,8 @@ std::pair<std::string, std::string_view> split_gpu(std::string_view name) {
 
 // Counters of the system, which only rise.
 bool is_counter(std::string_view name) {
-  return name == "energy_joules" || name == "ecc_errors" || name == "read_bytes" || name == "written_bytes";
+  return name == "energy_joules" || name == "ecc_errors" || name == "memory_corrected_errors" ||
+         name == "memory_uncorrected_errors" || name == "read_bytes" || name == "written_bytes";
 }
 
 void add_telemetry(Exposition& out, const Telemetry& t) {

@@ -3,6 +3,7 @@
 #include <optional>
 #include <utility>
 
+#include "apps/train/launch/gpu_watch.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/launch/run_records.h"
 #include "apps/train/launch/stop_signal.h"
@@ -43,6 +44,8 @@ Exit train(comm::World& world, const ConfigResult& config) {
   cpu::release_free_heap();  // of the set-up: the plan does not count it
   cpu::arrange_heap();
   stop::handle_in_steps();
+  std::unique_ptr<GpuWatch> gpu;
+  if (const device::Runtime* device = run->engine->exec().device) gpu = watch_gpu(device->properties().uuid);
   RunRecords records(world, logger.log_dir, report->run_file().run_id, report->run_file().attempt());
   return records.keep([&] {
     try {

@@ -510,6 +510,27 @@ case $case_name in
     same sim-bfloat16-1/logs/metrics.jsonl logits/logs/metrics.jsonl 5e-3
     (same sim-bfloat16-1/logs/metrics.jsonl logits/logs/metrics.jsonl 1e-6) 2>err.txt && fail "policy.logits_dtype changes nothing"
     ;;
+  sim_xid)
+    # The driver tells that the GPU of rank 1 has left the bus: all ranks leave, and the record names it.
+    corpus
+    config xid
+    export NRL_FAULTS="gpu:rank=1@step=3:xid=79"
+    expect 80 run 2 xid.yaml device=cuda kernels.share_device=true pretrain.max_num_steps=100000 checkpointing.enabled=false
+    grep -q 'error: rank 1 (node 0) failed at step [0-9]* in [a-z]*: GPU simulated: Xid 79 (it has fallen off the bus): restart the node' err.txt ||
+      fail "the GPU is not named: $(cat err.txt)"
+    for field in '"kind": "gpu"' '"rank": 1' '"exit_code": 80'; do
+      grep -q "$field" xid/logs/failure.json || fail "no $field in $(cat xid/logs/failure.json)"
+    done
+    rm -r xid
+    # Errors that need no reset, and those of a run of one rank, are warnings.
+    NRL_FAULTS="gpu:rank=0@step=1:xid=63" expect 0 run 1 xid.yaml device=cuda "${short[@]}"
+    # The warning comes from another thread.
+    grep -q 'warn: GPU simulated: Xid 63 (a row of memory is remapped at the next reset)' err.txt || fail "no warning: $(cat err.txt)"
+    # A CPU has no GPU's errors.
+    rm -r xid
+    NRL_FAULTS="gpu:rank=0@step=1:xid=79" expect 64 run 1 xid.yaml device=cpu "${short[@]}"
+    grep -q 'NRL_FAULTS: a fault of kind gpu, but this rank has no GPU' err.txt || fail "$(cat err.txt)"
+    ;;
   sim_graph)
     corpus
     for model in llama gpt2; do

@@ -17,6 +17,7 @@
 #include "core/device/cuda/architectures.h"
 #include "core/device/cuda/devices.h"
 #include "core/device/cuda/nvml.h"
+#include "core/device/cuda/xid.h"
 #include "tests/catch.h"
 #include "tests/sim/sim.h"
 
@@ -134,6 +135,31 @@ TEST_CASE("the driver's management library is asked where it is", "[devices]") {
   REQUIRE_FALSE(state->clock_limit);  // the function fails
   REQUIRE_FALSE(state->power_limit);  // there is no such function
   REQUIRE(state->throttled == std::vector<std::string>{"power", "temperature"});
+  REQUIRE(state->remap_pending);
+  REQUIRE_FALSE(state->remap_failed);
+}
+
+TEST_CASE("the driver tells errors of a device that is watched", "[device]") {
+  const auto nvml = cuda::open_nvml(FAKE_NVML);
+  REQUIRE(nvml);
+  CHECK_FALSE(nvml->wait_for_error(1));
+  CHECK_FALSE(nvml->watch("GPU-other"));
+  REQUIRE(nvml->watch("GPU-fake"));
+  CHECK_FALSE(nvml->wait_for_error(1));
+  for (const auto& [told, xid] : {std::pair("31", 31), std::pair("48", 48), std::pair("lost", 79)}) {
+    ::setenv("FAKE_NVML_XID", told, 1);
+    CHECK(nvml->wait_for_error(1) == xid);
+    CHECK_FALSE(nvml->wait_for_error(1));
+  }
+}
+
+TEST_CASE("errors of a device have an action", "[device]") {
+  CHECK(cuda::describe_xid(79) == "Xid 79 (it has fallen off the bus): restart the node");
+  CHECK(cuda::describe_xid(94) ==
+        "Xid 94 (an uncorrectable memory error, contained in one process): start the run again");
+  CHECK(cuda::describe_xid(63) == "Xid 63 (a row of memory is remapped at the next reset)");
+  CHECK(cuda::describe_xid(7) == "Xid 7");
+  CHECK(cuda::recovery_of(48) == cuda::Recovery::reset_gpu);
 }
 
 TEST_CASE("ranks of a node share its CPUs", "[device]") {

@@ -88,6 +88,11 @@ TEST_CASE("a node is sampled, and what it does not have is absent", "[telemetry]
   put(root.path(), "sys/class/powercap/intel-rapl:0/max_energy_range_uj", "10000000\n");
   put(root.path(), "sys/class/powercap/intel-rapl:0:0/energy_uj", "1\n");  // a part of the package
   put(root.path(), "sys/class/powercap/intel-rapl:0:0/max_energy_range_uj", "10000000\n");
+  for (const char* controller : {"mc0", "mc1"}) {
+    const std::string edac = std::string("sys/devices/system/edac/mc/") + controller + "/";
+    put(root.path(), edac + "ce_count", "3\n");
+    put(root.path(), edac + "ue_count", "1\n");
+  }
   const std::string counters = "sys/class/infiniband/mlx5_0/ports/1/counters/";
   put(root.path(), counters + "port_rcv_data", "100\n");
   put(root.path(), counters + "port_xmit_data", "200\n");
@@ -95,6 +100,8 @@ TEST_CASE("a node is sampled, and what it does not have is absent", "[telemetry]
   const Values first = host.node(5);
   CHECK(value_of(first, "mem_bytes") == 12000.0 * 1024);
   CHECK(value_of(first, "energy_joules") == 0.0);
+  CHECK(value_of(first, "memory_corrected_errors") == 6.0);
+  CHECK(value_of(first, "memory_uncorrected_errors") == 2.0);
   CHECK(value_of(first, "disk_free_bytes").value_or(0) > 0);
   CHECK_FALSE(value_of(first, "cpu"));  // there is no time that it could be about
   CHECK_FALSE(value_of(first, "net_received_bytes_per_s"));

@@ -51,6 +51,8 @@ TEST_CASE("faults are read", "[faults]") {
   CHECK(fault::describe(memory[0]) ==
         "flip of rank 2 in step 4 (weight exp_avg/model.norm.weight, element 7, bit 31), attempt 1");
   CHECK(fault::describe(memory[1]) == "nan of every rank in step 1 (gradient, element 0), every attempt");
+  const auto gpu = fault::parse("gpu:rank=1@step=3:xid=79");
+  CHECK(gpu.at(0).xid == 79);
   CHECK(fault::describe(list[0]) == "kill of rank 3 in step 5 (computing), attempt 1");
   CHECK(fault::describe(list[2]) == "io of rank 0 at fsync 2, attempt 1");
 }
@@ -69,6 +71,7 @@ TEST_CASE("a mistake in NRL_FAULTS is named with its place", "[faults]") {
   CHECK(contains(message("io:rank=1@step=1"), "expected op=NAME#COUNT"));
   CHECK(contains(message("io:rank=1@op=write#1"), "io needs errno=NAME"));
   CHECK(contains(message("slow:rank=1@step=1"), "slow needs seconds"));
+  CHECK(contains(message("gpu:rank=1@step=1"), "gpu needs xid=NUMBER"));
   CHECK(contains(message("kill:rank=1@step=1:for=2"), "'for' is no argument of kill"));
   CHECK(contains(message("hang:rank=1@step=1:for=-2"), "seconds above 0"));
   CHECK(contains(message("kill:rank=1@step=1 x"), "expected ';'"));

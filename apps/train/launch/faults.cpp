@@ -31,7 +31,7 @@ struct Named {
 constexpr Named<Kind> kinds[] = {{"kill", Kind::kill},   {"segv", Kind::segv}, {"abort", Kind::abort},
                                  {"stop", Kind::stop},   {"hang", Kind::hang}, {"slow", Kind::slow},
                                  {"error", Kind::error}, {"io", Kind::io},     {"flip", Kind::flip},
-                                 {"nan", Kind::nan}};
+                                 {"nan", Kind::nan},     {"gpu", Kind::gpu}};
 constexpr Named<Site> sites[] = {
     {"weight", Site::weight}, {"gradient", Site::gradient}, {"repeat", Site::repeat}};
 constexpr Named<FileOp> operations[] = {
@@ -110,6 +110,7 @@ class Parser {
     }
     if (f.kind == Kind::io && f.error == 0 && f.seconds == 0)
       wrong(when, "io needs errno=NAME or delay=SECONDS");
+    if (f.kind == Kind::gpu && f.xid == 0) wrong(when, "gpu needs xid=NUMBER");
     if (f.kind == Kind::slow && f.seconds == 0) wrong(when, "slow needs seconds=SECONDS");
     return f;
   }
@@ -150,6 +151,9 @@ class Parser {
     } else if ((name == "steps" && f.kind == Kind::slow) || (name == "times" && file)) {
       require('=');
       f.times = whole(1, INT64_MAX);
+    } else if (name == "xid" && f.kind == Kind::gpu) {
+      require('=');
+      f.xid = static_cast<int>(whole(1, 999));
     } else if (name == "errno" && file) {
       require('=');
       f.error = choose(errors, "an error");
@@ -224,6 +228,7 @@ class Parser {
 std::vector<Fault> own;
 std::array<std::atomic<int64_t>, std::size(operations)> operations_seen;
 bool hooked = false;
+std::function<void(int xid)> gpu_hook;
 
 void sleep(double seconds) {
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
@@ -252,6 +257,11 @@ void act(const Fault& f, int64_t step) {
       break;
     case Kind::error:
       fail(Exit::internal, "step {}: an error that NRL_FAULTS asked for", step);
+    case Kind::gpu:
+      if (!gpu_hook)
+        fail(Exit::usage, "NRL_FAULTS: a fault of kind gpu, but this rank has no GPU. Fix: set device: cuda");
+      gpu_hook(f.xid);
+      break;
     case Kind::io:
     case Kind::flip:
     case Kind::nan:
@@ -270,6 +280,10 @@ int at_file(FileOp op, const std::string&) {
 }
 
 }  // namespace
+
+void set_gpu_hook(std::function<void(int xid)> hook) {
+  gpu_hook = std::move(hook);
+}
 
 std::vector<Fault> requested() {
   const char* text = std::getenv("NRL_FAULTS");

@@ -7,6 +7,7 @@
 //   target = rank=N | node=N | all     when = step=N | op=NAME#COUNT
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -27,6 +28,7 @@ enum class Kind : uint8_t {
   io,     ///< `times` operations of files fail with `errno`, or take `delay` seconds longer
   flip,   ///< a bit of a number changes
   nan,    ///< a number becomes NaN
+  gpu,    ///< the driver tells the error `xid` of the rank's GPU
 };
 
 /// The memory that flip and nan change.
@@ -50,6 +52,7 @@ struct Fault {
   std::string tensor = {};  ///< flip, nan: as in a checkpoint; empty: the first one
   int64_t element = 0;      ///< flip, nan: of the rank's part of the tensor
   int bit = 0;              ///< flip: of the element, from 0, the lowest
+  int xid = 0;              ///< gpu
   int attempt = 1;          ///< the session of the run (run.json) in which it happens; 0: in any
 };
 
@@ -60,6 +63,9 @@ std::vector<Fault> parse(std::string_view text);
 
 /// "kill of rank 3 in step 5 (computing), attempt 1"
 std::string describe(const Fault& fault);
+
+/// Called by Kind::gpu; unset: the rank has no GPU, and the fault is an Error(Exit::usage).
+void set_gpu_hook(std::function<void(int xid)> hook);
 
 /// Arms the faults of this rank. Without any, reach() costs one load.
 void arm(const std::vector<Fault>& faults, int rank, int node, int attempt);

@@ -150,6 +150,10 @@ void RunControl::hangs(const Error& error) {
                  control::Kind::rank_hung);
 }
 
+void RunControl::gpu_failed(std::string_view text) {
+  control_->fail(control::Evidence::error, static_cast<int>(Exit::peer_lost), text, control::Kind::gpu);
+}
+
 void RunControl::finish() {
   if (connected_) control_->finish();
 }

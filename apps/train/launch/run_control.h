@@ -28,6 +28,8 @@ class RunControl {
   [[noreturn]] void fail(const Error& error);
   /// The device does not respond: all ranks are asked what they wait for.
   [[noreturn]] void hangs(const Error& error);
+  /// The GPU of this rank cannot be used any more: all ranks leave. After connect(). Any thread.
+  [[noreturn]] void gpu_failed(std::string_view text);
   /// A failure is known here: a signal to stop is the launcher's clean-up.
   bool failing() const { return connected_ && control_->is_failing(); }
   /// The pace of every rank of the world (reliability.stragglers), on the process that the launcher numbered

@@ -2,10 +2,14 @@
 
 #include "core/device/cuda/nvml.h"
 
+#include <chrono>
 #include <cstdio>
+#include <thread>
 #include <utility>
 
 #include <dlfcn.h>
+
+#include "core/device/cuda/xid.h"
 
 namespace nrl::cuda {
 namespace {
@@ -19,6 +23,14 @@ struct Utilization {
   unsigned gpu, memory;  // percent
 };
 constexpr unsigned temperature_gpu = 0, clock_sm = 1, clock_memory = 2, uncorrected = 1, volatile_counter = 0;
+
+struct Event {
+  Handle device;
+  unsigned long long type, xid;
+  unsigned gpu_instance, compute_instance;
+};
+constexpr unsigned long long double_bit_event = 0x2, xid_event = 0x8;
+constexpr NvmlReturn timed_out = 10, device_lost = 15;
 
 constexpr std::pair<unsigned long long, const char*> reasons[] = {
     {0x2, "the clocks that were set for applications"},
@@ -46,9 +58,15 @@ class Library final : public Nvml {
     load(energy_, "nvmlDeviceGetTotalEnergyConsumption");
     load(ecc_, "nvmlDeviceGetTotalEccErrors");
     load(throttle_, "nvmlDeviceGetCurrentClocksThrottleReasons");
+    load(remapped_, "nvmlDeviceGetRemappedRows");
+    load(create_set_, "nvmlEventSetCreate");
+    load(free_set_, "nvmlEventSetFree");
+    load(register_, "nvmlDeviceRegisterEvents");
+    load(wait_, "nvmlEventSetWait_v2");
     started_ = init_ && init_() == 0;
   }
   ~Library() override {
+    if (set_ && free_set_) free_set_(set_);
     if (started_ && shutdown_) shutdown_();
     dlclose(library_);
   }
@@ -84,7 +102,30 @@ class Library final : public Nvml {
     if (unsigned long long bits = 0; throttle_ && throttle_(device, &bits) == 0)
       for (const auto& [bit, name] : reasons)
         if (bits & bit) s.throttled.emplace_back(name);
+    unsigned corrected = 0, uncorrected_rows = 0, pending = 0, failed = 0;
+    if (remapped_ && remapped_(device, &corrected, &uncorrected_rows, &pending, &failed) == 0) {
+      s.remap_pending = pending != 0;
+      s.remap_failed = failed != 0;
+    }
     return s;
+  }
+
+  bool watch(const std::string& uuid) override {
+    Handle device = nullptr;
+    if (!create_set_ || !register_ || !wait_ || !by_uuid_ || by_uuid_(uuid.c_str(), &device) != 0)
+      return false;
+    if (!set_ && create_set_(&set_) != 0) return false;
+    return register_(device, xid_event | double_bit_event, set_) == 0;
+  }
+
+  std::optional<int> wait_for_error(int milliseconds) override {
+    Event event{};
+    const NvmlReturn result = set_ ? wait_(set_, &event, static_cast<unsigned>(milliseconds)) : timed_out;
+    if (result == 0) return event.type == double_bit_event ? xid_double_bit : static_cast<int>(event.xid);
+    if (result == device_lost) return xid_lost;
+    // Another failure returns at once: the caller must not ask again and again.
+    if (result != timed_out) std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    return std::nullopt;
   }
 
  private:
@@ -109,6 +150,12 @@ class Library final : public Nvml {
   NvmlReturn (*energy_)(Handle, unsigned long long*) = nullptr;
   NvmlReturn (*ecc_)(Handle, unsigned, unsigned, unsigned long long*) = nullptr;
   NvmlReturn (*throttle_)(Handle, unsigned long long*) = nullptr;
+  NvmlReturn (*remapped_)(Handle, unsigned*, unsigned*, unsigned*, unsigned*) = nullptr;
+  NvmlReturn (*create_set_)(Handle*) = nullptr;
+  NvmlReturn (*free_set_)(Handle) = nullptr;
+  NvmlReturn (*register_)(Handle, unsigned long long, Handle) = nullptr;
+  NvmlReturn (*wait_)(Handle, Event*, unsigned) = nullptr;
+  Handle set_ = nullptr;
 };
 
 }  // namespace

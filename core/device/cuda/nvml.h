@@ -23,6 +23,8 @@ struct DeviceState {
   std::optional<int> temperature;       ///< degrees Celsius
   std::optional<double> energy;         ///< J, since the driver was loaded
   std::optional<uint64_t> ecc_errors;   ///< uncorrected ones since the driver was loaded; absent without ECC
+  bool remap_pending = false;           ///< rows of memory are remapped at the next reset
+  bool remap_failed = false;            ///< a row of memory cannot be remapped: the device is to be exchanged
   /// Why the clock is below its limit under load: "power", "temperature", ...; empty: not throttled.
   std::vector<std::string> throttled;
 };
@@ -34,6 +36,11 @@ class Nvml {
   virtual std::string driver_version() const = 0;
   /// `uuid` as in DeviceInfo. Nothing when the library does not know the device.
   virtual std::optional<DeviceState> state(const std::string& uuid) const = 0;
+  /// Lets wait_for_error() see the errors of a device from now on. False where the driver does not tell them.
+  virtual bool watch(const std::string& uuid) = 0;
+  /// The number of the next error (xid.h) of a watched device; an uncorrectable memory error and a lost
+  /// device have theirs. Nothing after so many milliseconds.
+  virtual std::optional<int> wait_for_error(int milliseconds) = 0;
 };
 
 /// Null when there is no such library, or it does not start.
