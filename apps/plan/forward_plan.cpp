@@ -1,5 +1,6 @@
 #include "apps/plan/forward_plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "core/ops/step.h"
@@ -67,6 +68,21 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
   declare_buckets(p.groups, p.decoder->buckets(), p.memory);
   p.memory.solve();
   return plan;
+}
+
+std::unique_ptr<RunPlan> make_reference_plan(model::ModelSpec spec, const Config& config,
+                                             const RunPlan& policy) {
+  const int64_t longest = config.policy.max_total_sequence_length, layers = spec.layers;
+  return make_forward_plan(std::move(spec),
+                           {.micro_batch = std::max<int64_t>(policy.tensors->shape().length / longest, 1),
+                            .sequence_length = longest,
+                            .packed = true,
+                            .inverse_temperature = policy.decoder->options().loss.inverse_temperature,
+                            .recipe = recipe_for(config, policy.device, layers),
+                            .device = policy.device,
+                            .threads = policy.device == DeviceType::cpu ? policy.partials : 1,
+                            .products = policy.products},
+                           config, policy.position);
 }
 
 }  // namespace nrl::plan

@@ -212,7 +212,8 @@ void print_offloaded(const plan::RunPlan& plan) {
 
 // The process around the planned memory.
 void print_host(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic,
-                int threads, const data::DatasetMemory& order, int64_t generation, double memory) {
+                int threads, const data::DatasetMemory& order, int64_t generation, int64_t reference,
+                double memory) {
   const bool on_host = plan.device == DeviceType::cpu;
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
@@ -233,13 +234,15 @@ void print_host(const Config& config, const plan::RunPlan& plan, std::span<const
               text);
   };
   row("arena", arena, on_host ? "the buffers of the run" : "pinned buffers of the run");
-  if (!on_host) generation = 0;
+  if (!on_host) generation = reference = 0;
+  if (reference > 0) row("reference", reference, "the model of reference.model_name");
   if (generation > 0) row("generation", generation, "keys, values and buffers of rollouts");
   if (order.order + order.files > 0) row("sample order", order.order + order.files, "and the file index");
   for (const plan::HostPart& part : parts)
     row(part.name, part.bytes,
         part.formula + (part.passing ? " (at times; the largest such part counts)" : ""));
-  row("peak", arena + generation + order.order + order.files + plan::sum_of(parts), "resident memory");
+  row("peak", arena + generation + reference + order.order + order.files + plan::sum_of(parts),
+      "resident memory");
 }
 
 }  // namespace
@@ -323,7 +326,16 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   }
   int64_t total = plan.memory.total_bytes();
   std::optional<plan::GenerationPlan> generation;
+  int64_t reference = 0;
+  std::string no_reference;
   if (generates_rollouts(c)) {
+    try {
+      reference = train::reference_bytes(c, *ranks.front().plan);
+    } catch (const Error& e) {
+      no_reference = e.what();
+    }
+    if (reference > 0) row("reference", reference);
+    total += reference;
     std::optional<int64_t> left;
     if (const size_t memory = rank_memory(c, world, choice); memory > 0)
       left = static_cast<int64_t>(memory) - total;
@@ -332,11 +344,13 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
     row("generation", generation->memory.total());
   }
   row("total", total + counted_order);
+  if (!no_reference.empty()) log::warn("the reference model is not counted: {}", no_reference);
   if (generation) {
     log::info("  generation of {}", generation->text());
     log::info(
-        "  phases: generate uses weights and generation; score weights, activations, workspace and data; "
-        "train all but generation");
+        "  phases: generate uses weights and generation; score weights, activations, workspace and data{}; "
+        "train all but generation{}",
+        reference > 0 ? ", and the reference" : "", reference > 0 ? " and the reference" : "");
   }
   if (choice.memory > 0) {
     const double share = static_cast<double>(total) / static_cast<double>(choice.memory);
@@ -356,7 +370,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
   print_host(c, plan, traffic, ranks.front().threads, order, generation ? generation->memory.total() : 0,
-             on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0);
+             reference, on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0);
   if (unknown.empty())
     log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

@@ -4,6 +4,10 @@
 #include <string>
 #include <vector>
 
+#include "apps/plan/generation.h"
+#include "apps/state/model_source.h"
+#include "apps/train/start/memory_fit.h"
+#include "core/base/text.h"
 #include "tests/catch.h"
 #include "tests/train/training_run.h"
 
@@ -271,7 +275,20 @@ TEST_CASE("a student learns from a teacher that scores what it generates", "[grp
   const Finished finished = bench.learn("whole", keys);
   INFO(finished.err);
   REQUIRE(finished.code == Exit::ok);
-  CHECK_THAT(finished.out + finished.err, ContainsSubstring("beside the policy:"));
+  // The plan knows what the run needs beside training.
+  const ConfigResult config = load_config(bench / "whole/logs/config.yaml", {});
+  REQUIRE(config.ok());
+  const auto plan =
+      plan::make_run_plan(config.config, train::load_model_spec(config), resolve_batch(config.config, 1),
+                          plan::grid_position(config.config, 1, 0), DeviceType::cpu, 1);
+  const int64_t reference = train::reference_bytes(config.config, *plan);
+  CHECK_THAT(finished.out + finished.err,
+             ContainsSubstring("beside the policy: " + human_bytes(static_cast<uint64_t>(reference))));
+  const plan::GenerationPlan least = plan::plan_generation(config.config, *plan, 0);
+  CHECK(least.memory.total() > 0);
+  CHECK(plan::total(train::needed_memory(config.config, *plan)) ==
+        plan::total(plan::planned_memory(config.config, *plan)) +
+            static_cast<double>(reference + least.memory.total()));
   const std::vector<double> divergence = bench.values("whole", "kl_penalty");
   REQUIRE(divergence.size() == 40);
   double first = 0, last = 0;

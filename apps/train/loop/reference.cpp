@@ -140,18 +140,7 @@ ReferenceModel::ReferenceModel(Run& run) : run_(run) {
            "lower that",
            clipped(directory), spec.max_positions, longest);
     const Placement& placement = run.placement;
-    const int64_t layers = spec.layers;
-    auto plan = plan::make_forward_plan(
-        std::move(spec),
-        {.micro_batch = std::max<int64_t>(policy.tensors->shape().length / longest, 1),
-         .sequence_length = longest,
-         .packed = true,
-         .inverse_temperature = policy.decoder->options().loss.inverse_temperature,
-         .recipe = plan::recipe_for(c, placement.device(), layers),
-         .device = placement.device(),
-         .threads = placement.host_threads(),
-         .products = placement.exec().kernels->bf16_products},
-        c, placement.grid_position());
+    auto plan = plan::make_reference_plan(std::move(spec), c, policy);
     const int64_t left = static_cast<int64_t>(placement.capacity()) - policy.memory.total_bytes();
     if (plan->memory.total_bytes() > left)
       fail(Exit::out_of_memory,

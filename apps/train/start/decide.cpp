@@ -250,7 +250,7 @@ Need RankDecision::try_plan(const BatchPlan& batch) {
   Need own{.capacity = static_cast<double>(placement_.capacity())};
   run_collectively(world_, [&] {
     plan_ = plan_rank(facts_.result, spec_, batch, placement_);
-    own.bytes = plan::planned_memory(facts_.result.config, *plan_);
+    own.bytes = needed_memory(facts_.result.config, *plan_);
   });
   return least_room(world_.comm(), own);
 }

@@ -2,7 +2,11 @@
 
 #include <algorithm>
 
+#include "apps/plan/forward_plan.h"
+#include "apps/plan/generation.h"
+#include "apps/plan/loss.h"
 #include "apps/state/model_source.h"
+#include "apps/state/resume.h"
 #include "apps/train/start/run_check.h"
 #include "core/base/text.h"
 
@@ -49,11 +53,29 @@ Overrides operator+(Overrides a, const Overrides& b) {
 
 }  // namespace
 
+int64_t reference_bytes(const Config& config, const plan::RunPlan& plan) {
+  if (!config.loss_fn.reference_model || !plan::needs_reference(config)) return 0;
+  model::ModelSpec spec = load_model_directory(*config.loss_fn.reference_model, verify_none);
+  return plan::make_reference_plan(std::move(spec), config, plan)->memory.total_bytes();
+}
+
+plan::CategoryBytes needed_memory(const Config& config, const plan::RunPlan& plan) {
+  plan::CategoryBytes need = plan::planned_memory(config, plan);
+  if (!generates_rollouts(config)) return need;
+  double& workspace = need[static_cast<size_t>(memory::Category::workspace)];
+  workspace += static_cast<double>(plan::plan_generation(config, plan, 0).memory.total());
+  try {
+    workspace += static_cast<double>(reference_bytes(config, plan));
+  } catch (const Error&) {  // the run says so when it reads the model
+  }
+  return need;
+}
+
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory) {
   plan::CategoryBytes most = {};
   for (const int rank : plan::typical_ranks(config, world)) {
-    const plan::CategoryBytes need = plan::planned_memory(
+    const plan::CategoryBytes need = needed_memory(
         config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank), device,
                                      threads, {}, memory));
     if (plan::total(need) > plan::total(most)) most = need;

@@ -10,7 +10,15 @@
 
 namespace nrl::train {
 
-/// The memory of the rank of `config` that needs most (plan::planned_memory), from plans of
+/// plan::planned_memory(), and of a run that generates its rollouts also the reference model
+/// (reference.model_name) and the least that it generates with, one sequence of the longest length at a time:
+/// as workspace. A reference model that cannot be read counts nothing.
+plan::CategoryBytes needed_memory(const Config& config, const plan::RunPlan& plan);
+/// The reference model beside the policy with this plan; 0: there is none. Throws like
+/// load_model_directory().
+int64_t reference_bytes(const Config& config, const plan::RunPlan& plan);
+
+/// The memory of the rank of `config` that needs most (needed_memory), from plans of
 /// plan::typical_ranks(). `memory`: as for plan::make_run_plan().
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory = 0);

@@ -13,6 +13,7 @@
 #include "apps/train/launch/run_control.h"
 #include "apps/train/start/decide.h"
 #include "apps/train/start/initial_state.h"
+#include "apps/train/start/memory_fit.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
@@ -147,7 +148,7 @@ std::unique_ptr<engine::Engine> allocate(Run& run, RankDecision& decision) {
   for (;;) {
     std::unique_ptr<engine::Engine> engine;
     const std::string needed = plan::memory_line(plan->memory);
-    const double total = plan::total(plan::planned_memory(run.config, *plan));
+    const double total = plan::total(needed_memory(run.config, *plan));
     const comm::ErrorConsensus vote = attempt_collectively(run.world, [&] {
       if (device)
         require_host_memory(run.config, *plan,
