@@ -165,7 +165,7 @@ int predict_only(nrl::comm::World& world, const Args& args, const ConfigResult& 
   engine::Engine engine(
       plan::make_run_plan(c, train::load_model_spec(config), resolve_batch(c, 1), position, DeviceType::cuda,
                           train::threads_for(c.kernels, 1), {},
-                          train::memory_for_rank(c.kernels, DeviceType::cuda, gpu.properties().memory)),
+                          train::memory_for_rank(c.kernels, DeviceType::cuda, gpu.for_plan(0))),
       engine::training_options(c), ranks, exec);
   const predict::Prediction prediction = predict(engine, gpu);
   log::info("device      {}: estimated, not measured ({})", gpu.product, why_not);

@@ -15,71 +15,144 @@
 namespace nrl::machine {
 namespace {
 
-// Multiprocessors, memory and FLOP/s are from data sheets. Measured on an H200 in steps of training, at its
-// power limit (docs/gpu-results.md): its attention at head dimensions 64 and 128, cuDNN 9.14 and 9.19 alike,
-// and that its GEMMs and its copy are as assumed. The rest is assumed:
-//   copy       about 90 % of the data sheet's bandwidth (H200 4.8, H100 3.35, B200 8.0, A100 2.04 TB/s)
+// Multiprocessors, FLOP/s, bandwidths and power limits are from NVIDIA's data sheets. Measured on an H200 in
+// steps of training, at its power limit (docs/gpu-results.md): its attention at head dimensions 64 and 128,
+// cuDNN 9.14 and 9.19 alike, and that its GEMMs and its copy are as assumed. The rest is assumed:
+//   memory     as nvidia-smi reports it with ECC, B200: cudaMemGetInfo's total
+//   copy       about 90 % of the data sheet's bandwidth (A100 2.04 and 1.56, H100 3.35, PCIe 2.0, NVL 3.94,
+//   H20
+//              4.0, H200 4.8, B200 and GB200 8.0 TB/s)
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
-//              near what llm.c and llmq publish for whole steps; A100: about 255 of 312
+//              near what llm.c and llmq publish for whole steps; A100: about 255 of 312. PCIe and NVL cards
+//              reach their power limit earlier, an H20 never
 //   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 on an H100,
-//              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100
-//   node       80 % of NVLink's data sheet each way: NVLink 4 (450 GB/s), 5 (900), 3 (300)
-//   network    84 % of a 400 Gbit/s adapter for each GPU; A100: 200 Gbit/s
-// A B200's fractions are guesses close to an H100's.
-constexpr DeviceModel models[] = {
-    {.name = "h200",
-     .product = "H200",
-     .major = 9,
-     .multiprocessors = 132,
-     .memory = 141e9,
-     .copy = 4.3e12,
-     .f32_flops = 67e12,
-     .tf32_flops = 494e12,
-     .gemm = 0.73,
-     .forward = {.d64 = 0.42, .d128 = 0.58, .d256 = 0.55},
-     .backward = {.d64 = 0.335, .d128 = 0.45, .d256 = 0.42},
-     .node = {3.6e11, 15e-6},
-     .network = {4.2e10, 30e-6}},
-    {.name = "h100",
-     .product = "H100",
-     .major = 9,
-     .multiprocessors = 132,
-     .memory = 80e9,
-     .copy = 3.0e12,
-     .f32_flops = 67e12,
-     .tf32_flops = 494e12,
-     .gemm = 0.73,
-     .forward = {.d64 = 0.42, .d128 = 0.58, .d256 = 0.55},
-     .backward = {.d64 = 0.335, .d128 = 0.45, .d256 = 0.42},
-     .node = {3.6e11, 15e-6},
-     .network = {4.2e10, 30e-6}},
-    {.name = "b200",
-     .product = "B200",
-     .major = 10,
-     .multiprocessors = 148,
-     .memory = 180e9,
-     .copy = 7.2e12,
-     .f32_flops = 75e12,
-     .tf32_flops = 1125e12,
-     .gemm = 0.70,
-     .forward = {.d64 = 0.40, .d128 = 0.62, .d256 = 0.55},
-     .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40},
-     .node = {7.0e11, 15e-6},
-     .network = {4.2e10, 30e-6}},
-    {.name = "a100",
-     .product = "A100",
-     .major = 8,
-     .multiprocessors = 108,
-     .memory = 80e9,
-     .copy = 1.75e12,
-     .f32_flops = 19.5e12,
-     .tf32_flops = 156e12,
-     .gemm = 0.82,
-     .forward = {.d64 = 0.58, .d128 = 0.64, .d256 = 0.58},
-     .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45},
-     .node = {2.3e11, 15e-6},
-     .network = {2.1e10, 30e-6}},
-};
+//              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100. An H20 has an H100's
+//              exponentials per multiprocessor beside a quarter of its FLOP/s
+//   node       82 % of NVLink each way, 370 of 450 GB/s in rings (maintainers of NCCL, nccl-tests#212):
+//              NVLink 4 450 (H800 200), NVLink 5 900, NVLink 3 300 GB/s, bridges of NVL and PCIe cards 300
+//   network    a 400 Gbit/s adapter for each GPU, A100: 200 Gbit/s, at adapter_efficiency
+//   idle       15 % of the power limit: clocks stay up between kernels
+// Fractions of a B200, a GB200, an H20 and of PCIe and NVL cards are guesses from an H100's.
+constexpr double gbit = 1e9 / 8, mib = 1 << 20;
+constexpr double link(double gbits) {
+  return adapter_efficiency * gbits * gbit;
+}
+
+constexpr DeviceModel hopper(std::string_view name, std::string_view product, double memory_mib,
+                             double copy) {
+  return {.name = name,
+          .product = product,
+          .major = 9,
+          .multiprocessors = 132,
+          .memory = memory_mib * mib,
+          .copy = copy,
+          .f32_flops = 67e12,
+          .tf32_flops = 494e12,
+          .gemm = 0.73,
+          .forward = {.d64 = 0.42, .d128 = 0.58, .d256 = 0.55},
+          .backward = {.d64 = 0.335, .d128 = 0.45, .d256 = 0.42},
+          .node = {3.7e11, 15e-6},
+          .network = {link(400), 30e-6},
+          .node_ranks = 8,
+          .power_limit = 700,
+          .idle_power = 105};
+}
+constexpr DeviceModel h100_pcie() {
+  DeviceModel m = hopper("h100-pcie", "H100 PCIe", 81559, 1.8e12);
+  m.multiprocessors = 114;
+  m.f32_flops = 51e12;
+  m.tf32_flops = 378e12;
+  m.gemm = 0.65;
+  m.node = {2.46e11, 15e-6};
+  m.node_ranks = 2;
+  m.power_limit = 350;
+  m.idle_power = 52;
+  return m;
+}
+constexpr DeviceModel h100_nvl() {
+  DeviceModel m = hopper("h100-nvl", "H100 NVL", 95830, 3.5e12);
+  m.f32_flops = 60e12;
+  m.tf32_flops = 418e12;
+  m.gemm = 0.65;
+  m.node = {2.46e11, 15e-6};
+  m.node_ranks = 2;
+  m.power_limit = 400;
+  m.idle_power = 60;
+  return m;
+}
+constexpr DeviceModel h800() {
+  DeviceModel m = hopper("h800", "H800", 81559, 3.0e12);
+  m.node.bandwidth = 1.64e11;
+  return m;
+}
+constexpr DeviceModel h20() {
+  DeviceModel m = hopper("h20", "H20", 97871, 3.6e12);
+  m.multiprocessors = 78;
+  m.f32_flops = 44e12;
+  m.tf32_flops = 74e12;
+  m.gemm = 0.92;
+  m.forward = {.d64 = 0.80, .d128 = 0.85, .d256 = 0.80};
+  m.backward = {.d64 = 0.70, .d128 = 0.75, .d256 = 0.70};
+  m.power_limit = 500;
+  m.idle_power = 75;
+  return m;
+}
+constexpr DeviceModel blackwell(std::string_view name, std::string_view product, double memory_mib) {
+  return {.name = name,
+          .product = product,
+          .major = 10,
+          .multiprocessors = 148,
+          .memory = memory_mib * mib,
+          .copy = 7.2e12,
+          .f32_flops = 75e12,
+          .tf32_flops = 1125e12,
+          .gemm = 0.70,
+          .forward = {.d64 = 0.40, .d128 = 0.62, .d256 = 0.55},
+          .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40},
+          .node = {7.4e11, 15e-6},
+          .network = {link(400), 30e-6},
+          .node_ranks = 8,
+          .power_limit = 1000,
+          .idle_power = 150};
+}
+constexpr DeviceModel gb200() {
+  DeviceModel m = blackwell("gb200", "GB200", 189471);
+  m.multiprocessors = 152;
+  m.f32_flops = 80e12;
+  m.tf32_flops = 1250e12;
+  m.node_ranks = 72;  // NVL72
+  m.power_limit = 1200;
+  m.idle_power = 180;
+  return m;
+}
+constexpr DeviceModel ampere(std::string_view name, double memory_mib, double copy) {
+  return {.name = name,
+          .product = "A100",
+          .major = 8,
+          .multiprocessors = 108,
+          .memory = memory_mib * mib,
+          .copy = copy,
+          .f32_flops = 19.5e12,
+          .tf32_flops = 156e12,
+          .gemm = 0.82,
+          .forward = {.d64 = 0.58, .d128 = 0.64, .d256 = 0.58},
+          .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45},
+          .node = {2.46e11, 15e-6},
+          .network = {link(200), 30e-6},
+          .node_ranks = 8,
+          .power_limit = 400,
+          .idle_power = 60};
+}
+constexpr DeviceModel models[] = {hopper("h200", "H200", 143771, 4.3e12),
+                                  hopper("h100", "H100", 81559, 3.0e12),
+                                  h100_pcie(),
+                                  h100_nvl(),
+                                  h800(),
+                                  h20(),
+                                  blackwell("b200", "B200", 182630),
+                                  gb200(),
+                                  ampere("a100", 81920, 1.75e12),
+                                  ampere("a100-40g", 40960, 1.35e12)};
 
 /// CPU efficiencies: fractions of the FMA peak that `nrl-train bench gemm` and `bench attention` measure with
 /// AVX-512 on large shapes.
@@ -117,21 +190,35 @@ device::Properties DeviceModel::properties() const {
   return p;
 }
 
-const DeviceModel& find_device_model(std::string_view option, const std::string& name) {
+double DeviceModel::outside_plan(int communicators) const {
+  constexpr double gib = 1 << 30, context = 1.5 * gib, communicator = 0.25 * gib;
+  return gpu() ? context + communicators * communicator : 0;
+}
+
+std::string device_model_names() {
   std::string names;
-  for (const DeviceModel& gpu : models) {
+  for (const DeviceModel& gpu : models) names += (names.empty() ? "" : ", ") + std::string(gpu.name);
+  return names;
+}
+
+const DeviceModel& find_device_model(std::string_view option, const std::string& name) {
+  for (const DeviceModel& gpu : models)
     if (gpu.name == name) return gpu;
-    names += (names.empty() ? "" : ", ") + std::string(gpu.name);
-  }
-  fail(Exit::usage, "{}: unknown GPU '{}'; expected one of: {}", option, name, names);
+  fail(Exit::usage, "{}: unknown GPU '{}'; expected one of: {}", option, name, device_model_names());
 }
 
 const DeviceModel* model_of_device(const device::Properties& device) {
-  for (const DeviceModel& gpu : models)
-    // The peak distinguishes other variants of a product.
-    if (device.name.find(gpu.product) != std::string::npos && peak_flops(device) == gpu.bf16_flops())
-      return &gpu;
-  return nullptr;
+  const DeviceModel* found = nullptr;
+  const auto difference = [&](const DeviceModel& gpu) {
+    return std::abs(gpu.memory - static_cast<double>(device.memory));
+  };
+  for (const DeviceModel& gpu : models) {
+    // The peak distinguishes products whose names contain others.
+    if (device.name.find(gpu.product) == std::string::npos || peak_flops(device) != gpu.bf16_flops())
+      continue;
+    if (!found || difference(gpu) < difference(*found)) found = &gpu;
+  }
+  return found;
 }
 
 namespace {
@@ -146,7 +233,7 @@ DeviceModel cpu_model(double flops, double copy) {
   m.forward = {cpu_attention_forward, cpu_attention_forward, cpu_attention_forward};
   m.backward = {cpu_attention_backward, cpu_attention_backward, cpu_attention_backward};
   m.node = {.bandwidth = m.copy / 4, .latency = 20e-6};
-  m.network = {.bandwidth = 1.1e9, .latency = 60e-6};
+  m.network = {.bandwidth = 1.1e9, .latency = 30e-6};
   return m;
 }
 

@@ -17,10 +17,13 @@ struct AttentionRates {
   double d64, d128, d256;
 };
 
+/// The fraction of an adapter's rate that large messages reach: 46 of 50 GB/s with nccl-tests on ConnectX-7.
+inline constexpr double adapter_efficiency = 0.92;
+
 /// A link between two ranks.
 struct LinkModel {
   double bandwidth = 0;  ///< bytes/s of a large message, each way
-  double latency = 0;    ///< seconds of an operation without data
+  double latency = 0;    ///< seconds that an operation takes at least; between CPUs, of each step as well
 };
 
 struct DeviceModel {
@@ -28,23 +31,35 @@ struct DeviceModel {
   std::string_view product;  ///< GPU: part of the driver's name; peak_flops() knows it
   int major = 0;             ///< GPU: compute capability
   int multiprocessors = 0;   ///< 0: a CPU
-  double memory = 0;         ///< bytes
+  double memory = 0;         ///< bytes that the driver reports
   double copy = 0;           ///< bytes/s read and written by a large copy
   double f32_flops = 0;      ///< FLOP/s of f32; of a GPU on the data sheet, not on tensor cores
   double tf32_flops = 0;     ///< dense, on the data sheet
   double gemm = 0;           ///< fraction of the peak in the main loop of a large GEMM
   AttentionRates forward = {}, backward = {};  ///< of cuDNN; of ours on a CPU
-  LinkModel node = {}, network = {};           ///< between ranks of a node, and of different nodes
+  LinkModel node = {};                         ///< between ranks of a node
+  LinkModel network = {};                      ///< a rank's adapter, to ranks of other nodes
+  int node_ranks = 1;  ///< GPU: ranks with NVLink between all of them, where the configuration has no nodes
+  double power_limit = 0;  ///< GPU: watts
+  double idle_power = 0;   ///< GPU: watts between kernels
 
   bool gpu() const { return multiprocessors > 0; }
   double bf16_flops() const;  ///< dense, on the data sheet; f32_flops of a CPU
   /// For a dry run (device::open_dry_run).
   device::Properties properties() const;
+  /// Bytes of a GPU that are not in a plan: CUDA's context, libraries, and NCCL's buffers. Assumed.
+  double outside_plan(int communicators) const;
+  /// The rest of its memory, which a run finds free.
+  size_t for_plan(int communicators) const {
+    return static_cast<size_t>(memory - outside_plan(communicators));
+  }
 };
 
 /// A GPU by its name in `option`. Fails with Exit::usage and the names that there are.
 const DeviceModel& find_device_model(std::string_view option, const std::string& name);
-/// The model of a GPU; null for other devices.
+/// "h100, h200, ...", for messages and help.
+std::string device_model_names();
+/// The model of a GPU; null for other devices. Variants of a product differ in peak or memory.
 const DeviceModel* model_of_device(const device::Properties& device);
 /// One of `ranks` ranks with `threads` threads each on this machine's CPU. Takes about 50 ms: peak and
 /// bandwidth are measured.

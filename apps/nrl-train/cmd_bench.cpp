@@ -17,6 +17,7 @@
 #include "apps/bench/bench.h"
 #include "apps/bench/compare.h"
 #include "apps/bench/overhead.h"
+#include "apps/machine/device_models.h"
 #include "apps/monitor/timers.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/train/launch/launch.h"
@@ -170,9 +171,9 @@ void add_bench(CommandLine& line) {
   c->add_option("--tokens", args->tokens,
                 "Tokens of the activations (ops; default 8192 on a GPU, 2048 on a CPU)")
       ->check(CLI::Range(1, 1 << 20));
-  c->add_option(
-      "--predict", args->predict,
-      "Print the estimated time of every part of a step on this GPU (step): h200, h100, b200 or a100");
+  c->add_option("--predict", args->predict,
+                "Print the estimated time of every part of a step on this GPU (step): " +
+                    machine::device_model_names());
   c->add_flag(
       "--roofline", args->roofline,
       "Print every kernel of a step beside what this machine could reach, and the time lost (step on\n"

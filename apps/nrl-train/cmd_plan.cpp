@@ -46,11 +46,15 @@ int report(const ConfigResult& result) {
   return result.ok() ? 0 : static_cast<int>(result.exit_code());
 }
 
+/// Groups of a layout of several axes, with other ranks. The search counts on as many for every layout.
+constexpr int usual_communicators = 4;
+
 int search(const PlanArgs& args, const std::vector<std::string>& overrides, const ConfigResult& config,
            const machine::DeviceModel* gpu) {
   const Config& c = config.config;
   if (!gpu && train::choose_device(c.device).type == DeviceType::cuda)
-    fail(Exit::usage, "--search: the GPU is not known. Fix: add --device h200, h100, b200 or a100");
+    fail(Exit::usage, "--search: the GPU is not known. Fix: add --device with one of {}",
+         machine::device_model_names());
   const int local = plan::local_sizes(c, args.world).front();
   const int threads = train::threads_for(c.kernels, local);
   const predict::ModeledDevice device(gpu ? *gpu : machine::measure_cpu_model(local, threads), c.kernels.tf32,
@@ -59,6 +63,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   if (args.expert_load && spec.moe.experts == 0)
     fail(Exit::usage, "--expert-load has no effect: a {} model has no experts. Fix: leave it out",
          name_of(spec.family));
+  const int communicators = args.world > 1 ? usual_communicators : 0;
   planner::SearchProgress progress(monitor::terminal_columns(STDERR_FILENO), [](std::string_view text) {
     std::fwrite(text.data(), 1, text.size(), stderr);
     std::fflush(stderr);
@@ -68,7 +73,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
       {.config = args.config.path,
        .overrides = overrides,
        .world = args.world,
-       .capacity = c.memory.max_memory * device.model().memory,
+       .capacity = c.memory.max_memory * static_cast<double>(device.model().for_plan(communicators)),
        .expert_load = args.expert_load.value_or(1),
        .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
       device);
@@ -80,7 +85,7 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
       gpu ? counted(args.world, fmt::format("{} GPU", gpu->product).c_str())
           : fmt::format("{} of {} on this CPU", counted(args.world, "rank"), counted(threads, "thread"));
   log::info("device   {}: {} each, of which {:.0f} % are for the plan", ranks,
-            human_bytes(static_cast<uint64_t>(device.model().memory)), 100 * c.memory.max_memory);
+            human_bytes(device.model().for_plan(communicators)), 100 * c.memory.max_memory);
   if (result.found.empty()) {
     if (result.tried == 0)
       fail(Exit::config,
@@ -127,7 +132,7 @@ int run_plan(const PlanArgs& args) {
   if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
   if (!result.ok()) return report(result);
   train::DeviceChoice device = train::choose_device(result.config.device);
-  if (gpu) device.memory = gpu->properties().memory;
+  if (gpu) device.memory = gpu->for_plan(train::communicators_of_run(result, args.world));
   result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world), device.type));
   if (!result.ok()) return report(result);
   BatchPlan batch = resolve_batch(result.config, args.world);
@@ -170,8 +175,9 @@ void add_plan(CommandLine& line) {
                          "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --search 5");
   add_config(c, args->config);
   c->add_option("--world", args->world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
-  c->add_option("--device", args->device,
-                "auto (as configured), cpu, cuda, or a GPU that need not be there: h200, h100, b200, a100");
+  c->add_option(
+      "--device", args->device,
+      "auto (as configured), cpu, cuda, or a GPU that need not be there: " + machine::device_model_names());
   c->add_flag("--buffers", args->buffers, "List every planned buffer");
   c->add_option("--program", args->program,
                 "Print the program of a rank, all that it does in an optimizer step, and nothing else")

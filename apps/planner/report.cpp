@@ -357,6 +357,11 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
     log::info("  {} of the GPU's {}{}",
               share < 10 ? fmt::format("{:.0f} %", share * 100) : fmt::format("{:.0f} times", share),
               human_bytes(choice.memory), share > 1 ? ": does not fit" : "");
+    if (gpu)
+      log::info("  outside the plan {} of {}: context, libraries, {} (assumed)",
+                human_bytes(static_cast<uint64_t>(gpu->memory) - choice.memory),
+                human_bytes(static_cast<uint64_t>(gpu->memory)),
+                counted(train::communicators_of_run(result, world), "communicator"));
   }
   if (const int64_t pinned = plan.memory.bytes(memory::Tier::pinned); pinned > 0) row("pinned host", pinned);
   if (const int64_t offloaded = plan.memory.bytes(memory::Tier::host); offloaded > 0)

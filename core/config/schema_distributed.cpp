@@ -26,7 +26,8 @@ std::string schedule_texts() {
 }  // namespace
 
 void add_distributed_keys(Table& t) {
-  t.section("cluster", "Expected size of the job; checked against the launcher, never used to choose.");
+  t.section("cluster",
+            "Expected size of the job, checked against the launcher, and its network, for predictions.");
   t.resume("cluster", OnResume::unrelated);
   NRL_KEY(t, cluster.num_nodes)
       .at_least(1)
@@ -52,6 +53,28 @@ void add_distributed_keys(Table& t) {
           "Nodes of an NVLink domain: consecutive nodes belong to one. An expert group must not span two. "
           "null: "
           "not checked.");
+  t.section("cluster.fabric",
+            "The network between nodes, or between NVLink domains of several nodes, for the times that "
+            "nrl-train plan predicts.");
+  NRL_KEY(t, cluster.fabric.adapters_per_rank)
+      .at_least(0.125)
+      .at_most(16)
+      .help("Network adapters of a rank; 0.5 if two ranks share one.");
+  NRL_KEY(t, cluster.fabric.adapter_gbit)
+      .at_least(0.1)
+      .at_most(10000)
+      .help("Gbit/s of an adapter each way; null: what is usual for the device.");
+  NRL_KEY(t, cluster.fabric.leaf_ranks)
+      .at_least(1)
+      .help("Consecutive ranks that reach each other without links between leaf switches and the spine.");
+  NRL_KEY(t, cluster.fabric.rail_optimized)
+      .help(
+          "A leaf switch connects the adapters of the same place in their nodes: messages between different "
+          "places in different nodes pass the spine.");
+  NRL_KEY(t, cluster.fabric.oversubscription)
+      .at_least(1)
+      .at_most(64)
+      .help("Bandwidth of the adapters below a leaf switch over that of its links to the spine.");
 
   t.section("distributed", "Parallelism and communication.");
   t.resume("distributed", OnResume::unrelated);

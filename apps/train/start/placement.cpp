@@ -171,6 +171,15 @@ std::vector<parallel::GroupId> groups_of_run(const ConfigResult& config, const p
   return plan::needed_groups(config.config, position, position.sizes.pp > 1 && load_model_spec(config).tied);
 }
 
+int communicators_of_run(const ConfigResult& config, int world) {
+  const plan::GridPosition position = plan::grid_position(config.config, world, 0);
+  const std::vector<parallel::GroupAlias> groups =
+      parallel::group_aliases(position.grid, groups_of_run(config, position));
+  return static_cast<int>(std::count_if(groups.begin(), groups.end(), [&](const parallel::GroupAlias& g) {
+    return g.id == g.made && position.grid.members(g.id).size() > 1;
+  }));
+}
+
 std::string Placement::describe(int kernels) const {
   if (device_.type == DeviceType::cpu)
     return fmt::format("cpu ({}), {} per rank{}, {} kernels{}", name_of(request_.isa),

@@ -79,6 +79,9 @@ class Placement {
 /// plan::needed_groups() of a configuration; reads its model if that decides.
 std::vector<parallel::GroupId> groups_of_run(const ConfigResult& config, const plan::GridPosition& position);
 
+/// The communicators of rank 0 with other ranks, which take memory of a GPU.
+int communicators_of_run(const ConfigResult& config, int world);
+
 /// Peak FLOP/s of a rank, the denominator of MFU: the measured fp32 matmul rate of a CPU, times
 /// native_factor(), or the data sheet of a GPU; 0: unknown.
 double peak_of(const Placement& placement, DType operands);

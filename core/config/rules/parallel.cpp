@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char *exchange = "distributed.cp_comm_type",
                      *levels = "distributed.hierarchical_context_parallel_sizes",
-                     *gathered = "distributed.overlap_param_gather",
+                     *leaf = "cluster.fabric.leaf_ranks", *gathered = "distributed.overlap_param_gather",
                      *chunks = "distributed.virtual_pipeline_size", *order = "distributed.pipeline_schedule";
 
 Verdict judge_chunks(const ConfigResult& r) {
@@ -78,7 +78,27 @@ Verdict judge_split(const ConfigResult& r) {
   return out;
 }
 
+Verdict judge_leaf(const ConfigResult& r) {
+  const ClusterConfig& c = r.config.cluster;
+  if (!r.given(leaf) || !c.gpus_per_node || c.gpus_per_node->size() != 1) return {};
+  const int64_t node = c.gpus_per_node->front(), domain = node * c.segment_size.value_or(1);
+  if (c.fabric.leaf_ranks % domain == 0) return {};
+  return {{fmt::format("{} is {}, which cuts {} of {} ranks", leaf, c.fabric.leaf_ranks,
+                       c.segment_size.value_or(1) > 1 ? "NVLink domains" : "nodes", domain),
+           {fmt::format("Fix: use a multiple of {}", domain)}}};
+}
+
 const ConfigRule parallel_table[] = {
+    {{leaf, "cluster.gpus_per_node", "cluster.segment_size"}, judge_leaf},
+    row({"cluster.fabric.oversubscription", leaf, "cluster.world_size"},
+        [](const Config& c) {
+          return c.cluster.fabric.oversubscription > 1 && !c.cluster.fabric.rail_optimized &&
+                 c.cluster.world_size.value_or(c.cluster.fabric.leaf_ranks + 1) <=
+                     c.cluster.fabric.leaf_ranks;
+        },
+        {"<:cluster.fabric.oversubscription> limits links between leaf switches, but all "
+         "<cluster.world_size> ranks are below one",
+         {"<=cluster.fabric.leaf_ranks>", "remove it, or set leaf_ranks to the ranks of a leaf switch"}}),
     row({is(gathered, {"true"}), is("distributed.overlap_grad_reduce", {"false"}),
          is(key::sharding, {"ddp", "optim", "optim_grads"})},
         {"distributed.overlap_param_gather: true needs distributed.overlap_grad_reduce: true"}),

@@ -1,0 +1,183 @@
+#include "apps/machine/fabric.h"
+
+#include <algorithm>
+#include <map>
+
+#include "core/base/error.h"
+#include "parallel/grid/nodes.h"
+
+namespace nrl::machine {
+namespace {
+
+using parallel::Axis;
+
+/// An axis of a group: `size` members, `stride` world ranks apart.
+struct Digit {
+  int size, stride;
+};
+/// Groups as mixed-radix numbers, the first digit fastest.
+using Digits = std::vector<Digit>;
+
+/// Keeps the part of the digits with indices below `count`, or with `above` the part from there on. False if
+/// the cut divides no digit evenly.
+bool cut(Digits& digits, int count, bool above) {
+  Digits below, rest;
+  for (const Digit& d : digits) {
+    if (count == 1) {
+      rest.push_back(d);
+    } else if (count % d.size == 0) {
+      below.push_back(d);
+      count /= d.size;
+    } else if (d.size % count == 0) {
+      below.push_back({count, d.stride});
+      rest.push_back({d.size / count, d.stride * count});
+      count = 1;
+    } else {
+      return false;
+    }
+  }
+  digits = above ? rest : below;
+  return count == 1;
+}
+
+/// The digits of every group of the kind; unset if they are none.
+std::optional<Digits> digits_of(const parallel::ProcessGrid& grid, const parallel::GroupId& id) {
+  const parallel::RankGrid& ranks = id.expert ? grid.expert() : grid.dense();
+  const parallel::GridPoint& s = ranks.sizes();
+  Digits out;
+  int stride = 1;
+  for (const auto& [axis, size] :
+       {std::pair(Axis::tp, s.tp), std::pair(Axis::cp, s.cp), std::pair(Axis::ep, s.ep),
+        std::pair(Axis::dp, s.dp), std::pair(Axis::pp, s.pp)}) {
+    const bool ends = id.ends && axis == Axis::pp && size > 2;
+    if (id.axes.has(axis) && size > 1) out.push_back({ends ? 2 : size, ends ? stride * (size - 1) : stride});
+    stride *= size;
+  }
+  if (id.slice > 0 && !cut(out, id.slice, id.across)) return std::nullopt;
+  return out;
+}
+
+/// The number of blocks of `unit` consecutive ranks that a group touches, if it is the same for all groups
+/// and all blocks hold as many members.
+std::optional<int> blocks_of(const Digits& digits, int unit, int world) {
+  if (unit >= world) return 1;
+  int blocks = 1;
+  for (const Digit& d : digits) {
+    const int span = d.size * d.stride;
+    if (d.stride % unit == 0)
+      blocks *= d.size;
+    else if (unit % d.stride != 0)
+      return std::nullopt;
+    else if (unit % span == 0)
+      continue;
+    else if (span % unit == 0)
+      blocks *= span / unit;
+    else
+      return std::nullopt;
+  }
+  return blocks;
+}
+
+int members_of(const Digits& digits) {
+  int n = 1;
+  for (const Digit& d : digits) n *= d.size;
+  return n;
+}
+
+/// True if operations of `a` take longer: fewer adapters for more bytes.
+bool worse(const Crossing& a, const Crossing& b) {
+  if ((a.domains > 1) != (b.domains > 1)) return a.domains > 1;
+  if (a.spine != b.spine) return a.spine;
+  if (a.inside != b.inside) return a.domains > 1 ? a.inside < b.inside : a.inside > b.inside;
+  return a.domains > b.domains;
+}
+
+std::vector<int> even_sizes(const DeviceModel& device, int world) {
+  const int each = device.gpu() ? std::min(device.node_ranks, world) : world;
+  std::vector<int> out(static_cast<size_t>(world / each), each);
+  if (world % each != 0) out.push_back(world % each);
+  return out;
+}
+
+}  // namespace
+
+Fabric::Fabric(const ClusterConfig& cluster, const DeviceModel& device, std::span<const ClusterNode> nodes,
+               int world)
+    : world_(world), nccl_(device.gpu()), node_(device.node), network_(device.network) {
+  const FabricConfig& f = cluster.fabric;
+  if (f.adapter_gbit) network_.bandwidth = adapter_efficiency * *f.adapter_gbit * 1e9 / 8;
+  network_.bandwidth *= f.adapters_per_rank;
+  leaf_ranks_ = static_cast<int>(std::min<int64_t>(f.leaf_ranks, 1 << 30));
+  rail_optimized_ = f.rail_optimized;
+  oversubscription_ = f.oversubscription;
+
+  std::vector<int> domains;
+  if (nodes.empty()) {
+    domains = even_sizes(device, world);
+  } else {
+    const auto segment = static_cast<size_t>(cluster.segment_size.value_or(1));
+    for (size_t n = 0; n < nodes.size(); ++n)
+      if (n % segment == 0)
+        domains.push_back(nodes[n].ranks);
+      else
+        domains.back() += nodes[n].ranks;
+  }
+  int sum = 0;
+  for (const int n : domains) sum += n;
+  NRL_CHECK(sum == world, "nodes of {} ranks for {}", sum, world);
+  domain_ranks_ = *std::max_element(domains.begin(), domains.end());
+  if (std::all_of(domains.begin(), domains.end(), [&](int n) { return n == domain_ranks_; })) return;
+  for (size_t d = 0; d < domains.size(); ++d)
+    for (int index = 0; index < domains[d]; ++index) places_.push_back({static_cast<int>(d), index});
+}
+
+Fabric::Place Fabric::place_of(int rank) const {
+  return places_.empty() ? Place{rank / domain_ranks_, rank % domain_ranks_} : places_[rank];
+}
+
+Crossing Fabric::crossing(const parallel::ProcessGrid& grid, const parallel::GroupId& id) const {
+  NRL_CHECK(grid.ranks() == world_, "a grid of {} ranks on a fabric of {}", grid.ranks(), world_);
+  if (!places_.empty()) return worst_of(grid, id);
+  const std::optional<Digits> digits = digits_of(grid, id);
+  if (!digits) return worst_of(grid, id);
+  const std::optional<int> domains = blocks_of(*digits, domain_ranks_, world_),
+                           leaves = oversubscription_ > 1 ? blocks_of(*digits, leaf_ranks_, world_) : 1;
+  if (!domains || !leaves) return worst_of(grid, id);
+  const int n = members_of(*digits), inside = n / *domains;
+  const bool several = *domains > 1;
+  return {.ranks = n,
+          .domains = *domains,
+          .inside = inside,
+          .rails = several && inside > 1,
+          .spine = several && *leaves > 1};
+}
+
+Crossing Fabric::crossing(std::span<const int> members) const {
+  std::map<int, int> domains, leaves, indices;  // with their numbers of members
+  for (const int rank : members) {
+    const Place place = place_of(rank);
+    ++domains[place.domain];
+    ++indices[place.index];
+    if (oversubscription_ > 1) ++leaves[rank / leaf_ranks_];
+  }
+  Crossing out;
+  out.ranks = static_cast<int>(members.size());
+  out.domains = static_cast<int>(domains.size());
+  out.inside = out.ranks;
+  for (const auto& [domain, count] : domains) out.inside = std::min(out.inside, count);
+  out.rails = out.domains > 1 && indices.size() > 1;
+  out.spine = out.domains > 1 && leaves.size() > 1;
+  return out;
+}
+
+Crossing Fabric::worst_of(const parallel::ProcessGrid& grid, const parallel::GroupId& id) const {
+  std::optional<Crossing> out;
+  for (const std::vector<int>& group : grid.groups(id)) {
+    const Crossing c = crossing(group);
+    if (!out || worse(c, *out)) out = c;
+  }
+  NRL_CHECK(out, "no group {}", name_of(id));
+  return *out;
+}
+
+}  // namespace nrl::machine
