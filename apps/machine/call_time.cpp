@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/base/error.h"
+#include "core/base/sample.h"
 
 namespace nrl::machine {
 namespace {
@@ -112,6 +113,55 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
     }
   }
   return time;
+}
+
+CallTimes::CallTimes(const DeviceModel& device, const Profile* profile, const Scenario& scenario)
+    : device_(device), scenario_(scenario), gap_(launch_gap) {
+  if (!profile) return;
+  if (profile->host_gap_s) gap_ = *profile->host_gap_s;
+  for (const MeasuredCall& m : profile->calls) {
+    measured_[m.key] = m.seconds;
+    const ops::Call call{.op = m.key.op.c_str(), .cost = cost_of(m.key, m.work, m.flops, m.library)};
+    const double modeled = estimate(device_, call, likely).seconds();
+    if (modeled <= 0) continue;
+    const Point point{size_of(m.key), m.seconds / modeled};
+    points_[{m.work, m.key.op, m.key.operands, m.key.backward}].push_back(point);
+    points_[{m.work, "", m.key.operands, m.key.backward}].push_back(point);
+  }
+}
+
+CallTimes::Size CallTimes::size_of(const CallKey& key) {
+  const auto log = [](int64_t n) { return std::log(static_cast<double>(std::max<int64_t>(n, 1))); };
+  if (key.gemm[0] > 0) return {log(key.gemm[0]), log(key.gemm[1]), log(key.gemm[2])};
+  return {log(key.bytes), log(key.head_dim), log(key.keys)};
+}
+
+double CallTimes::ratio(const CallKey& key, ops::Work work) const {
+  constexpr size_t most = 4;
+  for (const std::string& op : {key.op, std::string()}) {
+    const auto points = points_.find({work, op, key.operands, key.backward});
+    if (points == points_.end()) continue;
+    const Size at = size_of(key);
+    std::vector<std::pair<double, double>> near;  // distance and ratio
+    for (const Point& p : points->second)
+      near.emplace_back(std::hypot(p.at[0] - at[0], p.at[1] - at[1], p.at[2] - at[2]), p.ratio);
+    const size_t n = std::min(most, near.size());
+    std::partial_sort(near.begin(), near.begin() + static_cast<std::ptrdiff_t>(n), near.end());
+    std::vector<double> ratios;
+    for (size_t i = 0; i < n; ++i) ratios.push_back(near[i].second);
+    return median(std::move(ratios));
+  }
+  return 0;
+}
+
+Seconds CallTimes::of(const ops::Call& call) const {
+  if (measured_.empty()) return {estimate(device_, call, scenario_).seconds(), Source::assumed};
+  const CallKey key = key_of(call);
+  if (const auto at = measured_.find(key); at != measured_.end()) return {at->second, Source::profile};
+  const double ratio = this->ratio(key, call.cost.work);
+  if (ratio == 0) return {estimate(device_, call, scenario_).seconds(), Source::assumed};
+  const ops::Cost cost = cost_of(key, call.cost.work, call.cost.flops, call.cost.library);
+  return {ratio * estimate(device_, {.op = call.op, .cost = cost}, likely).seconds(), Source::profile};
 }
 
 std::string assumptions(const DeviceModel& gpu) {

@@ -1,9 +1,15 @@
 #pragma once
 // The time of one call of an op on a device, from its cost and the rates of the device's model.
 
+#include <array>
+#include <map>
 #include <string>
+#include <tuple>
+#include <vector>
 
 #include "apps/machine/device_models.h"
+#include "apps/machine/profile.h"
+#include "apps/machine/seconds.h"
 #include "core/ops/cost.h"
 
 namespace nrl::machine {
@@ -22,6 +28,37 @@ struct CallTime {
 };
 /// The estimated time of one call, without the gaps between kernels.
 CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario);
+
+/// Times of calls on a device: measured ones of a profile by their keys; for others the model, times the
+/// median of measured over modeled times of the four nearest calls of the same op and type, or else of the
+/// same kind of work, type and pass. Without a profile the model alone.
+class CallTimes {
+ public:
+  /// `profile`: null for none; must be of the device, and may be destroyed afterwards.
+  CallTimes(const DeviceModel& device, const Profile* profile, const Scenario& scenario = likely);
+
+  /// Without the gaps between kernels.
+  Seconds of(const ops::Call& call) const;
+  /// Seconds between two kernels.
+  double gap() const { return gap_; }
+  const DeviceModel& device() const { return device_; }
+
+ private:
+  using Size = std::array<double, 3>;  // logarithms
+  struct Point {
+    Size at;
+    double ratio;  // measured over modeled
+  };
+  using Kind = std::tuple<ops::Work, std::string, DType, bool>;  // the op may be empty: all of them
+  static Size size_of(const CallKey& key);
+  double ratio(const CallKey& key, ops::Work work) const;
+
+  DeviceModel device_;
+  Scenario scenario_;
+  double gap_;
+  std::map<CallKey, double> measured_;
+  std::map<Kind, std::vector<Point>> points_;
+};
 
 /// Seconds between two kernels, and for the first and last blocks of one.
 inline constexpr double launch_gap = 2e-6;

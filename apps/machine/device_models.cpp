@@ -177,7 +177,8 @@ double measure_copy(int threads) {
 }  // namespace
 
 double DeviceModel::bf16_flops() const {
-  return gpu() ? peak_flops(properties()) : f32_flops;
+  if (!gpu()) return f32_flops;
+  return bf16_sheet > 0 ? bf16_sheet : peak_flops(properties());
 }
 
 device::Properties DeviceModel::properties() const {
@@ -201,10 +202,19 @@ std::string device_model_names() {
   return names;
 }
 
+bool has_device_model(std::string_view name) {
+  return std::any_of(std::begin(models), std::end(models),
+                     [&](const DeviceModel& gpu) { return gpu.name == name; });
+}
+
 const DeviceModel& find_device_model(std::string_view option, const std::string& name) {
   for (const DeviceModel& gpu : models)
     if (gpu.name == name) return gpu;
-  fail(Exit::usage, "{}: unknown GPU '{}'; expected one of: {}", option, name, device_model_names());
+  fail(Exit::usage,
+       "{}: unknown GPU '{}'; expected one of: {}. Fix: use the nearest one; nrl-train plan --profile FILE "
+       "takes "
+       "the facts of another one over it (docs/planner.md)",
+       option, name, device_model_names());
 }
 
 const DeviceModel* model_of_device(const device::Properties& device) {

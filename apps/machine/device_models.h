@@ -35,6 +35,7 @@ struct DeviceModel {
   double copy = 0;           ///< bytes/s read and written by a large copy
   double f32_flops = 0;      ///< FLOP/s of f32; of a GPU on the data sheet, not on tensor cores
   double tf32_flops = 0;     ///< dense, on the data sheet
+  double bf16_sheet = 0;     ///< GPU: dense bf16, on the data sheet; 0: peak_flops() knows it
   double gemm = 0;           ///< fraction of the peak in the main loop of a large GEMM
   AttentionRates forward = {}, backward = {};  ///< of cuDNN; of ours on a CPU
   LinkModel node = {};                         ///< between ranks of a node
@@ -57,6 +58,7 @@ struct DeviceModel {
 
 /// A GPU by its name in `option`. Fails with Exit::usage and the names that there are.
 const DeviceModel& find_device_model(std::string_view option, const std::string& name);
+bool has_device_model(std::string_view name);
 /// "h100, h200, ...", for messages and help.
 std::string device_model_names();
 /// The model of a GPU; null for other devices. Variants of a product differ in peak or memory.
