@@ -2,6 +2,7 @@
 
 #include "apps/bench/bench.h"
 #include "apps/bench/group_rates.h"
+#include "apps/bench/machine.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/placement.h"
 #include "apps/train/start/run_config.h"
@@ -42,13 +43,16 @@ double rate_of(const std::vector<CommTiming>& timings) {
 }  // namespace
 
 int comm(nrl::comm::World& world, const Args& args) {
-  if (!args.json.empty()) fail(Exit::usage, "bench comm has no --json");
   const ConfigResult config = layout_of(world, args);
   const train::Placement placement(world, config);
   device::Runtime* const device =
       placement.device() == DeviceType::cuda ? placement.accelerator().runtime.get() : nullptr;
   const machine::DeviceModel* model = device ? machine::model_of_device(device->properties()) : nullptr;
   if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
+  Report report(args, describe_device(placement.exec()));
+  report.set("config", args.config);
+  report.set("ranks", world.size());
+  report.set("nodes", world.nodes().back() + 1);
   std::vector<int64_t> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26};
   if (device) sizes = {1 << 14, 1 << 20, 1 << 24, 1 << 28};
   if (args.quick) sizes = {1 << 10, 1 << 14};
@@ -69,8 +73,20 @@ int comm(nrl::comm::World& world, const Args& args) {
     for (const std::vector<int>& members : kind.groups) rates.push_back(of_ranks[members.front()]);
     log::line(kind.heading());
     log::line(nrl::comm::format_timings(timings) + kind.remarks(rates, world.hosts(), model));
+    for (const CommTiming& t : timings)
+      report.add(
+          JsonValue::object({{"group", kind.name()},
+                             {"groups", kind.groups.size()},
+                             {"ranks", group.size()},
+                             {"nodes", kind.nodes()},
+                             {"op", t.op},
+                             {"dtype", name_of(t.dtype)},
+                             {"bytes", t.bytes},
+                             {"seconds", t.seconds},
+                             {"bus_bytes_per_second", t.bus_bytes_per_second},
+                             {"mpi_seconds", t.mpi_seconds > 0 ? JsonValue(t.mpi_seconds) : JsonValue()}}));
   }
-  return 0;
+  return world.rank() == 0 ? report.finish() : 0;
 }
 
 }  // namespace nrl::bench

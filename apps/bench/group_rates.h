@@ -21,11 +21,15 @@ class GroupKind {
   std::string remarks(const std::vector<double>& rates, const std::vector<std::string>& hosts,
                       const machine::DeviceModel* model) const;
 
+  const std::string& name() const { return name_; }
+  /// Nodes that a group lies on, at most.
+  int nodes() const { return nodes_; }
+
   std::vector<std::vector<int>> groups;
 
  private:
   std::string name_;
-  int nodes_ = 1;  // that a group lies on, at most
+  int nodes_ = 1;
 };
 
 }  // namespace nrl::bench

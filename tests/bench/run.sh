@@ -86,7 +86,10 @@ all() {
 # comm_groups DEVICE: every kind of group of a layout has a table of its operations.
 comm_groups() {
   expect 0 mpirun -n 4 --oversubscribe "$nrl_train" bench comm "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" \
-    policy.train_global_batch_size=4 policy.model.num_key_value_heads=2 distributed.tensor_parallel_size=2 --quick --device "$1"
+    policy.train_global_batch_size=4 policy.model.num_key_value_heads=2 distributed.tensor_parallel_size=2 --quick --device "$1" --json comm.json
+  for key in seconds bus_bytes_per_second; do positive comm.json $key; done
+  [[ $(grep -c '"group":"tp","groups":2,"ranks":2,"nodes":1,"op":"all_gather"' comm.json) == 4 ]] ||
+    fail "rows of tp: $(cat comm.json)"
   local heading
   for heading in 'tp: 2 groups of 2 ranks, inside a node' 'cp-dp: 2 groups of 2 ranks, inside a node' \
     'tp-cp-dp: 1 group of 4 ranks, inside a node'; do
@@ -123,7 +126,9 @@ TEXT
     comm_groups cpu
     expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench comm --quick
     grep -qx '1 group of 2 ranks, inside a node' out.txt || fail "no group: $(cat out.txt)"
-    expect 64 "$nrl_train" bench comm --quick --json comm.json
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench comm --quick --json comm.json
+    [[ $(grep -c '^{"group":"","groups":1,"ranks":2,"nodes":1,"op":"all_reduce",.*"seconds":' comm.json) == 4 ]] ||
+      fail "rows of all_reduce: $(cat comm.json)"
     expect 78 mpirun -n 3 --oversubscribe "$nrl_train" bench comm "$source_dir/configs/bench-tiny.yaml" --quick distributed.tensor_parallel_size=2
     expect 0 "$nrl_train" bench ops --quick --device cpu --only rope --tokens 5 --json one.json
     [[ $(value one.json tokens) == 5 ]] || fail "--tokens is not used"
