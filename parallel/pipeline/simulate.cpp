@@ -1,11 +1,12 @@
 #include "parallel/pipeline/simulate.h"
 
 #include <algorithm>
+#include <array>
 #include <deque>
-#include <map>
+#include <functional>
 #include <optional>
-#include <set>
-#include <tuple>
+#include <queue>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -15,28 +16,48 @@ namespace {
 
 using Kind = ActionKind;
 
+/// Runs the stages by a queue of those whose next action can start, by the time of its end. A blocked stage
+/// is examined again when the message or the receive that it waits for is there, and not before.
 class Simulator {
  public:
-  Simulator(std::span<const Schedule> lists, const Costs& costs)
+  Simulator(std::span<const Schedule> lists, const Costs& first, const Costs& middle, const Costs& last)
       : lists_(lists),
-        costs_(costs),
+        costs_{&first, &middle, &last},
         stages_(static_cast<int>(lists.size())),
         chunks_(stages_ * static_cast<int>(lists[0].stashes.size())),
+        fifos_(2 * lists.size()),
         states_(lists.size()) {
-    NRL_CHECK(costs.size() == 1 || static_cast<int>(costs.size()) == chunks_, "costs of {} chunks for {}",
-              costs.size(), chunks_);
+    for (const Costs* costs : costs_)
+      NRL_CHECK(costs->size() == 1 || static_cast<int>(costs->size()) == chunks_, "costs of {} chunks for {}",
+                costs->size(), chunks_);
+    size_t actions = 0;
     for (int stage = 0; stage < stages_; ++stage) {
+      State& s = state(stage);
       const size_t chunks = list(stage).stashes.size();
-      state(stage).live.resize(chunks);
-      state(stage).frees.resize(chunks, Kind::forward);
-      for (const Action& a : list(stage).actions)
-        if (Kind& frees = state(stage).frees[a.chunk]; holds(a.kind) > holds(frees)) frees = a.kind;
+      s.live.resize(chunks);
+      s.frees.resize(chunks, Kind::forward);
+      for (const Action& a : list(stage).actions) {
+        microbatches_ = std::max(microbatches_, a.microbatch + 1);
+        if (Kind& frees = s.frees[a.chunk]; holds(a.kind) > holds(frees)) frees = a.kind;
+      }
+      actions += list(stage).actions.size();
       result_.peak_stashes.emplace_back(chunks);
     }
+    const size_t items = static_cast<size_t>(chunks_) * static_cast<size_t>(microbatches_);
+    for (auto& of_value : results_) of_value.assign(items, absent);
+    for (auto& of_kind : sent_) of_kind.assign(items, 0);
+    posted_.assign(items, false);
+    result_.order.reserve(actions);
   }
 
   Simulation run() {
-    for (auto next = earliest(); next; next = earliest()) execute(next->first, next->second);
+    for (int stage = 0; stage < stages_; ++stage) examine(stage);
+    while (!ready_.empty()) {
+      const auto [end, stage, begin] = ready_.top();
+      ready_.pop();
+      execute(stage, begin, end);
+      examine(stage);
+    }
     for (const State& s : states_) result_.makespan = std::max(result_.makespan, s.now);
     for (const State& s : states_)
       result_.bubble.push_back(result_.makespan > 0 ? (result_.makespan - s.busy) / result_.makespan : 0);
@@ -45,28 +66,38 @@ class Simulator {
   }
 
  private:
-  /// A result of an action, by the model's chunk.
+  /// A result of an action, of a chunk of the model and a microbatch.
   enum class Value : uint8_t { output, input_gradient, received_input, received_gradient };
-  using Result = std::tuple<Value, int /*chunk*/, int /*microbatch*/>;
+  struct Result {
+    Value value;
+    int chunk, microbatch;
+    bool operator==(const Result&) const = default;
+  };
   struct Message {
     Result received;  // the result of its receive
     double arrival;
   };
   struct Fifo {
     std::deque<Message> messages;
-    double free = 0;  // when the last message has arrived
-  };
-  struct Send {
-    Action action;
-    Result received;
+    double free = 0;       // when the last message has arrived
+    bool awaited = false;  // by the stage at its end, which is blocked
   };
   struct State {
     size_t next = 0;
     double now = 0, busy = 0;
-    std::deque<Send> unfinished;
-    std::vector<int> live;    // occupied stashes per chunk
-    std::vector<Kind> frees;  // the action that frees a stash, per chunk
+    std::vector<int> live;               // occupied stashes per chunk
+    std::vector<Kind> frees;             // the action that frees a stash, per chunk
+    std::optional<Result> awaited = {};  // the receive of another stage that it is blocked on
   };
+  struct Ready {
+    double end;
+    int stage;
+    double begin;
+    bool operator>(const Ready& other) const {
+      return std::pair(end, stage) > std::pair(other.end, other.stage);
+    }
+  };
+  static constexpr double absent = -1;
 
   /// The latest of these kinds in a chunk's list is the one that frees its stashes.
   static int holds(Kind kind) {
@@ -85,33 +116,55 @@ class Simulator {
   const Schedule& list(int stage) const { return lists_[stage]; }
   State& state(int stage) { return states_[stage]; }
   const State& state(int stage) const { return states_[stage]; }
-  const ChunkCosts& costs(int chunk) const {
-    return costs_[costs_.size() == 1 ? 0 : static_cast<size_t>(chunk)];
-  }
   int model_chunk(int stage, const Action& a) const { return a.chunk * stages_ + stage; }
   bool over(int stage) const { return state(stage).next == list(stage).actions.size(); }
   const Action& next(int stage) const { return list(stage).actions[state(stage).next]; }
+  int stage_of(int chunk) const { return (chunk + stages_) % stages_; }
+  size_t item(int chunk, int microbatch) const {
+    return static_cast<size_t>(chunk) * static_cast<size_t>(microbatches_) + static_cast<size_t>(microbatch);
+  }
+  /// When it exists; `absent`: not yet.
+  double& result(const Result& r) {
+    return results_[static_cast<size_t>(r.value)][item(r.chunk, r.microbatch)];
+  }
+
+  const ChunkCosts& costs(int chunk, const Action& a) const {
+    const bool forward = a.kind == Kind::forward || a.kind == Kind::send_forward;
+    const bool first = a.microbatch == 0, last = a.microbatch + 1 == microbatches_;
+    const Costs& of = *costs_[first && (forward || !last) ? 0 : last ? 2 : 1];
+    return of[of.size() == 1 ? 0 : static_cast<size_t>(chunk)];
+  }
 
   /// The FIFO that ends at the chunk that receives.
   Fifo& fifo(const Result& received) {
-    return fifos_[{std::get<0>(received), std::get<1>(received) % stages_}];
+    return fifos_[(received.value == Value::received_input ? 0 : stages_) + stage_of(received.chunk)];
   }
 
-  /// When the stage's next action can start; nullopt: it is blocked on another stage.
+  /// Puts the stage's next action into the queue if it can start; else the stage is blocked.
+  void examine(int stage) {
+    if (over(stage)) return;
+    ++result_.visits;
+    const std::optional<double> begin = start(stage);
+    if (begin) ready_.push({*begin + duration(stage, next(stage)), stage, *begin});
+  }
+
+  /// When the stage's next action can start; nullopt: it is blocked. Notes what another stage must do first;
+  /// where nothing is noted, it is blocked for good.
   std::optional<double> start(int stage) {
     const Action& a = next(stage);
     const int chunk = model_chunk(stage, a);
     const double now = state(stage).now;
     const auto after = [&](Value value, int of) -> std::optional<double> {
-      const auto found = results_.find({value, of, a.microbatch});
-      if (found == results_.end()) return std::nullopt;
-      return std::max(now, found->second);
+      const double at = of < 0 || of >= chunks_ ? absent : result({value, of, a.microbatch});
+      if (at == absent) return std::nullopt;
+      return std::max(now, at);
     };
     const auto arrived = [&](Value value) -> std::optional<double> {
       const Result wanted{value, chunk, a.microbatch};
-      const auto& messages = fifo(wanted).messages;
-      if (messages.empty() || messages.front().received != wanted) return std::nullopt;
-      return std::max(now, messages.front().arrival);
+      Fifo& from = fifo(wanted);
+      from.awaited = from.messages.empty();
+      if (from.awaited || from.messages.front().received != wanted) return std::nullopt;
+      return std::max(now, from.messages.front().arrival);
     };
     switch (a.kind) {
       case Kind::forward:
@@ -131,9 +184,11 @@ class Simulator {
       case Kind::receive_backward:
         return stages_ == 1 ? after(Value::input_gradient, chunk + 1) : arrived(Value::received_gradient);
       case Kind::finish_send: {
-        const auto sent = unfinished(stage, a);
-        if (sent == state(stage).unfinished.end()) return std::nullopt;
-        return after(std::get<0>(sent->received), std::get<1>(sent->received));
+        const std::optional<Result> received = oldest_send(chunk, a.microbatch);
+        if (!received) return std::nullopt;
+        const std::optional<double> at = after(received->value, received->chunk);
+        if (!at) state(stage).awaited = received;
+        return at;
       }
       case Kind::post_forward:
       case Kind::post_backward:
@@ -144,15 +199,18 @@ class Simulator {
     return now;
   }
 
-  std::deque<Send>::iterator unfinished(int stage, const Action& a) {
-    auto& sends = state(stage).unfinished;
-    return std::find_if(sends.begin(), sends.end(), [&](const Send& s) {
-      return s.action.chunk == a.chunk && s.action.microbatch == a.microbatch;
-    });
+  /// The receive that completes the oldest unfinished send of a chunk and microbatch.
+  std::optional<Result> oldest_send(int chunk, int microbatch) const {
+    const size_t at = item(chunk, microbatch);
+    const size_t forward = sent_[0][at], backward = sent_[1][at];
+    if (forward > 0 && (backward == 0 || forward < backward))
+      return Result{Value::received_input, chunk + 1, microbatch};
+    if (backward > 0) return Result{Value::received_gradient, chunk - 1, microbatch};
+    return std::nullopt;
   }
 
   double duration(int stage, const Action& a) const {
-    const ChunkCosts& c = costs(model_chunk(stage, a));
+    const ChunkCosts& c = costs(model_chunk(stage, a), a);
     switch (a.kind) {
       case Kind::forward:
         return c.forward;
@@ -167,37 +225,30 @@ class Simulator {
     }
   }
 
-  /// The stage whose next action is complete first, with the time at which it starts.
-  std::optional<std::pair<int, double>> earliest() {
-    std::optional<std::pair<int, double>> best;
-    double best_end = 0;
-    for (int stage = 0; stage < stages_; ++stage) {
-      const auto begin = over(stage) ? std::nullopt : start(stage);
-      const double end = begin ? *begin + duration(stage, next(stage)) : 0;
-      if (!begin || (best && end >= best_end)) continue;
-      best = {stage, *begin};
-      best_end = end;
-    }
-    return best;
-  }
-
-  void execute(int stage, double begin) {
+  void execute(int stage, double begin, double end) {
     State& s = state(stage);
     const Action& a = next(stage);
     const int chunk = model_chunk(stage, a);
-    const double length = duration(stage, a);
-    s.now = begin + length;
-    s.busy += length;
-    const auto done = [&](Value value) { results_[{value, chunk, a.microbatch}] = s.now; };
+    s.now = end;
+    s.busy += end - begin;
+    const auto done = [&](Value value) { result({value, chunk, a.microbatch}) = s.now; };
     const auto send = [&](const Result& received) {
       Fifo& to = fifo(received);
-      to.free = std::max(to.free, s.now) + costs(chunk).message;
+      to.free = std::max(to.free, s.now) + costs(chunk, a).message;
       to.messages.push_back({received, to.free});
-      s.unfinished.push_back({a, received});
+      sent_[a.kind == Kind::send_forward ? 0 : 1][item(chunk, a.microbatch)] = result_.order.size() + 1;
+      if (!std::exchange(to.awaited, false)) return;
+      examine(stage_of(received.chunk));
     };
     const auto receive = [&](Value value) {
-      if (stages_ > 1) fifo({value, chunk, a.microbatch}).messages.pop_front();
       done(value);
+      if (stages_ == 1) return;
+      const Result received{value, chunk, a.microbatch};
+      fifo(received).messages.pop_front();
+      const int sender = stage_of(value == Value::received_input ? chunk - 1 : chunk + 1);
+      if (state(sender).awaited != received) return;
+      state(sender).awaited.reset();
+      examine(sender);
     };
     switch (a.kind) {
       case Kind::forward:
@@ -216,16 +267,18 @@ class Simulator {
         break;
       case Kind::receive_forward:
         receive(Value::received_input);
-        if (posted_.erase({chunk, a.microbatch}) == 0) occupy(stage, a);
+        if (!posted_[item(chunk, a.microbatch)]) occupy(stage, a);
+        posted_[item(chunk, a.microbatch)] = false;
         break;
       case Kind::receive_backward:
         receive(Value::received_gradient);
         break;
       case Kind::finish_send:
-        s.unfinished.erase(unfinished(stage, a));
+        sent_[oldest_send(chunk, a.microbatch)->value == Value::received_input ? 0 : 1]
+             [item(chunk, a.microbatch)] = 0;
         break;
       case Kind::post_forward:
-        posted_.emplace(chunk, a.microbatch);
+        posted_[item(chunk, a.microbatch)] = true;
         occupy(stage, a);
         break;
       case Kind::post_backward:
@@ -235,7 +288,8 @@ class Simulator {
         break;
     }
     if (a.kind == s.frees[a.chunk]) --s.live[a.chunk];
-    result_.order.push_back({stage, s.next++});
+    result_.order.push_back({stage, s.next++, begin, end});
+    ++result_.visits;
   }
 
   void occupy(int stage, const Action& a) {
@@ -250,21 +304,24 @@ class Simulator {
     for (int stage = 0; stage < stages_; ++stage)
       if (!over(stage))
         add(fmt::format("stage {} waits at action {}, {}", stage, state(stage).next, describe(next(stage))));
-    for (const auto& [end, fifo] : fifos_) {
+    for (const Fifo& fifo : fifos_) {
       if (fifo.messages.empty()) continue;
       const auto& [value, chunk, microbatch] = fifo.messages.front().received;
-      add(fmt::format("the next message to stage {} is the {} of chunk {}, microbatch {}", end.second,
+      add(fmt::format("the next message to stage {} is the {} of chunk {}, microbatch {}", stage_of(chunk),
                       value == Value::received_input ? "input" : "gradient", chunk / stages_, microbatch));
     }
   }
 
   const std::span<const Schedule> lists_;
-  const Costs& costs_;
+  const std::array<const Costs*, 3> costs_;  // of the first, middle and last microbatches
   const int stages_, chunks_;
+  int microbatches_ = 0;
+  std::vector<Fifo> fifos_;  // by kind and receiving stage
   std::vector<State> states_;
-  std::map<Result, double> results_;             // when they exist
-  std::map<std::pair<Value, int>, Fifo> fifos_;  // by kind and receiving stage
-  std::set<std::pair<int, int>> posted_;         // inputs that are being received: model chunk, microbatch
+  std::array<std::vector<double>, 4> results_;  // when they exist, by value and item()
+  std::array<std::vector<size_t>, 2> sent_;  // unfinished sends forward and backward: their position in order
+  std::vector<bool> posted_;                 // inputs that are being received
+  std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
   Simulation result_;
 };
 
@@ -272,7 +329,12 @@ class Simulator {
 
 Simulation simulate(std::span<const Schedule> stages, const Costs& costs) {
   NRL_CHECK(!stages.empty());
-  return Simulator(stages, costs).run();
+  return Simulator(stages, costs, costs, costs).run();
+}
+
+Simulation simulate(std::span<const Schedule> stages, const MicrobatchCosts& costs) {
+  NRL_CHECK(!stages.empty());
+  return Simulator(stages, costs.first, costs.middle, costs.last).run();
 }
 
 Schedule merge(std::span<const Schedule> stages, const Simulation& simulation) {
@@ -282,8 +344,9 @@ Schedule merge(std::span<const Schedule> stages, const Simulation& simulation) {
   for (size_t chunk = 0; chunk < stages[0].stashes.size(); ++chunk)
     for (const Schedule& stage : stages) out.stashes.push_back(stage.stashes[chunk]);
   bool trains = false;
-  for (const auto& [stage, index] : simulation.order) {
-    Action a = stages[stage].actions[index];
+  for (const Simulation::Completed& done : simulation.order) {
+    const int stage = done.stage;
+    Action a = stages[stage].actions[done.action];
     switch (a.kind) {
       case Kind::send_forward:
       case Kind::send_backward:

@@ -164,7 +164,7 @@ void check_random(const std::string& config, const Backend& b, unsigned seed, in
 pipeline::Schedule merged(const pipeline::ScheduleOptions& o) {
   std::vector<pipeline::Schedule> stages;
   for (int stage = 0; stage < o.stages; ++stage) stages.push_back(pipeline::make_schedule(o, stage));
-  const pipeline::Simulation simulation = pipeline::simulate(stages, {{}});
+  const pipeline::Simulation simulation = pipeline::simulate(stages, pipeline::Costs{{}});
   REQUIRE(simulation.deadlock.empty());
   return pipeline::merge(stages, simulation);
 }

@@ -49,6 +49,10 @@ TEST_CASE("no schedule deadlocks, and stashes are minimal", "[simulate]") {
       for (const Costs& costs : {Costs{{}}, random_costs(o)}) {
         const Simulation s = simulate(stages, costs);
         REQUIRE(s.deadlock == "");
+        size_t actions = 0;
+        for (const Schedule& list : stages) actions += list.actions.size();
+        REQUIRE(s.order.size() == actions);
+        REQUIRE(s.visits <= 3 * actions);
         for (size_t stage = 0; stage < stages.size(); ++stage)
           if (o.group == 0 && s.peak_stashes[stage] != stages[stage].stashes)
             CHECK(s.peak_stashes[stage] == stages[stage].stashes);
@@ -102,6 +106,43 @@ TEST_CASE("messages take time, one after the other on a FIFO", "[simulate]") {
   // By chunk of the model: F 1, 3; message 4; B 6, 2; message 5.
   CHECK(simulate(all_stages({ScheduleKind::one_f_one_b, 2, 1, 1}), Costs{{1, 1, 1, 4}, {3, 2, 4, 5}})
             .makespan == 21);
+}
+
+TEST_CASE("the first and the last microbatch may have costs of their own", "[simulate]") {
+  const auto makespan = [](const ScheduleOptions& o, const MicrobatchCosts& costs) {
+    return simulate(all_stages(o), costs).makespan;
+  };
+  const Costs middle{{1, 2, 3}}, first{{10, 20, 30}}, last{{100, 200, 300}};
+  const ScheduleOptions one{.microbatches = 1}, three{.microbatches = 3};
+  CHECK(makespan(three, {first, middle, last}) == 60 + 6 + 600);
+  CHECK(makespan(one, {first, middle, last}) == 10 + 200 + 300);
+  // Two stages: F 10, 1, 100 of the first one; messages of the last microbatch take 7.
+  const Costs late{{100, 0, 0, 7}}, early{{10, 0, 0}}, between{{1, 0, 0}};
+  CHECK(makespan({ScheduleKind::forward_only, 2, 1, 3}, {early, between, late}) == 111 + 7 + 100);
+  for (const ScheduleOptions& o : sizes(ScheduleKind::interleaved)) {
+    const Costs costs = random_costs(o);
+    CHECK(makespan(o, {costs, costs, costs}) == simulate(all_stages(o), costs).makespan);
+  }
+}
+
+TEST_CASE("a stage computes one pass at a time, for its costs", "[simulate]") {
+  for (const ScheduleKind kind : all_kinds)
+    for (const ScheduleOptions& o : sizes(kind)) {
+      const std::vector<Schedule> stages = all_stages(o);
+      const Costs costs = random_costs(o);
+      std::vector<double> now(stages.size(), 0);
+      for (const Simulation::Completed& c : simulate(stages, costs).order) {
+        const Action& a = stages[c.stage].actions[c.action];
+        const ChunkCosts& cost = costs[a.chunk * o.stages + c.stage];
+        REQUIRE(c.begin >= now[c.stage]);
+        now[c.stage] = c.end;
+        REQUIRE(c.end - c.begin == (a.kind == Kind::forward    ? cost.forward
+                                    : a.kind == Kind::backward ? cost.backward_data + cost.backward_weight
+                                    : a.kind == Kind::backward_data   ? cost.backward_data
+                                    : a.kind == Kind::backward_weight ? cost.backward_weight
+                                                                      : 0));
+      }
+    }
 }
 
 TEST_CASE("wrong lists end in an explained deadlock", "[simulate]") {
