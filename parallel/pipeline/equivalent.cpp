@@ -1,7 +1,9 @@
 #include "parallel/pipeline/equivalent.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <map>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -17,62 +19,103 @@ struct Way {
   auto operator<=>(const Way&) const = default;
 };
 
-/// Numbers for points of ways, equal for equal ones.
+/// Numbers for passes, and for points of ways: equal for equal ones.
 class Points {
  public:
-  /// Of the way's first point; the next ones follow.
-  int first(const Way& way) {
+  explicit Points(size_t chunks) : next_(after_passes(chunks)) {}
+
+  /// The number of a way's first point; the next ones follow.
+  size_t first(const Way& way) {
     const auto [at, added] = first_.try_emplace(way, next_);
-    if (added) next_ += static_cast<int>(way.actions.size());
+    if (added) next_ += way.actions.size();
     return at->second;
+  }
+  size_t count() const { return next_; }
+
+  /// Of a pass, as the one before an action or after it.
+  static size_t pass(const Action& a, bool after) {
+    return 2 * (4 * static_cast<size_t>(a.chunk) + static_cast<size_t>(a.kind)) + (after ? 2 : 1);
   }
 
  private:
-  std::map<Way, int> first_;
-  int next_ = 0;
-};
-/// Points that were reached while another way was at the other point, before its end. Negative numbers are
-/// passes: points that were reached between a pass and the next one or during them, with both passes.
-using Meetings = std::vector<std::pair<int, int>>;  // ascending, each once
+  static size_t after_passes(size_t chunks) { return 8 * chunks + 1; }
 
-/// By action: the passes before and after it, as numbers below 0 of their kinds and chunks; 0: none. Buffers
-/// that one pass leaves to the next one, or prepares for it, live in between.
+  std::map<Way, size_t> first_;
+  size_t next_;
+};
+
+/// A set of points.
+class PointSet {
+ public:
+  explicit PointSet(size_t points) : words_((points + 63) / 64) {}
+  void insert(size_t point) { words_[point / 64] |= uint64_t{1} << point % 64; }
+  void erase(size_t point) { words_[point / 64] &= ~(uint64_t{1} << point % 64); }
+  void insert(const PointSet& other) {
+    for (size_t i = 0; i < words_.size(); ++i) words_[i] |= other.words_[i];
+  }
+  bool includes(const PointSet& other) const {
+    for (size_t i = 0; i < words_.size(); ++i)
+      if ((other.words_[i] & ~words_[i]) != 0) return false;
+    return true;
+  }
+
+ private:
+  std::vector<uint64_t> words_;
+};
+
+/// By point: those at which another way was, before its end, when this one was reached. By pass: the points
+/// that were reached between this pass and the next one or during them, and the next pass.
+using Meetings = std::vector<PointSet>;
+
+bool includes(const Meetings& have, const Meetings& need) {
+  for (size_t i = 0; i < need.size(); ++i)
+    if (!have[i].includes(need[i])) return false;
+  return true;
+}
+
+/// By action: the passes before and after it (Points::pass()); 0: none. Buffers that one pass leaves to the
+/// next one, or prepares for it, live in between.
 struct Neighbors {
-  int before = 0, after = 0;
+  size_t before = 0, after = 0;
 };
 
 std::vector<Neighbors> neighbors(const std::vector<Action>& actions) {
-  const auto number = [](const Action& a) {
-    const bool pass = a.kind == ActionKind::forward || a.kind == ActionKind::backward ||
-                      a.kind == ActionKind::backward_data || a.kind == ActionKind::backward_weight;
-    return pass ? -2 * (4 * a.chunk + static_cast<int>(a.kind) + 1) : 0;
+  const auto is_pass = [](const Action& a) {
+    return a.kind == ActionKind::forward || a.kind == ActionKind::backward ||
+           a.kind == ActionKind::backward_data || a.kind == ActionKind::backward_weight;
   };
   std::vector<Neighbors> out(actions.size());
   for (size_t i = 0, last = 0; i < actions.size(); ++i) {
-    const int pass = number(actions[i]);
-    if (i + 1 < actions.size()) out[i + 1].before = pass != 0 ? pass : out[i].before;
-    if (pass == 0) continue;
-    for (; last < i; ++last) out[last].after = pass - 1;
+    const bool pass = is_pass(actions[i]);
+    if (i + 1 < actions.size()) out[i + 1].before = pass ? Points::pass(actions[i], false) : out[i].before;
+    if (!pass) continue;
+    for (; last < i; ++last) out[last].after = Points::pass(actions[i], true);
   }
   return out;
 }
 
-Meetings meetings(const Schedule& schedule, Points& points) {
+/// Of the points that `points` numbers afterwards or, if there are `known` ones already, of these alone.
+Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
   // On one of several stages, some chunk sends its output, or the only one receives its input.
   const auto message = [](const Action& a) {
     return a.kind == ActionKind::send_forward || (a.kind == ActionKind::receive_forward && a.chunk == 0);
   };
   const bool one_stage = std::none_of(schedule.actions.begin(), schedule.actions.end(), message);
-  std::map<std::pair<int, int>, size_t> index;  // of ways, by chunk and microbatch
+  const size_t chunks = schedule.stashes.size();
+  std::vector<size_t> index;  // of ways plus 1, by microbatch and chunk; 0: none
   std::vector<Way> ways;
-  std::vector<std::pair<size_t, int>> reached;  // way and point, in order; two in a row for a hand-over
-  std::vector<size_t> ends;                     // by action: end of its entries in `reached`
+  std::vector<std::pair<size_t, size_t>> reached;  // way and point, in order; two in a row for a hand-over
+  std::vector<size_t> ends;                        // by action: end of its entries in `reached`
   const std::vector<Neighbors> passes = neighbors(schedule.actions);
   const auto reach = [&](int chunk, const Action& a, int kind) {
-    const auto [at, added] = index.try_emplace({chunk, a.microbatch}, ways.size());
-    if (added) ways.push_back({chunk, a.microbatch % schedule.stashes[chunk]});
-    Way& way = ways[at->second];
-    reached.emplace_back(at->second, static_cast<int>(way.actions.size()));
+    const size_t at = static_cast<size_t>(a.microbatch) * chunks + static_cast<size_t>(chunk);
+    if (at >= index.size()) index.resize(2 * at + chunks);
+    if (index[at] == 0) {
+      ways.push_back({chunk, a.microbatch % schedule.stashes[chunk]});
+      index[at] = ways.size();
+    }
+    Way& way = ways[index[at] - 1];
+    reached.emplace_back(index[at] - 1, way.actions.size());
     way.actions.push_back(kind);
   };
   for (const Action& a : schedule.actions) {
@@ -86,31 +129,36 @@ Meetings meetings(const Schedule& schedule, Points& points) {
     if (one_stage && a.kind == ActionKind::receive_backward) reach(a.chunk + 1, a, -kind);
     ends.push_back(reached.size());
   }
-  std::vector<int> first, numbers;
+  std::vector<size_t> first;
   for (const Way& way : ways) first.push_back(points.first(way));
-  for (const auto& [way, point] : reached) numbers.push_back(first[way] + point);
 
-  Meetings out;
-  std::map<size_t, int> open;  // ways that have begun and not ended: the number of their point
+  const size_t count = known > 0 ? known : points.count();
+  Meetings out(count, PointSet(count));
+  PointSet open(count);  // points of the ways that have begun and not ended
+  std::vector<int> ways_at(count);
+  const auto enter = [&](size_t number) {
+    if (number < count && ways_at[number]++ == 0) open.insert(number);
+  };
+  const auto leave = [&](size_t number) {
+    if (number < count && --ways_at[number] == 0) open.erase(number);
+  };
   size_t begin = 0;
   for (size_t action = 0; action < ends.size(); ++action) {
-    const size_t end = ends[action];
-    for (size_t i = begin; i < end; ++i) open[reached[i].first] = numbers[i];
-    for (size_t i = begin; i < end; ++i)
-      for (const auto& [way, number] : open) out.emplace_back(numbers[i], number);
-    const auto [before, after] = passes[action];
-    for (const auto& [way, number] : open) {
-      if (before != 0) out.emplace_back(before, number);
-      if (after != 0) out.emplace_back(after, number);
+    const std::span now(reached.begin() + begin, reached.begin() + ends[action]);
+    begin = ends[action];
+    for (const auto& [way, point] : now) {
+      if (point > 0) leave(first[way] + point - 1);
+      enter(first[way] + point);
     }
-    if (before != 0 && after != 0) out.emplace_back(before, after);
-    for (size_t i = begin; i < end; ++i)
-      if (static_cast<size_t>(reached[i].second) + 1 == ways[reached[i].first].actions.size())
-        open.erase(reached[i].first);
-    begin = end;
+    for (const auto& [way, point] : now)
+      if (first[way] < count) out[first[way] + point].insert(open);
+    const auto [before, after] = passes[action];
+    if (before != 0) out[before].insert(open);
+    if (after != 0) out[after].insert(open);
+    if (before != 0 && after != 0) out[before].insert(after);
+    for (const auto& [way, point] : now)
+      if (point + 1 == ways[way].actions.size()) leave(first[way] + point);
   }
-  std::sort(out.begin(), out.end());
-  out.erase(std::unique(out.begin(), out.end()), out.end());
   return out;
 }
 
@@ -118,9 +166,9 @@ Meetings meetings(const Schedule& schedule, Points& points) {
 
 bool covers(const Schedule& shorter, const Schedule& longer) {
   if (shorter.stashes != longer.stashes) return false;
-  Points points;
-  const Meetings have = meetings(shorter, points), need = meetings(longer, points);
-  return std::includes(have.begin(), have.end(), need.begin(), need.end());
+  Points points(shorter.stashes.size());
+  const Meetings need = meetings(longer, points);
+  return includes(meetings(shorter, points, need.size()), need);
 }
 
 namespace {
@@ -166,19 +214,20 @@ Period period_of(const std::vector<Action>& list, const std::vector<Action>& who
 
 Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   const Schedule whole = make_schedule(options, stage);
-  Points points;
+  Points points(whole.stashes.size());
   const Meetings need = meetings(whole, points);
   const int all = options.microbatches;
+  // No chunk has more stashes than there are microbatches.
+  const int least = std::min(all, std::max(2, *std::max_element(whole.stashes.begin(), whole.stashes.end())));
   // A way meets those of the next and the previous group of microbatches, and no others.
   const int most = std::min(all, 8 * options.stages + 8);
-  for (options.microbatches = std::min(all, 2); options.microbatches < most; ++options.microbatches) {
+  for (options.microbatches = least; options.microbatches < most; ++options.microbatches) {
     if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
     Schedule shorter = make_schedule(options, stage);
     if (shorter.stashes != whole.stashes) continue;
     shorter.period = period_of(shorter.actions, whole.actions, all - options.microbatches);
     if (shorter.period.times == 0) continue;
-    const Meetings have = meetings(shorter, points);
-    if (std::includes(have.begin(), have.end(), need.begin(), need.end())) return shorter;
+    if (includes(meetings(shorter, points, need.size()), need)) return shorter;
   }
   return whole;
 }
