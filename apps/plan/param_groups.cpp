@@ -320,7 +320,8 @@ std::vector<ParamGroup> make_param_groups(
     g.fp8 = at(parameters, g.parameters.front()).fp8;
     g.weights_gathered = o.strategy.parameters && o.shards > 1;
     g.weights_sharded = g.weights_gathered || (g.fp8 && o.strategy.optimizer_state && o.shards > 1);
-    g.gradients_sharded = g.trainable && o.strategy.gradients && o.shards > 1;
+    g.gradients_sharded = g.trainable && o.strategy.gradients &&
+                          (o.shards > 1 || o.recipe.optimizer().main_gradients != DType::f32);
     std::vector<parallel::ParamSpec> specs;
     int64_t total = 0;
     for (const int p : g.parameters) {

@@ -57,7 +57,8 @@ struct ParamGroup {
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
   /// True if weights or gradients are kept in shards: the strategy shards them and there is more than one
-  /// shard. Frozen groups have no gradients.
+  /// shard. Gradients that are kept in bf16 are in shards even if there is one: layers write the fp32
+  /// gradients of a bucket and a microbatch. Frozen groups have no gradients.
   bool weights_sharded = false, gradients_sharded = false;
   /// Layers read the weights from buffers per bucket, like sharded gradients (declare_buckets()).
   bool weights_gathered = false;

@@ -130,12 +130,6 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
          "distributed.dp_replicate_size: {} does not divide the {} ranks of the {} parameters. Fix: use a "
          "divisor",
          replicas, ranks.size(), group);
-  if (recipe.optimizer().main_gradients != DType::f32 && static_cast<int>(ranks.size()) == replicas)
-    fail(Exit::config,
-         "policy.optimizer.main_grads_dtype: bf16: one rank has the gradients of the {} parameters, which "
-         "GEMMs "
-         "accumulate in fp32. Fix: leave it out, or use several data-parallel ranks per copy",
-         group);
   const int shards = static_cast<int>(ranks.size()) / replicas, rank = static_cast<int>(own - ranks.begin());
   std::optional<int64_t> bucket_elements;
   if (!d.bucket_size_mb.is_auto())

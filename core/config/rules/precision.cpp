@@ -58,7 +58,8 @@ const ConfigRule precision_table[] = {
         {"<:policy.optimizer.main_grads_dtype> needs gradients in shards, but distributed.shard_strategy is "
          "<distributed.shard_strategy>",
          {"whole gradients are accumulated by GEMMs, in fp32",
-          "use distributed.shard_strategy: optim_grads, optim_grads_params or hsdp"}}),
+          "use distributed.shard_strategy: optim_grads, which one rank may have as well, optim_grads_params "
+          "or hsdp"}}),
     {{"policy.loss_scaling", "distributed.grad_reduce_error_feedback", "policy.precision"},
      judge_loss_scaling},
     row({is("policy.logits_dtype", {"bfloat16"}), is("policy.precision", {"float32"})},
