@@ -50,6 +50,8 @@ class DryRank {
   std::vector<model::ParameterView> views() const;
   /// They count what they would communicate. Null without group_ids.
   const parallel::Groups* groups() const { return groups_ ? &*groups_ : nullptr; }
+  /// Counts their operations.
+  comm::Ledger& ledger() { return ledger_; }
 
  private:
   const PlannedRank& rank_;

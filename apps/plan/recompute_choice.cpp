@@ -58,8 +58,8 @@ std::vector<RecomputeChoice> choices_of(const model::Decoder& decoder,
       after = e;
     };
     if (!now.all) {
-      for (const BlockModule m : {BlockModule::norm, BlockModule::activation, BlockModule::core_attn,
-                                  BlockModule::mlp, BlockModule::moe}) {
+      for (const BlockModule m : {BlockModule::norm, BlockModule::activation, BlockModule::gather,
+                                  BlockModule::core_attn, BlockModule::mlp, BlockModule::moe}) {
         const std::string_view module = name_of(m);
         if (std::find(now.modules.begin(), now.modules.end(), module) != now.modules.end()) continue;
         model::RecomputeRule more = now;

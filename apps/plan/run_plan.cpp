@@ -5,6 +5,7 @@
 
 #include "apps/plan/dry_rank.h"
 #include "apps/plan/loss.h"
+#include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
 #include "apps/plan/recompute_choice.h"
 #include "core/base/text.h"
@@ -370,7 +371,11 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   }
   if (fits(*first)) return finish(std::move(first), gpu ? "within " + limit : "");
 
-  const StepTimes times = forward_step_times(planned_rank(*first));
+  // The same rates on all ranks, whatever each of them measures, and in the plan of a run.
+  const machine::DeviceModel rates = machine::usual_model(device, first->partials, first->recipe);
+  const machine::Fabric fabric(config.cluster, rates, configured_nodes(config, position.ranks()),
+                               position.ranks());
+  const StepTimes times = forward_step_times(planned_rank(*first), rates, fabric);
   const bool whole = auto_recomputes_layers(config.policy);
   const std::vector<RecomputeChoice> choices =
       recompute_choices(*first->decoder, times, rules, first->offload, whole);

@@ -285,3 +285,87 @@ TEST_CASE("nothing is chosen where the configuration says it", "[plan][recompute
   const auto parts = plan_for(gpu, 1, {"policy.gradient_checkpointing=false"});
   for (const model::RecomputeRule& rule : parts->recompute) CHECK(!rule.all);
 }
+
+namespace {
+
+/// The plan of one of `world` ranks, of a model in bf16.
+std::unique_ptr<RunPlan> plan_on(const std::string& model, int world, int rank, DeviceType device,
+                                 size_t memory, std::vector<std::string> overrides) {
+  overrides.insert(overrides.begin(), {"policy.precision=bfloat16", "memory.max_memory=1"});
+  const ConfigResult result = load_config_text(
+      "policy: {model: {model_type: llama}, train_global_batch_size: 8, train_micro_batch_size: 1}\n"
+      "pretrain: {max_num_steps: 10}\n"
+      "data: {train: {data_path: corpus}}\n",
+      "t.yaml", overrides);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  const Config& c = result.config;
+  return make_run_plan(c, model::parse_model_config(model, "test"), resolve_batch(c, world),
+                       grid_position(c, world, rank), device, 2, {}, memory);
+}
+
+std::string tensor_parallel(int ranks) {
+  return fmt::format("distributed.tensor_parallel_size={}", ranks);
+}
+
+}  // namespace
+
+// Korthikanti et al. 2022 (arXiv:2205.05198), table 2, with tensor and sequence parallelism: 34/t bytes for
+// each number of the hidden size and token, of which 2/t are dropout masks, and without 5 a s / h, since
+// attention keeps no scores. Inputs of the first matrices that are kept as they were gathered are not
+// divided.
+TEST_CASE("activations of tensor-parallel ranks follow the closed form", "[plan][recompute]") {
+  const std::string gpt2 =
+      R"({"model_type":"gpt2","vocab_size":512,"n_embd":128,"n_layer":4,"n_head":8,"n_positions":1024,
+      "attn_pdrop":0,"resid_pdrop":0,"embd_pdrop":0})";
+  constexpr int64_t h = 128, a = 8, blocks = 4;
+  for (const int t : {1, 2, 4, 8}) {
+    CAPTURE(t);
+    const auto kept = [&](const std::string& keys) {
+      const int64_t bytes = kept_bytes(*plan_on(gpt2, t, 0, host, 0, {tensor_parallel(t), keys}));
+      CHECK(bytes % tokens == 0);
+      return bytes / tokens - 2 * h / t;  // without the head's input
+    };
+    const int64_t statistics = 4 * a / t + 2 * 8 / t;  // of attention by head, and of two norms
+    CHECK(kept("policy.recompute.granularity=none") ==
+          blocks * (t == 1 ? 32 * h + statistics : 28 * h / t + 4 * h + statistics));
+    if (t == 1) continue;
+    CHECK(kept("policy.recompute.modules=[gather]") == blocks * (32 * h / t + statistics));
+    CHECK(kept("policy.recompute.modules=[norm, gather]") == blocks * (28 * h / t + statistics));
+  }
+}
+
+TEST_CASE("auto gathers inputs again where that is the cheapest way to fit", "[plan][recompute]") {
+  const std::string large =
+      R"({"model_type":"llama","vocab_size":32000,"hidden_size":4096,"intermediate_size":14336,
+      "num_hidden_layers":8,"num_attention_heads":32,"num_key_value_heads":8,"max_position_embeddings":8192})";
+  constexpr int world = 16, t = 8;
+  const std::vector<std::string> keys{tensor_parallel(t), "policy.max_total_sequence_length=8192"};
+  const auto plan = [&](int rank, size_t memory, const std::string& more) {
+    std::vector<std::string> all = keys;
+    all.push_back(more);
+    return plan_on(large, world, rank, gpu, memory, all);
+  };
+  const auto need =
+      static_cast<double>(plan(0, 0, "policy.recompute.granularity=none")->memory.total_bytes());
+  const auto memory = static_cast<size_t>(0.9 * need);  // 10 % too small
+  const auto recomputes = [](const RunPlan& p, const std::string& module) {
+    return std::any_of(p.recompute.begin(), p.recompute.end(), [&](const model::RecomputeRule& r) {
+      return std::find(r.modules.begin(), r.modules.end(), module) != r.modules.end();
+    });
+  };
+  const auto inside = plan(0, memory, "cluster.gpus_per_node=8");
+  CAPTURE(recompute_text(*inside));
+  CHECK(static_cast<size_t>(inside->memory.total_bytes()) <= memory);
+  CHECK(recomputes(*inside, "gather"));
+  CHECK_FALSE(recomputes(*inside, "mlp"));
+  for (const model::RecomputeRule& r : inside->recompute) CHECK_FALSE(r.all);
+  for (int rank = 1; rank < world; ++rank)
+    CHECK(plan(rank, memory, "cluster.gpus_per_node=8")->recompute == inside->recompute);
+  // Over the network the same bytes take longer than the MLP's first GEMM.
+  const auto across = plan(0, memory, "cluster.gpus_per_node=1");
+  CAPTURE(recompute_text(*across));
+  CHECK(static_cast<size_t>(across->memory.total_bytes()) <= memory);
+  CHECK_FALSE(recomputes(*across, "gather"));
+  CHECK(recomputes(*across, "mlp"));
+}
