@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/config/cluster_config.h"
 #include "core/config/enums.h"
 
 namespace nrl {
@@ -28,26 +29,6 @@ class AutoOr {
 
  private:
   std::optional<T> value_;
-};
-
-/// The network between NVLink domains, for predictions (machine::Fabric).
-struct FabricConfig {
-  double adapters_per_rank = 1;
-  std::optional<double> adapter_gbit;  ///< unset: that of the device
-  int64_t leaf_ranks = 256;            ///< ranks whose adapters are one switch apart
-  bool rail_optimized = true;          ///< a leaf switch has the adapters of one local index of its nodes
-  double oversubscription = 1;         ///< of the links between leaf switches
-  bool operator==(const FabricConfig&) const = default;
-};
-
-struct ClusterConfig {
-  // Must equal those of the job, if given.
-  std::optional<int64_t> num_nodes;
-  std::optional<int64_t> world_size;
-  std::optional<std::vector<int64_t>> gpus_per_node;  ///< ranks by node; one number: of every node
-  std::optional<int64_t> segment_size;                ///< nodes of an NVLink domain
-  FabricConfig fabric;
-  bool operator==(const ClusterConfig&) const = default;
 };
 
 struct DistributedConfig {

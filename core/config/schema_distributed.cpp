@@ -75,6 +75,43 @@ void add_distributed_keys(Table& t) {
       .at_least(1)
       .at_most(64)
       .help("Bandwidth of the adapters below a leaf switch over that of its links to the spine.");
+  t.section(
+      "cluster.reliability",
+      "Failures of the job and the time that they cost, for the days that nrl-train plan predicts; a run "
+      "ignores them.");
+  NRL_KEY(t, cluster.reliability.failures_per_rank_hour)
+      .at_least(0)
+      .at_most(1)
+      .help("Failures that end the job, over ranks and hours; 0: none.");
+  NRL_KEY(t, cluster.reliability.detect_s)
+      .at_least(0)
+      .at_most(86400)
+      .help("Seconds from a failure until the job has ended.");
+  NRL_KEY(t, cluster.reliability.restart_s)
+      .at_least(0)
+      .at_most(86400)
+      .help("Seconds from there until the checkpoint is loaded: new nodes, start of the processes.");
+  NRL_KEY(t, cluster.reliability.storage_gb_s)
+      .at_least(0.001)
+      .at_most(1000000)
+      .help("GB/s at which all ranks together save and load a checkpoint; null: 0.125 for each rank.");
+  t.section("cluster.cost",
+            "Prices and power, for the price and energy that nrl-train plan predicts; a run ignores them.");
+  NRL_KEY(t, cluster.cost.rank_hour)
+      .at_least(0)
+      .help("Price of an hour of a rank, in any currency; null: not counted.");
+  NRL_KEY(t, cluster.cost.kwh).at_least(0).help("Price of a kWh in the same currency; null: not counted.");
+  NRL_KEY(t, cluster.cost.pue)
+      .at_least(1)
+      .at_most(5)
+      .help("Power usage effectiveness: energy of the data center over that of its computers.");
+  NRL_KEY(t, cluster.cost.node_watts)
+      .at_least(0)
+      .at_most(1000000)
+      .help(
+          "Watts of a node without its GPUs; null: 2000, and of a node without GPUs unknown, so that no "
+          "energy "
+          "is printed.");
 
   t.section("distributed", "Parallelism and communication.");
   t.resume("distributed", OnResume::unrelated);
