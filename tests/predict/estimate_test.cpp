@@ -1,12 +1,14 @@
 // Predictions: what a dry run finds, the assumed rates, and the table.
 
 #include <map>
+#include <sstream>
 
 #include "apps/machine/call_time.h"
 #include "apps/plan/parts.h"
 #include "apps/predict/estimate_text.h"
 #include "core/device/dry_run.h"
 #include "core/ops/coverage.h"
+#include "core/ops/dry_run.h"
 #include "core/ops/libraries.h"
 #include "core/trace/device_timeline.h"
 #include "core/trace/trace.h"
@@ -109,6 +111,47 @@ TEST_CASE("the FLOPs of a dry run are those of the model's formula", "[predict]"
         CHECK(backward == Approx(2.5 * attention).epsilon(1e-12));
         CHECK(attention > 0);
       }
+}
+
+TEST_CASE("the FLOPs of all ranks are those of the model's formula, however experts are divided",
+          "[predict]") {
+  constexpr int world = 8;
+  const ops::DryDevice device(h200().properties(), {});
+  for (const std::string& layout :
+       {std::string("distributed.expert_parallel_size=1"), std::string("distributed.expert_parallel_size=2"),
+        std::string("distributed.expert_parallel_size=4"), std::string("distributed.expert_parallel_size=8"),
+        std::string("distributed.expert_parallel_size=2 distributed.tensor_parallel_size=2"),
+        std::string("distributed.expert_parallel_size=2 distributed.expert_tensor_parallel_size=2"),
+        std::string("distributed.expert_parallel_size=4 distributed.pipeline_parallel_size=2")})
+    for (const char* slack : {"0", "1.25"}) {
+      CAPTURE(layout, slack);
+      std::vector<std::string> overrides{
+          "policy.train_global_batch_size=32", "policy.train_micro_batch_size=2",
+          "policy.max_total_sequence_length=32", "policy.recompute.granularity=none",
+          std::string("policy.model.moe_row_slack=") + slack};
+      std::istringstream keys(layout);
+      for (std::string key; keys >> key;) overrides.push_back(key);
+      const ConfigResult result = tiny_config(
+          "cuda", std::move(overrides),
+          "{model_type: qwen3_moe, vocab_size: 64, hidden_size: 32, intermediate_size: 64, "
+          "moe_intermediate_size: 16, num_experts: 8, num_experts_per_tok: 2, num_hidden_layers: 2, "
+          "num_attention_heads: 4, num_key_value_heads: 2, head_dim: 8, max_position_embeddings: 64}");
+      const Config& c = result.config;
+      double flops = 0, formula = 0;
+      for (int rank = 0; rank < world; ++rank) {
+        auto plan =
+            plan::make_run_plan(c, train::load_model_spec(result), resolve_batch(c, world),
+                                plan::grid_position(c, world, rank), DeviceType::cuda, device.exec().threads);
+        formula = static_cast<double>(plan->batch.tokens_per_step) *
+                  model::training_flops_per_token(plan->spec, plan->sequence_length);
+        engine::Engine engine(std::move(plan), engine::training_options(c), device.exec());
+        for (const Call& call : engine.dry_step(engine.objective(), true).calls) {
+          if (call.cost.work == Work::gemm) flops += call.cost.flops;
+          if (call.op == std::string("attention_forward")) flops += 3 * call.cost.flops;
+        }
+      }
+      CHECK(flops == Approx(formula).epsilon(1e-9));
+    }
 }
 
 TEST_CASE("attention with FP8 operands runs where the library takes it, and is refused elsewhere",
