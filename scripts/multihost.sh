@@ -15,7 +15,8 @@ usage: scripts/multihost.sh [--hosts N,N...] [--rate RATE] [--clocks S,S...] [--
   --mpi "OPTIONS"    further options of mpirun, e.g. "--map-by node" to deal consecutive ranks to different hosts
   --sent FILE        the bytes that each host sent to the others: a line "node0 BYTES" for each
   --cut HOST,FILE    pulls the network cable of a host (node1) while the file exists
-  --kill HOST,FILE   ends all processes of a host once the file exists, as a power failure does
+  --kill HOST,FILE   ends all processes of a host once the file exists, as a power failure does; the host starts again
+                     when the file is removed
   --timeout SECONDS  ends the run, with exit code 124
   --supervise        runs PROGRAM on this machine, where mpirun starts ranks on the hosts; {hostfile} in ARGS names them
 Needs root, iproute2, util-linux and Open MPI. Exits with 77 and the reason if hosts cannot be made here; otherwise with
@@ -103,11 +104,16 @@ unshare --net --uts --mount --pid --fork --mount-proc true 2>/dev/null || skip "
 
 state=$(mktemp -d)
 holders=()
-pids=()
+watchers=()
 # shellcheck disable=SC2317  # called by a trap
 cleanup() {
+  # Watchers start hosts again.
+  if ((${#watchers[@]} > 0)); then
+    kill "${watchers[@]}" 2>/dev/null || true
+    wait "${watchers[@]}" 2>/dev/null || true
+  fi
   # The first process of a PID namespace takes all others with it; unshare only waits for it.
-  kill -KILL "${pids[@]}" "${holders[@]}" 2>/dev/null || true
+  cat "$state"/*/first "$state"/*/holder 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
   wait "${holders[@]}" 2>/dev/null || true
   rm -rf "$state"
 }
@@ -115,11 +121,11 @@ trap cleanup EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
-# make_host NAME [SECONDS]: namespaces that a sleeping process holds; its PID is added to `pids`. SECONDS: its clock is
-# so much ahead.
+# make_host NAME [SECONDS]: namespaces that a sleeping process holds, with its PID in $state/NAME/first. SECONDS: its clock
+# is so much ahead.
 make_host() {
-  local name=$1 clock=${2:-} i
-  mkdir "$state/$name"
+  local name=$1 clock=${2:-} i pid
+  mkdir -p "$state/$name"
   # `wait` reaps daemons that mpirun leaves.
   # shellcheck disable=SC2016  # for the shell in the namespace
   unshare ${clock:+--time --monotonic "$clock"} --net --uts --mount --pid --fork --kill-child --mount-proc --propagation private bash -c '
@@ -129,17 +135,20 @@ make_host() {
     ip link set lo up
     echo ready >"$1/$2/state"
     while :; do sleep 3600 & wait $! || true; done' holder "$state" "$name" </dev/null >"$state/$name/log" 2>&1 &
-  holders+=("$!")
+  local holder=$!
+  holders+=("$holder")
+  echo "$holder" >"$state/$name/holder"
   for ((i = 0; i < 200; ++i)); do
     [[ -s $state/$name/state ]] && break
-    kill -0 "${holders[-1]}" 2>/dev/null || skip "host $name does not start: $(cat "$state/$name/log")"
+    kill -0 "$holder" 2>/dev/null || skip "host $name does not start: $(cat "$state/$name/log")"
     sleep 0.05
   done
   [[ -s $state/$name/state ]] || skip "host $name does not start within 10 s"
   # (The file ends without a newline, so that read returns 1.)
-  read -r pid _ <"/proc/${holders[-1]}/task/${holders[-1]}/children" || true
-  pids+=("$pid")
+  read -r pid _ <"/proc/$holder/task/$holder/children" || true
+  echo "$pid" >"$state/$name/first"
 }
+first_process() { cat "$state/$1/first"; }
 
 # in_host PID COMMAND...: in the network of that host.
 in_host() {
@@ -155,22 +164,27 @@ network=10.97.0
   for i in "${!ranks[@]}"; do echo "$network.$((i + 1)) node$i"; done
 } >"$state/hosts"
 make_host head
-head=${pids[0]}
+head=$(first_process head)
 in_host "$head" ip link add br0 type bridge
 in_host "$head" ip addr add "$network.254/24" dev br0
 in_host "$head" ip link set br0 up
-total=0
-for i in "${!ranks[@]}"; do
+# start_node I: the host nodeI, joined to the others.
+start_node() {
+  local i=$1 pid
   make_host "node$i" "${clocks[i]:-}"
-  pid=${pids[-1]}
+  pid=$(first_process "node$i")
+  in_host "$head" ip link del "v$i" 2>/dev/null || true # of the host before, which the kernel removes later
   in_host "$head" ip link add "v$i" type veth peer name eth0 netns "$pid"
   in_host "$head" ip link set "v$i" master br0 up
   in_host "$pid" ip addr add "$network.$((i + 1))/24" dev eth0
   in_host "$pid" ip link set eth0 up
   [[ -z $rate ]] || in_host "$pid" tc qdisc replace dev eth0 root tbf rate "$rate" burst 64kb latency 100ms ||
     skip "tc cannot limit a rate here"
+}
+total=0
+for i in "${!ranks[@]}"; do
+  start_node "$i"
   echo "node$i slots=${ranks[i]}" >>"$state/hostfile"
-  echo "node$i $pid" >>"$state/pids"
   total=$((total + ranks[i]))
 done
 
@@ -178,7 +192,7 @@ done
 cat >"$state/rsh" <<SH
 #!/usr/bin/env bash
 while [[ \$1 == -* ]]; do shift; done
-pid=\$(awk -v host="\$1" '\$1 == host { print \$2 }' "$state/pids")
+pid=\$(cat "$state/\$1/first") || exit 255
 shift
 cd /
 exec nsenter -t "\$pid" -n -u -m -p ${clocks:+-T} env -i HOME="\${HOME:-/}" USER=root LOGNAME=root SHELL=/bin/sh PATH="$PATH" sh -c "\$*"
@@ -200,21 +214,23 @@ else
   command=("${start[@]}" --hostfile "$state/hostfile" -n "$total" "$@")
 fi
 [[ -z $limit ]] || command=(timeout --kill-after=10 "$limit" "${command[@]}")
-# lose KIND HOST FILE: loses a host once the file exists, or while it does.
+# lose KIND HOST FILE: loses a host while the file exists.
 # shellcheck disable=SC2317  # called in the background
 lose() {
   while :; do
     while [[ ! -e $3 ]]; do sleep 0.05; done
     if [[ $1 == kill ]]; then
-      kill -KILL "${pids[${2#node} + 1]}"
-      break
+      kill -KILL "$(first_process "$2")"
+      rm "$state/$2/first" "$state/$2/holder" "$state/$2/state"
+      while [[ -e $3 ]]; do sleep 0.05; done
+      start_node "${2#node}"
+      continue
     fi
     in_host "$head" ip link set "v${2#node}" down
     while [[ -e $3 ]]; do sleep 0.05; done
     in_host "$head" ip link set "v${2#node}" up
   done
 }
-watchers=()
 for loss in "${losses[@]}"; do
   IFS=, read -r kind host file <<<"$loss"
   lose "$kind" "$host" "$file" &
@@ -222,12 +238,11 @@ for loss in "${losses[@]}"; do
 done
 code=0
 "${command[@]}" || code=$?
-((${#watchers[@]} == 0)) || kill "${watchers[@]}" 2>/dev/null || true
 if [[ -n $sent ]]; then
   # The tenth column of /proc/net/dev, whose first one is the interface.
-  while read -r host pid; do
+  for i in "${!ranks[@]}"; do
     # shellcheck disable=SC2016  # for awk
-    echo "$host $(in_host "$pid" awk '$1 == "eth0:" { print $10 }' /proc/net/dev)"
-  done <"$state/pids" >"$sent"
+    echo "node$i $(in_host "$(first_process "node$i")" awk '$1 == "eth0:" { print $10 }' /proc/net/dev)"
+  done >"$sent"
 fi
 exit "$code"

@@ -23,8 +23,7 @@ bool of_node(std::string_view kind) {
 }
 
 bool of_process(std::string_view kind) {
-  return any_of(kind,
-                {"rank_killed", "rank_exited", "rank_hung", "mismatch", "launcher_lost", "start_timeout"});
+  return any_of(kind, {"rank_killed", "rank_hung", "mismatch", "launcher_lost", "start_timeout"});
 }
 
 bool lost(int code) {
@@ -140,9 +139,11 @@ Decision decide(const LaunchState& state, const Ended& e, int max_restarts) {
     return done("; that host must not be used again. Fix: leave it out of --hosts");
   }
   if (state.hosts.empty() || of_process(e.kind)) return d;
-  d.check = of_node(e.kind) && d.node >= 0 ? Check::one : Check::all;
+  // A rank that ended without a message may have ended with its host, which closes connections when it halts.
+  const bool suspect = of_node(e.kind);
+  d.check = (suspect || e.kind == "rank_exited") && d.node >= 0 ? Check::one : Check::all;
   d.unfit = unfit;
-  d.replace = d.check == Check::one && (unfit || e.kind == "gpu" || strikes(state, e) >= 2);
+  d.replace = suspect && d.check == Check::one && (unfit || e.kind == "gpu" || strikes(state, e) >= 2);
   return d;
 }
 
@@ -160,13 +161,27 @@ int node_of(const std::vector<std::string>& hosts, std::string_view host) {
   return -1;
 }
 
-bool replace_node(LaunchState& state, int node) {
+bool replace_node(LaunchState& state, int node, bool unfit) {
   if (state.spares.empty()) return false;
   std::string& host = state.hosts.at(static_cast<size_t>(node));
   state.retired.push_back(host);
+  if (unfit) state.barred.push_back(host);
   host = state.spares.front();
   state.spares.erase(state.spares.begin());
   return true;
+}
+
+std::vector<std::string> may_return(const LaunchState& state) {
+  std::vector<std::string> hosts;
+  for (const std::string& host : state.retired)
+    if (std::find(state.barred.begin(), state.barred.end(), host) == state.barred.end())
+      hosts.push_back(host);
+  return hosts;
+}
+
+void take_back(LaunchState& state, const std::string& host) {
+  std::erase(state.retired, host);
+  state.spares.push_back(host);
 }
 
 }  // namespace nrl::launch

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "apps/launch/state.h"
 #include "apps/monitor/failure.h"
@@ -41,7 +42,14 @@ Decision decide(const LaunchState& state, const Ended& ended, int max_restarts);
 /// The number of a host in `hosts`, by its name or the part before the first dot; -1: none.
 int node_of(const std::vector<std::string>& hosts, std::string_view host);
 
-/// The first spare takes the number of the node, which is retired. False without a spare.
-bool replace_node(LaunchState& state, int node);
+/// The first spare takes the number of the node, which is retired, and barred if it is unfit. False without a
+/// spare.
+bool replace_node(LaunchState& state, int node, bool unfit);
+
+/// Retired hosts that may become spares again if their examination finds no problem, the first one retired
+/// first: not those that computed wrongly, as the examination may not find that again.
+std::vector<std::string> may_return(const LaunchState& state);
+/// A retired host becomes the last spare.
+void take_back(LaunchState& state, const std::string& host);
 
 }  // namespace nrl::launch

@@ -65,6 +65,7 @@ JsonValue to_json(const LaunchState& s) {
                             {"hosts", s.hosts},
                             {"spares", s.spares},
                             {"retired", s.retired},
+                            {"barred", s.barred},
                             {"history", std::move(history)}});
 }
 
@@ -82,6 +83,9 @@ LaunchState state_from(const JsonValue& json, const std::string& where) {
     s.hosts = names_from(json.at("hosts"));
     s.spares = names_from(json.at("spares"));
     s.retired = names_from(json.at("retired"));
+    // Earlier versions did not take retired hosts back.
+    const JsonValue* barred = json.find("barred");
+    s.barred = barred ? names_from(*barred) : s.retired;
     for (const JsonValue& e : json.at("history").items()) s.history.push_back(ended_from(e));
     if (s.history.size() > max_history) fail(Exit::data, "{}history has too many attempts", json.where());
   } catch (const Error& e) {

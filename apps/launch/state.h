@@ -36,6 +36,7 @@ struct LaunchState {
   std::vector<std::string> hosts = {};    ///< in use, by number of the node; empty: this host alone
   std::vector<std::string> spares = {};   ///< in the order in which they are taken
   std::vector<std::string> retired = {};  ///< were replaced
+  std::vector<std::string> barred = {};   ///< retired and never used again: they compute wrongly
   std::vector<Ended> history = {};        ///< oldest first
 };
 

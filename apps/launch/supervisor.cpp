@@ -64,6 +64,7 @@ class Supervisor {
       double seconds, const std::function<bool()>& until = [] { return false; });
   void wait_for_ranks();
   bool examine_nodes(const Decision& decision);
+  void find_spare();
   std::vector<std::string> unhealthy(const std::vector<std::string>& hosts);
   void probe(std::span<const std::string> hosts, std::vector<std::string>& bad);
   std::optional<monitor::Failure> failure() const;
@@ -107,6 +108,7 @@ Supervisor::Supervisor(const Options& options)
   state_.hosts = before->hosts;
   state_.spares = before->spares;
   state_.retired = before->retired;
+  state_.barred = before->barred;
 }
 
 std::optional<monitor::Failure> Supervisor::failure() const {
@@ -265,6 +267,19 @@ void Supervisor::probe(std::span<const std::string> hosts, std::vector<std::stri
   }
 }
 
+// Retired hosts whose examination finds no problem now are spares again: they were started again, or their
+// cable is in.
+void Supervisor::find_spare() {
+  const std::vector<std::string> hosts = may_return(state_);
+  if (hosts.empty()) return;
+  say("no spare is left: looking whether {} can be used again", joined(hosts));
+  std::vector<std::string> bad;
+  for (size_t begin = 0; begin < hosts.size(); begin += probes_at_once)
+    probe(std::span(hosts).subspan(begin, std::min(probes_at_once, hosts.size() - begin)), bad);
+  for (const std::string& host : hosts)
+    if (std::find(bad.begin(), bad.end(), host) == bad.end()) take_back(state_, host);
+}
+
 // Replaces nodes that must not be used. False if there is no host for one of them.
 bool Supervisor::examine_nodes(const Decision& decision) {
   std::vector<std::string> bad;
@@ -280,10 +295,12 @@ bool Supervisor::examine_nodes(const Decision& decision) {
       examined.push_back(host((decision.node + 1) % static_cast<int>(state_.hosts.size())));
     bad = unhealthy(examined);
   }
+  bool looked = false;  // a host that answers now and then must not come back for ever
   for (size_t i = 0; i < bad.size() && stop_signal_ == 0; ++i) {
     const int node = node_of(state_.hosts, bad[i]);
     const std::string old = host(node);
-    if (!replace_node(state_, node)) {
+    if (state_.spares.empty() && !std::exchange(looked, true)) find_spare();
+    if (!replace_node(state_, node, decision.unfit && i == 0)) {
       say("node {} ({}) has no spare. Fix: start again with another host", node, old);
       return false;
     }

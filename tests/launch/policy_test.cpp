@@ -72,7 +72,7 @@ TEST_CASE("the policy is this table", "[launch]") {
       {"io", 74, true, 0, 30, false, Check::none},
       {nullptr, 74, true, 0, 30, false, Check::none},
       {"rank_killed", 80, true, 0, 0, false, Check::none},
-      {"rank_exited", 80, true, 0, 0, false, Check::none},
+      {"rank_exited", 80, true, 0, 0, false, Check::one},
       {"rank_hung", 80, true, 0, 0, false, Check::none},
       {"mismatch", 80, true, 0, 0, false, Check::none},
       {"launcher_lost", 80, true, 0, 0, false, Check::none},
@@ -101,7 +101,7 @@ TEST_CASE("the policy is this table", "[launch]") {
     if (row.check == Check::one) {
       CHECK(d.node == 1);
       // The driver says that the GPU must be reset first, and the hashes that the node computes wrongly.
-      CHECK(d.replace == (std::string(row.kind) != "rank_stopped"));
+      CHECK(d.replace == (std::string(row.kind) != "rank_stopped" && std::string(row.kind) != "rank_exited"));
     }
     CHECK(!d.why.empty());
     // One host: nothing to examine.
@@ -184,11 +184,19 @@ TEST_CASE("a node that computes wrong results is not used again", "[launch]") {
 
 TEST_CASE("a spare takes the number of the node that it replaces", "[launch]") {
   LaunchState state = on_hosts();
-  REQUIRE(replace_node(state, 0));
+  REQUIRE(replace_node(state, 0, false));
   CHECK(state.hosts == std::vector<std::string>{"node2", "node1"});
   CHECK(state.retired == std::vector<std::string>{"node0"});
-  CHECK(!replace_node(state, 1));
-  CHECK(state.hosts == std::vector<std::string>{"node2", "node1"});
+  CHECK(!replace_node(state, 1, true));
+  CHECK(state.barred.empty());
+  // It comes back as a spare; a host that computes wrongly does not.
+  CHECK(may_return(state) == std::vector<std::string>{"node0"});
+  take_back(state, "node0");
+  CHECK((state.retired.empty() && state.spares == std::vector<std::string>{"node0"}));
+  REQUIRE(replace_node(state, 1, true));
+  CHECK((state.retired == std::vector<std::string>{"node1"} && state.barred == state.retired));
+  CHECK(may_return(state).empty());
+  CHECK(state.hosts == std::vector<std::string>{"node2", "node0"});
 }
 
 TEST_CASE("hosts are found by long and short names", "[launch]") {

@@ -21,7 +21,8 @@ LaunchState example() {
                 .restarts = 2,
                 .hosts = {"node0", "node2"},
                 .spares = {"node3"},
-                .retired = {"node1"}};
+                .retired = {"node1", "node4"},
+                .barred = {"node4"}};
   s.history = {{.attempt = 1,
                 .code = 80,
                 .kind = "node_lost",
@@ -45,6 +46,12 @@ TEST_CASE("launch.json is read back", "[launch]") {
   LaunchState none{.run_id = "0a"};
   write_state(dir.path(), none);
   CHECK(to_json(*read_state(dir.path())).dump() == to_json(none).dump());
+  // Hosts that an earlier version has retired stay so.
+  std::string old = to_json(example()).dump();
+  const std::string barred = R"(,"barred":["node4"])";
+  REQUIRE(old.find(barred) != old.npos);
+  write_file_atomic(dir / state_file, old.replace(old.find(barred), barred.size(), ""), Durable::no);
+  CHECK(read_state(dir.path())->barred == example().retired);
   // A year of restarts is cut.
   LaunchState many = example();
   for (int i = 0; i < 1000; ++i) many.history.push_back(example().history[0]);
