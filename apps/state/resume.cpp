@@ -186,6 +186,31 @@ CheckpointChoice choose_checkpoint(const CheckpointingConfig& c, const KnownDama
   return choice;
 }
 
+KnownDamage without_agreement(const CheckpointingConfig& c, std::vector<std::string>& warnings) {
+  KnownDamage unproven;
+  if (c.resume.mode != ResumeMode::automatic || !c.enabled) return unproven;
+  bool agreed = false;
+  for (const CheckpointEntry& e : list_checkpoints(c.checkpoint_dir, Validation::none)) {
+    const OpenedManifest opened = open_manifest(e.path);
+    if (!opened.problems.empty()) continue;  // choose_checkpoint() finds the same
+    if (opened.manifest.state.get_bool("replicas_agreed", false))
+      agreed = true;
+    else
+      unproven[e.path] = {fmt::format(
+          "{}: the attempt before ended with silent data corruption, and the replicas were not compared when "
+          "this checkpoint was saved",
+          e.path)};
+  }
+  if (agreed) return unproven;
+  if (!unproven.empty())
+    warnings.push_back(
+        "the attempt before ended with silent data corruption, and no checkpoint says that its replicas "
+        "agreed: "
+        "the newest one may have wrong bits. Fix: start with checkpointing.resume=never, or compare replicas "
+        "(reliability.replica_check_period)");
+  return {};
+}
+
 std::string set_other_checkpoints_aside(const CheckpointingConfig& c, const std::string& resumed_from,
                                         const RunLock& lock) {
   int64_t newest = -1;

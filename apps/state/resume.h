@@ -28,6 +28,12 @@ struct CheckpointChoice {
 /// checkpoint_dir, is damaged or of another format; (66) if the named checkpoint does not exist.
 CheckpointChoice choose_checkpoint(const CheckpointingConfig& config, const KnownDamage& known = {});
 
+/// After an attempt that ended with silent data corruption: the checkpoints that choose_checkpoint() must not
+/// take, because the replicas were not compared when they were saved and others of checkpoint_dir say
+/// replicas_agreed. None if no checkpoint says so, with a warning if there are any, or if
+/// `checkpointing.resume` names one.
+KnownDamage without_agreement(const CheckpointingConfig& config, std::vector<std::string>& warnings);
+
 /// Moves aside all checkpoints in checkpoint_dir that are newer than `resumed_from` (empty: all): the run
 /// would replace them, remove them by retention, or later resume from them. Returns a warning with their new
 /// location; empty if there are none.

@@ -230,6 +230,17 @@ case $case_name in
     [[ ! -e run/checkpoints/step-8 ]] || fail "wrong bits were saved"
     expect 0 run "${three[@]}"
     [[ ! -e run/logs/failure.json ]] || fail "a failure of a run that succeeded"
+    # The start after it takes no checkpoint that was saved without a comparison.
+    config unproven
+    three[1]=unproven.yaml
+    expect 0 run "${three[@]}" pretrain.max_num_steps=4
+    expect 0 run "${three[@]}" pretrain.max_num_steps=8 reliability.replica_check_period=0
+    NRL_FAULTS="flip:rank=1@step=9:attempt=3" expect 81 run "${three[@]}" reliability.replica_check_period=1
+    expect 0 run "${three[@]}"
+    grep -q 'checkpoint not used: unproven/checkpoints/step-8: the attempt before ended with silent data corruption, and the replicas were not compared' err.txt ||
+      fail "the newest checkpoint is not explained: $(cat err.txt)"
+    grep -q '^resume *unproven/checkpoints/step-4, step 4' out.txt || fail "not resumed from step 4: $(cat out.txt)"
+    three[1]=run.yaml
     # Off: nothing is found, and the checkpoints say nothing.
     config off
     NRL_FAULTS="flip:rank=1@step=5:tensor=model.norm.weight" expect 0 run 2 off.yaml reliability.replica_check_period=0

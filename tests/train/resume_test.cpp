@@ -252,6 +252,36 @@ TEST_CASE("the verification of a checkpoint covers its counters") {
   CHECK(verify_checkpoint(path) == std::vector<std::string>{path + "/config.json: missing"});
 }
 
+TEST_CASE("after wrong bits, checkpoints whose replicas agreed are left") {
+  const TemporaryDirectory dir;
+  CheckpointingConfig config;
+  config.enabled = true;
+  config.checkpoint_dir = dir.path();
+  std::vector<std::string> warnings;
+  const auto unproven = [&] {
+    warnings.clear();
+    return without_agreement(config, warnings);
+  };
+  CHECK((unproven().empty() && warnings.empty()));
+  save_state(dir.path(), 4, position(4));
+  // None says so: the newest one is taken, with a warning.
+  CHECK((unproven().empty() && warnings.size() == 1));
+  JsonValue agreed = position(8);
+  agreed.set("replicas_agreed", true);
+  save_state(dir.path(), 8, agreed);
+  save_state(dir.path(), 12, position(12));
+  const KnownDamage found = unproven();
+  CHECK((found.size() == 2 && found.contains(dir / "step-4") && found.contains(dir / "step-12")));
+  CHECK(warnings.empty());
+  const CheckpointChoice choice = choose_checkpoint(config, found);
+  CHECK(choice.path == dir / "step-8");
+  REQUIRE(!choice.warnings.empty());
+  CHECK(contains(choice.warnings[0], dir / "step-12: the attempt before ended with silent data corruption"));
+  // One that the command names is taken.
+  config.resume.mode = ResumeMode::directory;
+  CHECK(unproven().empty());
+}
+
 TEST_CASE("ranks that see other files are named with the file") {
   const std::vector<InputFile> files{{"a.idx", "1 bytes, CRC-32C 1"}, {"a.bin", "2 bytes, CRC-32C 2"}};
   const std::string good = to_text(files);

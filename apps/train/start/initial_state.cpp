@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "apps/monitor/failure.h"
 #include "apps/monitor/timers.h"
 #include "apps/state/input_identity.h"
 #include "apps/state/run_state.h"
@@ -207,6 +208,16 @@ std::vector<std::string> resume_from(Run& run, const std::string& path, monitor:
   return {};
 }
 
+/// True if failure.json says that the last attempt ended with silent data corruption.
+bool ended_with_wrong_bits(const std::string& log_dir) {
+  try {
+    const auto failure = monitor::read_failure(log_dir);
+    return failure && failure->exit_code == static_cast<int>(Exit::silent_corruption);
+  } catch (const Error&) {
+    return false;  // no record of an attempt; it is put aside
+  }
+}
+
 }  // namespace
 
 void load_base_of_adapters(const Config& config, const plan::RunPlan& plan, int threads,
@@ -259,6 +270,10 @@ void initialize(Run& run, monitor::StartPhases& phases, const WorkBeside& beside
   };
   const auto earlier = static_cast<std::ptrdiff_t>(run.warnings.size());
   KnownDamage known;
+  run_collectively(world, [&] {
+    if (world.rank() == 0 && ended_with_wrong_bits(run.config.logger.log_dir))
+      known = without_agreement(c, run.warnings);
+  });
   std::string path;
   CheckpointChoice choice;
   for (;;) {
