@@ -39,7 +39,8 @@ struct Owner {
     }
     return json;
   }
-  bool on_this_boot() const { return host == host_name() && boot_id == nrl::boot_id(); }
+  bool on_this_kernel() const { return !boot_id.empty() && boot_id == nrl::boot_id(); }
+  bool on_this_boot() const { return host == host_name() && on_this_kernel(); }
   bool lives_here() const { return start_ticks != 0 && start_ticks_of(pid) == start_ticks; }
 };
 
@@ -170,7 +171,10 @@ bool RunLock::try_take() {
     if (owner.on_this_boot() && !kernel_lock && owner.lives_here()) {
       refuse(path_, owner, "Fix: choose another output directory, or stop that run");
     }
-    if (owner.host != self.host && !owner.host.empty() && age < timing_.stale_after_s &&
+    // A container has its own host name and process numbers, but shares the kernel, which holds the lock of
+    // every process that lives.
+    const bool ended = kernel_lock && owner.on_this_kernel();
+    if (owner.host != self.host && !owner.host.empty() && !ended && age < timing_.stale_after_s &&
         !is_earlier(owner, identity_)) {
       refuse(path_, owner,
              fmt::format("Its last heartbeat is {} old. Fix: if that run is dead, start again after {} or "

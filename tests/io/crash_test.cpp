@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/base/process.h"
 #include "core/io/checkpoint_store.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
@@ -272,6 +273,31 @@ TEST_CASE("a run locks all its directories, each once") {
   }
   CHECK(list_directory(dir / "logs").empty());
   CHECK(list_directory(dir / "new") == std::vector<std::string>{"kept"});
+}
+
+TEST_CASE("a lock of a dead process on this kernel is taken over at once") {
+  const TemporaryDirectory dir;
+  // A container that was started again has another host name, and its processes other numbers.
+  const std::string owner = fmt::format(
+      R"({{"host":"container-1","pid":7,"boot_id":"{}","start_ticks":1,"since":"then"}})", boot_id());
+  overwrite(dir / "run.lock", owner);
+  {
+    const RunLock lock(dir.path());
+    CHECK(contains(lock.takeover(), "taken over from pid 7 on container-1"));
+  }
+  // It lives while the kernel holds its lock.
+  overwrite(dir / "run.lock", owner);
+  const int fd = ::open((dir / "run.lock").c_str(), O_RDWR);
+  struct flock whole {};
+  whole.l_type = F_WRLCK;
+  whole.l_whence = SEEK_SET;
+  REQUIRE(::fcntl(fd, F_OFD_SETLK, &whole) == 0);
+  CHECK(error_of([&] { RunLock lock(dir.path()); }).code == 73);
+  ::close(fd);
+  // A host that names no boot may be any.
+  overwrite(dir / "run.lock",
+            R"({"host":"container-1","pid":7,"boot_id":"","start_ticks":1,"since":"then"})");
+  CHECK(error_of([&] { RunLock lock(dir.path()); }).code == 73);
 }
 
 TEST_CASE("a lock of another host counts while its heartbeat is young") {
