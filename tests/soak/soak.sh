@@ -5,9 +5,11 @@ set -euo pipefail
 
 usage() {
   cat <<'TEXT'
-usage: tests/soak/soak.sh [--failures N] [--seed S] [--slack SECONDS] [--one-host] [--keep DIR] --binary NRL_TRAIN
+usage: tests/soak/soak.sh [--failures N] [--seed S] [--only "KIND KIND..."] [--slack SECONDS] [--one-host] [--keep DIR]
+                          --binary NRL_TRAIN
   --failures N   faults that end an attempt (20); between two of them are up to three that must change nothing
   --seed S       which faults, on which ranks, in which steps (1)
+  --only KINDS   of the faults that end an attempt, those whose kinds begin with these words, e.g. "cut flip"
   --slack S      what an attempt may take to end beyond the limits of its settings (3); more on a busy machine
   --one-host     4 ranks on this host; default: 2 hosts in namespaces of 2 ranks, and a spare one, which needs root
   --keep DIR     keep the files of the run there
@@ -16,11 +18,12 @@ Exits with 1 if a check fails, and with 77 where hosts cannot be made.
 TEXT
 }
 
-failures=20 seed=1 hosts=2 slack=3 keep='' binary=''
+failures=20 seed=1 only='' hosts=2 slack=3 keep='' binary=''
 while (($#)); do
   case $1 in
     --failures) failures=$2 && shift ;;
     --seed) seed=$2 && shift ;;
+    --only) only=$2 && shift ;;
     --slack) slack=$2 && shift ;;
     --one-host) hosts=1 ;;
     --keep) keep=$2 && shift ;;
@@ -56,6 +59,12 @@ mild="io-write-ENOSPC io-write-EIO io-fsync-EIO io-rename-EROFS io-create-EACCES
 if ((hosts > 1)); then
   ends="cut power $ends gone" # first those that need most
   mild+=" blink pause-host pause-daemon"
+fi
+if [[ -n $only ]]; then
+  chosen=
+  for kind in $ends; do for word in $only; do [[ $kind != "$word"* ]] || chosen+=" $kind"; done; done
+  [[ -n $chosen ]] || { echo "--only $only: the kinds are $ends" >&2 && exit 64; }
+  ends=$chosen
 fi
 mkdir run
 if ((EUID == 0)) && mount -t tmpfs -o size=160m soak "$work/run" 2>/dev/null; then
