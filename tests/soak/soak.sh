@@ -330,7 +330,8 @@ while read -r attempt kind rank step; do
   case $kind in
     kill@* | segv@* | abort@*) want='rank_(killed|exited)' ;;
     stop@*) want=rank_stopped limit=$((heartbeat + 1)) ;;
-    hang@*) want=rank_hung limit=$((progress + 1)) ;;
+    # Ranks are asked again after 5 s where the first answers name no one.
+    hang@*) want=rank_hung limit=$((progress + 6)) ;;
     flip@* | nan@*) want=silent_corruption limit=2 ;;
     cut | gone | power) want='(node_lost|network|rank_exited)' limit=$((network + 1)) ;;
     *) # launchers and supervisors: the ranks may not live to write a record
