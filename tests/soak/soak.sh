@@ -91,8 +91,8 @@ awk -v seed="$seed" -v failures="$failures" -v ending="$ends" -v harmless="$mild
         print attempt, mild_kind, mild_kind ~ /^io-/ ? 0 : int(rand() * 4), at
       }
       print attempt, kind, int(rand() * 4), last
-      # Ranks that have lost their launcher go on for some seconds, and those that wait for a host do not.
-      step = last + (kind == "launcher" ? 120 : kind == "supervisor" ? 20 : 0)
+      # Ranks that have lost their launcher go on for some seconds.
+      step = last + (kind ~ /^(launcher|supervisor)$/ ? 150 : 0)
     }
     print failures + 1, "end", 0, step + 20
   }' >schedule
@@ -168,6 +168,7 @@ cat >supervise <<'TEXT'
 state=$(dirname "$1") code=0
 echo "$state" >state
 "${@:2}" || code=$?
+((code != 137)) || exit "$code" # a supervisor that was killed: its hosts end with it
 for host in "$state"/node*; do
   read -r pid <"$host/first" || continue
   for ((i = 0; i < 20; ++i)); do
@@ -201,7 +202,7 @@ repaired() {
   local code=0
   kill -0 "$runner" 2>/dev/null && return 0
   wait "$runner" || code=$?
-  ((code == 75)) || return "$code"
+  ((code == 75)) || return 1
   echo "$EPOCHREALTIME repaired" >>lines.txt
   start_supervisor
 }
@@ -279,9 +280,9 @@ for ((attempt = 1; attempt <= failures + 1; ++attempt)); do
     happen "$attempt" "$kind" "$rank"
   done < <(external "$attempt")
 done
-code=0
 while kill -0 "$runner" 2>/dev/null; do sleep 0.1; done
-wait "$runner" || code=$?
+code=0
+wait "$runner" || code=$? # bash knows the code of a process that was waited for before
 took=$((EPOCHSECONDS - began))
 
 # ---- The score ----
