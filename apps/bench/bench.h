@@ -30,6 +30,9 @@ struct Args {
   std::optional<int> steps;       ///< step, compare, overhead: number of timed steps
   std::optional<int> pairs;       ///< overhead: pairs of blocks
   int64_t tokens = 0;             ///< ops: rows of activations; 0: the default of the device
+  std::string out;                ///< calibrate: file of the profile
+  std::optional<int> ranks;       ///< calibrate: of the layout; unset: those that are started
+  bool links = false;             ///< calibrate: times operations between the ranks that are started
   std::string predict;            ///< step: name of a GPU (device_models.h); empty: no prediction
   std::string profile;            ///< step: log directory for a window of recorded steps; empty: none
   bool roofline = false;          ///< step on a CPU: the limit of each kernel
@@ -53,5 +56,8 @@ int generate(const Args& args);
 /// Communication in each kind of groups: of the configuration's layout, or inside and across nodes, which is
 /// of host memory unless Args::device is cuda. Names groups that are slower than others of their kind.
 int comm(comm::World& world, const Args& args);
+/// Writes a profile (machine::Profile) of the calls of some ranks of a configuration's layout, each alone on
+/// this device, and with Args::links of the operations between the ranks that are started.
+int calibrate(comm::World& world, const Args& args);
 
 }  // namespace nrl::bench

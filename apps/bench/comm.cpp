@@ -2,6 +2,7 @@
 
 #include "apps/bench/bench.h"
 #include "apps/bench/group_rates.h"
+#include "apps/bench/links.h"
 #include "apps/bench/machine.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/placement.h"
@@ -42,17 +43,12 @@ double rate_of(const std::vector<CommTiming>& timings) {
 
 }  // namespace
 
-int comm(nrl::comm::World& world, const Args& args) {
-  const ConfigResult config = layout_of(world, args);
-  const train::Placement placement(world, config);
+void for_each_kind(nrl::comm::World& world, const Args& args, const ConfigResult& config,
+                   const train::Placement& placement,
+                   const std::function<void(const GroupKind&, nrl::comm::Communicator& group,
+                                            const std::vector<CommTiming>&)>& use) {
   device::Runtime* const device =
       placement.device() == DeviceType::cuda ? placement.accelerator().runtime.get() : nullptr;
-  const machine::DeviceModel* model = device ? machine::model_of_device(device->properties()) : nullptr;
-  if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
-  Report report(args, describe_device(placement.exec()));
-  report.set("config", args.config);
-  report.set("ranks", world.size());
-  report.set("nodes", world.nodes().back() + 1);
   std::vector<int64_t> sizes{1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26};
   if (device) sizes = {1 << 14, 1 << 20, 1 << 24, 1 << 28};
   if (args.quick) sizes = {1 << 10, 1 << 14};
@@ -60,32 +56,73 @@ int comm(nrl::comm::World& world, const Args& args) {
   const std::vector<parallel::GroupId> ids = train::groups_of_run(config, placement.grid_position());
   for (const auto& [id, made] : parallel::group_aliases(grid, ids)) {
     if (!(id == made) || !placement.groups().collective(id)) continue;
-    // All groups of a kind at the same time, as in training.
     nrl::comm::Communicator& group = placement.groups()[id];
     if (group.size() == 1 && world.size() > 1) continue;
     const GroupKind kind(args.config.empty() ? "" : parallel::name_of(id), grid.groups(id), world.nodes());
     world.comm().barrier();
-    const std::vector<CommTiming> timings =
-        nrl::comm::comm_benchmark(group, sizes, args.quick ? 1e-4 : 0.1, device);
-    std::vector<double> of_ranks(static_cast<size_t>(world.size())), rates;
-    of_ranks[world.rank()] = rate_of(timings);
-    world.comm().all_reduce(of_ranks);
-    for (const std::vector<int>& members : kind.groups) rates.push_back(of_ranks[members.front()]);
-    log::line(kind.heading());
-    log::line(nrl::comm::format_timings(timings) + kind.remarks(rates, world.hosts(), model));
-    for (const CommTiming& t : timings)
-      report.add(
-          JsonValue::object({{"group", kind.name()},
-                             {"groups", kind.groups.size()},
-                             {"ranks", group.size()},
-                             {"nodes", kind.nodes()},
-                             {"op", t.op},
-                             {"dtype", name_of(t.dtype)},
-                             {"bytes", t.bytes},
-                             {"seconds", t.seconds},
-                             {"bus_bytes_per_second", t.bus_bytes_per_second},
-                             {"mpi_seconds", t.mpi_seconds > 0 ? JsonValue(t.mpi_seconds) : JsonValue()}}));
+    use(kind, group, nrl::comm::comm_benchmark(group, sizes, args.quick ? 1e-4 : 0.1, device));
   }
+}
+
+std::vector<machine::MeasuredOperation> measure_links(nrl::comm::World& world, const Args& args) {
+  using nrl::comm::Op;
+  const ConfigResult config = layout_of(world, args);
+  const train::Placement placement(world, config);
+  std::vector<machine::MeasuredOperation> out;
+  for_each_kind(
+      world, args, config, placement,
+      [&](const GroupKind& kind, nrl::comm::Communicator& group, const std::vector<CommTiming>& timings) {
+        for (const CommTiming& t : timings) {
+          if (t.dtype != DType::f32) continue;
+          for (const Op op : {Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all, Op::send,
+                              Op::recv, Op::exchange}) {
+            const bool message = op == Op::send || op == Op::recv || op == Op::exchange;
+            if (message ? t.op == "send+recv" : t.op == name_of(op))
+              out.push_back({.op = op,
+                             .ranks = group.size(),
+                             .domains = kind.nodes(),
+                             .bytes = static_cast<double>(t.bytes),
+                             .seconds = t.seconds});
+          }
+        }
+      });
+  return out;
+}
+
+int comm(nrl::comm::World& world, const Args& args) {
+  const ConfigResult config = layout_of(world, args);
+  const train::Placement placement(world, config);
+  const machine::DeviceModel* model =
+      placement.device() == DeviceType::cuda
+          ? machine::model_of_device(placement.accelerator().runtime->properties())
+          : nullptr;
+  if (world.size() == 1) log::info("only one rank: run under mpirun to measure communication");
+  Report report(args, describe_device(placement.exec()));
+  report.set("config", args.config);
+  report.set("ranks", world.size());
+  report.set("nodes", world.nodes().back() + 1);
+  for_each_kind(
+      world, args, config, placement,
+      [&](const GroupKind& kind, nrl::comm::Communicator& group, const std::vector<CommTiming>& timings) {
+        std::vector<double> of_ranks(static_cast<size_t>(world.size())), rates;
+        of_ranks[world.rank()] = rate_of(timings);
+        world.comm().all_reduce(of_ranks);
+        for (const std::vector<int>& members : kind.groups) rates.push_back(of_ranks[members.front()]);
+        log::line(kind.heading());
+        log::line(nrl::comm::format_timings(timings) + kind.remarks(rates, world.hosts(), model));
+        for (const CommTiming& t : timings)
+          report.add(JsonValue::object(
+              {{"group", kind.name()},
+               {"groups", kind.groups.size()},
+               {"ranks", group.size()},
+               {"nodes", kind.nodes()},
+               {"op", t.op},
+               {"dtype", name_of(t.dtype)},
+               {"bytes", t.bytes},
+               {"seconds", t.seconds},
+               {"bus_bytes_per_second", t.bus_bytes_per_second},
+               {"mpi_seconds", t.mpi_seconds > 0 ? JsonValue(t.mpi_seconds) : JsonValue()}}));
+      });
   return world.rank() == 0 ? report.finish() : 0;
 }
 

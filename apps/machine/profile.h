@@ -1,7 +1,7 @@
 #pragma once
 // Measured rates of a device and its links, over the facts that device_models.h has: a JSON file that
 // `nrl-train bench calibrate` writes and `nrl-train plan --profile` reads. The same file describes hardware
-// that the tables do not know: every fact of a DeviceModel may be given over those of the nearest one.
+// that the tables do not know: every fact of a DeviceModel may replace one of the nearest device.
 
 #include <array>
 #include <compare>
@@ -35,7 +35,7 @@ ops::Cost cost_of(const CallKey& key, ops::Work work, double flops, bool library
 
 struct MeasuredCall {
   CallKey key;
-  /// Of ops::Cost, for the time that the model expects.
+  /// As in ops::Cost, for the time that the model expects.
   ops::Work work = ops::Work::memory;
   double flops = 0;
   bool library = false;

@@ -52,7 +52,7 @@ int run_bench(const bench::Args& args) {
   };
   // {option, whether it is given, whether the benchmark has it, which do}
   const bool kernels = one_of({"ops", "gemm", "attention"}), generates = one_of({"generate"}),
-             steps = one_of({"step", "compare", "overhead"});
+             calibrates = one_of({"calibrate"}), steps = one_of({"step", "compare", "overhead"});
   const std::tuple<const char*, bool, bool, const char*> options[] = {
       {"--tokens", args.tokens > 0, one_of({"ops"}), "bench ops"},
       {"--predict", !args.predict.empty(), one_of({"step"}), "bench step"},
@@ -69,11 +69,15 @@ int run_bench(const bench::Args& args) {
       {"--history", !args.history.empty(), one_of({"step", "compare"}), "bench step or compare"},
       {"--commit", !args.commit.empty(), !args.history.empty(), "bench step or compare with --history"},
       {"--pairs", args.pairs.has_value(), one_of({"overhead"}), "bench overhead"},
-      {"--steps", args.steps.has_value(), steps, "bench step, compare or overhead"}};
+      {"--out", !args.out.empty(), calibrates, "bench calibrate"},
+      {"--world", args.ranks.has_value(), calibrates, "bench calibrate"},
+      {"--links", args.links, calibrates, "bench calibrate"},
+      {"--json", calibrates && !args.json.empty(), false, "--out"},
+      {"--steps", args.steps.has_value(), steps || calibrates, "bench step, compare, overhead or calibrate"}};
   for (const auto& [option, given, has, expected] : options)
     if (given && !has)
       fail(Exit::usage, "{} has no effect in bench {}; expected {}", option, args.benchmark, expected);
-  if (!one_of({"step", "generate", "comm", "overhead", "compare"}) &&
+  if (!one_of({"step", "generate", "comm", "overhead", "compare", "calibrate"}) &&
       (!args.config.empty() || !args.overrides.empty()))
     fail(Exit::usage, "bench {} takes no configuration", args.benchmark);
   if (args.benchmark == "ops") return bench::ops(args);
@@ -81,6 +85,8 @@ int run_bench(const bench::Args& args) {
   if (args.benchmark == "attention") return bench::attention(args);
   if (args.benchmark == "comm")
     return train::run_in_world([&](comm::World& world) { return bench::comm(world, args); });
+  if (calibrates)
+    return train::run_in_world([&](comm::World& world) { return bench::calibrate(world, args); });
   if (args.benchmark == "compare") {
     if (!args.page.empty() && args.json.empty())
       fail(Exit::usage, "--page is made of the file of --json. Fix: add --json FILE");
@@ -124,21 +130,24 @@ void add_bench(CommandLine& line) {
       "  mpirun -n 2 nrl-train bench step configs/llama-17m.yaml --roofline\n"
       "  mpirun -n 4 nrl-train bench comm\n"
       "  mpirun -n 4 nrl-train bench comm configs/quickstart.yaml distributed.tensor_parallel_size=2\n"
+      "  nrl-train bench calibrate configs/llama-17m.yaml --world 8 --out profile.json\n"
       "  nrl-train bench compare configs/suites/claims.yaml --only recompute");
   c->add_option(
        "benchmark", args->benchmark,
        "ops: memory-bound kernels; gemm: matmuls; attention;\n"
        "step: training steps of CONFIG on random tokens; generate: generation with random weights for\n"
        "the model of CONFIG; comm: communication, in the groups of\n"
-       "CONFIG, or inside and across nodes; overhead: steps of CONFIG on its data with all monitoring\n"
+       "CONFIG, or inside and across nodes; calibrate: a profile of this device and its links, for\n"
+       "nrl-train plan --profile; overhead: steps of CONFIG on its data with all monitoring\n"
        "beside steps without;\n"
        "compare SUITE [CONFIG]: variants of CONFIG, by default that of the suite, beside what is\n"
        "promised of them, as the YAML file SUITE says")
       ->required()
-      ->check(CLI::IsMember({"ops", "gemm", "attention", "step", "generate", "comm", "overhead", "compare"}));
+      ->check(CLI::IsMember(
+          {"ops", "gemm", "attention", "step", "generate", "comm", "calibrate", "overhead", "compare"}));
   add_config(c, args->config, args->overrides,
-             "YAML file, for step, generate, comm, overhead and compare, with key=value after it", false,
-             [args] { return args->benchmark == "compare" ? &args->suite : nullptr; });
+             "YAML file, for step, generate, comm, calibrate, overhead and compare, with key=value after it",
+             false, [args] { return args->benchmark == "compare" ? &args->suite : nullptr; });
   c->add_option("--device", args->device, "auto (default), cpu or cuda")
       ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   c->add_option(
@@ -153,6 +162,13 @@ void add_bench(CommandLine& line) {
       ->check(CLI::Range(1, 1 << 20));
   c->add_option("--new-tokens", args->new_tokens, "Tokens generated after each prompt (generate; default 64)")
       ->check(CLI::Range(2, 1 << 20));
+  c->add_option("--out", args->out, "The file of the profile (calibrate)");
+  c->add_option(
+       "--world", args->ranks,
+       "Ranks of the layout whose first, middle and last stage are timed (calibrate; default: those\n"
+       "that are started)")
+      ->check(CLI::Range(1, 1 << 20));
+  c->add_flag("--links", args->links, "Also time operations between the ranks that are started (calibrate)");
   c->add_option("--json", args->json, "Write the results to this file");
   c->add_option(
       "--history", args->history,
@@ -163,8 +179,9 @@ void add_bench(CommandLine& line) {
       ->allow_extra_args(false);
   c->add_option("--only", args->only,
                 "Only cases whose name contains this text (ops, gemm, attention, compare)");
-  c->add_option("--steps", args->steps,
-                "Steps to time (step and compare; default 20), or of a block (overhead; default 10)")
+  c->add_option(
+       "--steps", args->steps,
+       "Steps to time (step and compare; default 20; calibrate: 5), or of a block (overhead; default 10)")
       ->check(CLI::Range(1, 100000));
   c->add_option("--pairs", args->pairs, "Pairs of blocks (overhead; default 40)")
       ->check(CLI::Range(2, 10000));

@@ -6,6 +6,7 @@
 #include "core/base/error.h"
 #include "parallel/comm/agreement.h"
 #include "parallel/comm/dry/dry_comm.h"
+#include "parallel/comm/mute/mute.h"
 #include "parallel/comm/world/make_device.h"
 
 namespace nrl::parallel {
@@ -137,18 +138,34 @@ void Groups::list(const ProcessGrid& grid, const std::vector<GroupId>& ids,
   }
 }
 
-Groups::Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
-               comm::Ledger& ledger) {
+template <class Make>
+void Groups::make_alone(const ProcessGrid& grid, std::span<const GroupId> ids,
+                        std::span<const GroupChannels> channels, const Make& make) {
   list(grid, canonical(ids), channels);
   for (size_t i = 0; i < made_.size(); ++i) {
     Made& m = made_[i];
     const auto own = std::find(m.members.begin(), m.members.end(), grid.rank());
-    if (own != m.members.end())
-      m.host = comm::make_dry(name_of(m.id), static_cast<int>(own - m.members.begin()), m.members, ledger,
-                              static_cast<int>(i));
+    if (own != m.members.end()) make(m, static_cast<int>(own - m.members.begin()), static_cast<int>(i));
   }
   for (const GroupChannels& c : channels)
     channels_.push_back({c.group, std::make_unique<comm::Channels>((*this)[c.group], c.ends)});
+}
+
+Groups::Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
+               comm::Ledger& ledger) {
+  make_alone(grid, ids, channels, [&](Made& m, int rank, int number) {
+    m.host = comm::make_dry(name_of(m.id), rank, m.members, ledger, number);
+  });
+}
+
+Groups::Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
+               device::Runtime* device) {
+  make_alone(grid, ids, channels, [&](Made& m, int rank, int) {
+    if (device)
+      m.device = comm::make_mute(name_of(m.id), rank, m.members, *device);
+    else
+      m.host = comm::make_mute(name_of(m.id), rank, m.members);
+  });
 }
 
 // By its members only: one order on all ranks excludes deadlock.

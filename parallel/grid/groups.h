@@ -69,6 +69,10 @@ class Groups {
   /// operations under the indices of ids() and must outlive this object. Not collective.
   Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
          comm::Ledger& ledger);
+  /// For one rank of the grid alone: the groups have their sizes, but no other rank exists (make_mute()).
+  /// `device`: for its memory; null: for the host's. It must outlive this. Not collective.
+  Groups(const ProcessGrid& grid, std::span<const GroupId> ids, std::span<const GroupChannels> channels,
+         device::Runtime* device);
   /// Collective.
   ~Groups();
   Groups(const Groups&) = delete;
@@ -124,6 +128,10 @@ class Groups {
   /// Fills entries_ and made_, without communicators.
   void list(const ProcessGrid& grid, const std::vector<GroupId>& ids,
             std::span<const GroupChannels> channels);
+  /// Fills them for a rank without others: `make(made, rank, number)` for each group with this rank.
+  template <class Make>
+  void make_alone(const ProcessGrid& grid, std::span<const GroupId> ids,
+                  std::span<const GroupChannels> channels, const Make& make);
   void make_host(comm::Communicator& world, Made& m);
   void make_with_device(comm::Communicator& world, const DeviceGroups& device,
                         std::span<const GroupChannels> channels);

@@ -98,6 +98,24 @@ comm_groups() {
   [[ $(grep -c '^all_reduce .* 16.0 KiB ' out.txt) == 6 ]] || fail "not all groups are measured: $(cat out.txt)"
 }
 
+# calibrate DEVICE: ranks of layouts alone make the calls of their dry runs, and their times are a profile.
+calibrate() {
+  local layout
+  while read -r layout; do
+    # shellcheck disable=SC2086  # several keys
+    expect 0 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.train_global_batch_size=8 \
+      policy.model.num_key_value_heads=2 policy.model.num_hidden_layers=4 $layout --world 8 --quick --device "$1" --out profile.json
+    for key in bytes seconds; do positive profile.json $key; done
+    grep -q '"op": "linear_forward"' profile.json || fail "no GEMM of $layout: $(head -c 2000 profile.json)"
+    grep -q '"host_gap_s": ' profile.json || fail "no gap: $(tail -c 200 profile.json)"
+  done <<'TEXT'
+distributed.shard_strategy=optim
+distributed.tensor_parallel_size=2 distributed.pipeline_parallel_size=4
+distributed.pipeline_parallel_size=2 distributed.virtual_pipeline_size=2
+distributed.context_parallel_size=2 distributed.shard_strategy=optim_grads_params
+TEXT
+}
+
 case $case_name in
   overhead) # every line, in turns of one step, on one rank and on two; nothing of it stays
     printf 'a few words that are trained on %.0s' {1..400} >text.txt
@@ -124,6 +142,18 @@ TEXT
   cpu)
     all cpu
     comm_groups cpu
+    calibrate cpu
+    expect 0 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" distributed.pipeline_parallel_size=2 \
+      distributed.pipeline_schedule=zb_h1 policy.model.num_hidden_layers=2 --world 2 --quick --device cpu --out profile.json
+    [[ $(grep -c '^rank ' out.txt) == 2 ]] || fail "not both stages: $(cat out.txt)"
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench calibrate --links --quick --device cpu --out links.json
+    grep -q '"base": "cpu"' links.json || fail "no device: $(head -c 300 links.json)"
+    [[ $(grep -c '"op": "all_gather"' links.json) == 2 ]] || fail "no links: $(cat links.json)"
+    expect 64 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml"
+    expect 64 "$nrl_train" bench calibrate --out profile.json
+    expect 64 "$nrl_train" bench calibrate --links --out profile.json
+    expect 64 "$nrl_train" bench step "$source_dir/configs/bench-tiny.yaml" --world 2
+    expect 78 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml" --world 3 --device cpu --out profile.json
     expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench comm --quick
     grep -qx '1 group of 2 ranks, inside a node' out.txt || fail "no group: $(cat out.txt)"
     expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench comm --quick --json comm.json
@@ -302,6 +332,7 @@ TEXT
   sim)
     all cuda
     comm_groups cuda
+    calibrate cuda
     grep -q '"difference":{"out":0' attention.json || fail "bench attention compares nothing"
     grep -q '"forward_fused":{"seconds":.*"backward_separate":{"seconds":' gemm.json || fail "bench gemm times no GELU"
     # A measurement has the prediction beside it, also when the timed steps are graphs.

@@ -1,0 +1,126 @@
+#include <algorithm>
+#include <ctime>
+#include <set>
+
+#include "apps/bench/bench.h"
+#include "apps/bench/links.h"
+#include "apps/bench/solo.h"
+#include "apps/bench/steps.h"
+#include "apps/plan/nodes.h"
+#include "apps/train/launch/device_choice.h"
+#include "apps/train/start/run_check.h"
+#include "core/base/log.h"
+#include "core/base/text.h"
+#include "core/io/atomic_file.h"
+
+namespace nrl::bench {
+namespace {
+
+/// Calls with a wider interquartile range, relative to their time, are counted in a warning.
+constexpr double unsteady = 0.10;
+
+std::string now_text() {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  char text[32];
+  return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
+}
+
+/// The name of the device in profiles, and the facts of a CPU.
+void describe(machine::Profile& profile, const train::DeviceChoice& choice, int local, int threads) {
+  if (choice.type == DeviceType::cuda) {
+    const device::Properties found = train::accelerator_backend().open(0)->properties();
+    const machine::DeviceModel* model = machine::model_of_device(found);
+    if (found.simulated) model = &machine::find_device_model("--device", "h100");
+    if (!model)
+      fail(Exit::unavailable,
+           "bench calibrate: {} is not in the table of GPUs ({}). Fix: write a profile by hand over the "
+           "nearest "
+           "one (docs/planner.md)",
+           found.name, machine::device_model_names());
+    profile.base = model->name;
+    return;
+  }
+  const machine::DeviceModel cpu = machine::measure_cpu_model(local, threads);
+  profile.base = "cpu";
+  profile.facts = {
+      {"copy", cpu.copy},     {"f32_flops", cpu.f32_flops},           {"tf32_flops", cpu.tf32_flops},
+      {"memory", cpu.memory}, {"node_bandwidth", cpu.node.bandwidth}, {"node_latency", cpu.node.latency}};
+}
+
+/// Times the ranks of the first, a middle and the last pipeline stage in turn.
+void add_calls(machine::Profile& profile, nrl::comm::World& world, const ConfigResult& config, int ranks,
+               int rounds) {
+  const int stages = static_cast<int>(config.config.distributed.pipeline_parallel_size);
+  const std::set<int> chosen{0, stages / 2, stages - 1};
+  std::vector<double> gaps;
+  std::vector<machine::Profile> parts;
+  for (const int stage : chosen) {
+    const int rank = ranks / stages * stage;
+    const SoloTimes times = measure_solo(world, config, ranks, rank, rounds);
+    log::info("rank {:<6} {} calls, {:.2f} ms in {:.2f} ms of a step", rank, grouped(times.calls_of_step),
+              times.in_calls * 1e3, times.step * 1e3);
+    int count = 0;
+    for (const machine::MeasuredCall& call : times.calls) count += call.iqr > unsteady * call.seconds ? 1 : 0;
+    if (count > 0)
+      log::warn(
+          "{} of {} kinds of calls vary by more than {:.0f} % between rounds: something else uses the "
+          "device",
+          count, times.calls.size(), 100 * unsteady);
+    machine::Profile& part = parts.emplace_back();
+    part.base = profile.base;
+    part.calls = times.calls;
+    gaps.push_back(times.gap);
+  }
+  machine::Profile all = machine::merged(std::move(parts));
+  profile.calls = std::move(all.calls);
+  profile.host_gap_s = *std::max_element(gaps.begin(), gaps.end());
+}
+
+}  // namespace
+
+int calibrate(nrl::comm::World& world, const Args& args) {
+  if (args.out.empty()) fail(Exit::usage, "bench calibrate writes a profile. Fix: add --out FILE");
+  if (args.config.empty() && !args.links)
+    fail(Exit::usage,
+         "bench calibrate measures the calls of a configuration, or --links. Fix: add one of them");
+  if (args.links && world.size() == 1)
+    fail(Exit::usage,
+         "--links measures communication between ranks, and there is one. Fix: start it with mpirun");
+  if (args.config.empty() && args.ranks)
+    fail(Exit::usage, "--world has no effect without a configuration. Fix: add one, or leave --world out");
+  const int ranks = args.ranks.value_or(world.size());
+  std::vector<std::string> overrides = args.overrides;
+  if (args.device != "auto") overrides.push_back("device=" + args.device);
+  const int rounds = args.quick ? 1 : args.steps.value_or(5);
+  machine::Profile profile;
+  profile.build = NRL_VERSION;
+  profile.date = now_text();
+  if (args.config.empty()) {
+    const train::DeviceChoice choice =
+        train::choose_device(args.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu);
+    describe(profile, choice, world.local_size(), train::threads_for({}, world.local_size()));
+  } else {
+    for (const std::string& key : random_token_overrides(rounds)) overrides.push_back(key);
+    ConfigResult config = load_config(args.config, overrides);
+    train::check_but_memory(config, {.world = ranks, .count = RankCount::planned, .files = false});
+    if (!config.ok()) {
+      if (world.rank() == 0) std::fputs(render(config.diagnostics).c_str(), stderr);
+      return static_cast<int>(config.exit_code());
+    }
+    const Config& c = config.config;
+    const int local = plan::local_sizes(c, ranks).front();
+    describe(profile, train::choose_device(c.device), local, train::threads_for(c.kernels, local));
+    add_calls(profile, world, config, ranks, rounds);
+  }
+  if (args.links) profile.links = measure_links(world, args);
+  log::info("profile    {} of {}: {} of calls, {} of links", args.out, profile.base,
+            counted(static_cast<int64_t>(profile.calls.size()), "time"),
+            counted(static_cast<int64_t>(profile.links.size()), "time"));
+  if (world.rank() == 0) write_file_atomic(args.out, machine::to_json(profile));
+  world.comm().barrier();
+  return 0;
+}
+
+}  // namespace nrl::bench

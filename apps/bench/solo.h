@@ -1,0 +1,27 @@
+#pragma once
+// One rank of a layout alone on this machine's device: its step with true sizes and no other rank, every call
+// timed in its place.
+
+#include <vector>
+
+#include "apps/machine/profile.h"
+#include "core/config/load.h"
+#include "parallel/comm/world/world.h"
+
+namespace nrl::bench {
+
+struct SoloTimes {
+  std::vector<machine::MeasuredCall> calls;  ///< by key, ascending
+  double step = 0;                           ///< seconds; median of the rounds
+  double in_calls = 0;                       ///< of these
+  double gap = 0;                            ///< seconds between two calls; median
+  int64_t calls_of_step = 0;
+};
+
+/// Runs `rank` of `ranks` of the configuration, which must have passed check_but_memory() for them, for
+/// `rounds` timed steps after two more, on groups that are mute (comm::make_mute()). Fails with
+/// Exit::internal if the calls of a step are not those of its dry run. All ranks of `world` must call it:
+/// they measure at once, as they work, each on its own.
+SoloTimes measure_solo(comm::World& world, const ConfigResult& config, int ranks, int rank, int rounds);
+
+}  // namespace nrl::bench
