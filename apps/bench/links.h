@@ -12,7 +12,7 @@
 
 namespace nrl::bench {
 
-/// Calls `use` with the timings of every kind of groups that are made: those of the configuration's layout,
+/// Calls `use` with the timings of every kind of groups that are made: the groups of the configuration's layout,
 /// or inside and across nodes. All groups of a kind are timed at once, as in training. Collective.
 void for_each_kind(comm::World& world, const Args& args, const ConfigResult& config,
                    const train::Placement& placement,

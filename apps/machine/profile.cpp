@@ -178,7 +178,7 @@ MeasuredOverlap parse_overlap(const JsonValue& of) {
   return o;
 }
 
-/// A GPU that has just woken is faster than after a minute under load: its times are not those of a run.
+/// A GPU that has just woken is faster than after a minute under load: its times differ from a run.
 void check_clocks(const JsonValue& of, const std::vector<double>& clocks) {
   constexpr double most = 0.15;
   if (clocks.empty()) return;

@@ -15,7 +15,7 @@ namespace nrl::comm {
 /// issued, on a device in the operation's stream:
 ///   all_reduce, broadcast   the data stays
 ///   all_gather              every block becomes a copy of the own one: counts of rows for experts, for
-///                           example, are then those of ranks that route alike
+///                           example, are then equal to the counts of ranks that route alike
 ///   reduce_scatter          the own block is copied
 ///   all_to_all(_v)          the own block is copied
 ///   recv                    random normal numbers of the element type; zeros draw less power
