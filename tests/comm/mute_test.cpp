@@ -38,7 +38,7 @@ TEST_CASE("operations of a mute group are complete and use the own part", "[comm
   v = {1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0};
   group->all_to_all_v_async(view(0, 4), counts, view(4, 6), received).wait();
   CHECK((v[7] == 2 && v[8] == 3 && v[6] == 0 && v[9] == 0));
-  // Messages to oneself arrive; those of others are what this rank sends.
+  // Messages to oneself arrive; other messages bring the data that this rank sends.
   v = {1, 2, 3, 4, 0, 0, 0, 0, 0, 0, 0, 0};
   group->exchange({Message::send(view(0, 1), 1), Message::send(view(1, 2), 2), Message::recv(view(4, 1), 1),
                    Message::recv(view(6, 2), 0)});
