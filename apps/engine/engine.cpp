@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "apps/engine/mapped_staging.h"
@@ -118,26 +119,58 @@ void Engine::finish_gathers() {
   if (reducer_) reducer_->wait_gathers();
 }
 
-DryStep Engine::dry_step(Objective& objective, bool calls) {
+DryStep Engine::dry_step(Objective& objective, bool calls, std::optional<int> repetitions) {
   NRL_CHECK(optimizer_, "this engine runs forward passes only");
   DryStep out;
   ledger_.clear();
+  model::Decoder& decoder = *plan_->decoder;
+  if (!decoder.can_limit_repetitions()) repetitions.reset();
+  decoder.limit_repetitions(repetitions);
+  const program::Period& period = decoder.program(memory::training).period;
+  const int times = std::min(period.times, repetitions.value_or(period.times));
+  out.microbatches =
+      static_cast<int>(plan_->batch.accumulation) - (period.times - times) * period.microbatches;
   {
     const parallel::DryGroups dry_ranks(dry_ranks_ ? nullptr : ranks_);
     const ops::DryRun dry(exec_, calls ? &out.calls : nullptr);
+    if (calls && dry_ranks_) observe_traffic(out, objective);
     run_schedule(plan_->tensors->largest(), objective);
+    ledger_.observe({});
     finish_gathers();
+    decoder.limit_repetitions(std::nullopt);
     out.kernels = dry.kernels();
     out.workspace = dry.workspace();
   }
   if (!dry_ranks_) return out;
   const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
+  for (const parallel::GroupId& id : ids)
+    out.groups.push_back({id, dry_ranks_->member(id) ? (*dry_ranks_)[id].size() : 1});
   for (const comm::Ledger::Sum& sum : ledger_.sums()) {
     const parallel::GroupId& id = ids[sum.group];
     const int ranks = (*dry_ranks_)[id].size();
     if (ranks > 1) out.traffic.push_back({id, ranks, sum.op, sum.purpose, sum.count, sum.bytes});
   }
   return out;
+}
+
+void Engine::observe_traffic(DryStep& out, Objective& objective) {
+  std::set<int> alone;  // operations of groups of one rank
+  const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
+  ledger_.observe([&out, this, ids, alone](const comm::Ledger::Event& e) mutable {
+    if (!e.wait && (*dry_ranks_)[ids[e.group]].size() == 1) alone.insert(e.operation);
+    if (!alone.contains(e.operation))
+      out.events.push_back({e, out.calls.size(), exec_.step, exec_.microbatch});
+  });
+  if (!options_.overlap_param_gather) return;
+  // Gathers of the step before end in this one.
+  run_schedule(plan_->tensors->largest(), objective);
+  std::set<int> waited;
+  for (const plan::TrafficEvent& e : out.events)
+    if (e.what.wait) waited.insert(e.what.operation);
+  std::erase_if(out.events, [&](const plan::TrafficEvent& e) { return waited.contains(e.what.operation); });
+  for (plan::TrafficEvent& e : out.events) e.calls = 0;
+  out.calls.clear();
+  ledger_.clear();
 }
 
 ops::KernelSet Engine::kernels_needed(Objective& objective) {

@@ -6,6 +6,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -70,6 +71,12 @@ struct DryStep {
   size_t workspace = 0;          ///< that its largest op needs; rows go to experts evenly
   std::vector<ops::Call> calls;  ///< if asked for: in order, with costs and the trace ranges around them
   std::vector<plan::Traffic> traffic;  ///< in groups of several ranks; only of an engine without other ranks
+  /// If calls are asked for, of an engine without other ranks: the operations of groups of several ranks, in
+  /// order with the calls. Operations that the step before has left in flight start first; those that this
+  /// step leaves in flight are not waited for.
+  std::vector<plan::TrafficEvent> events;
+  std::vector<plan::TrafficGroup> groups;  ///< of the events
+  int microbatches = 0;                    ///< that the calls and events are of
 };
 
 class Engine {
@@ -96,8 +103,10 @@ class Engine {
 
   /// Runs a step with `objective` in which every op only records its kernel and its cost, and communicators
   /// count their operations: nothing is computed, communicated or waited for, and the memory of the engine is
-  /// not accessed (libraries may build their plans).
-  DryStep dry_step(Objective& objective, bool calls = false);
+  /// not accessed (libraries may build their plans). `calls`: also collects these, with the operations of
+  /// groups between them, as a step after another one does them. `repetitions`: of the period of the step's
+  /// program at most, where that changes nothing but the number of microbatches.
+  DryStep dry_step(Objective& objective, bool calls = false, std::optional<int> repetitions = std::nullopt);
   /// The objective of the options. Tests may run steps with others.
   Objective& objective() { return *options_.objective; }
   /// The kernels of a dry step and of initializing the weights.
@@ -200,6 +209,8 @@ class Engine {
   void run_schedule(std::span<const model::MicroBatch> batches, Objective& objective,
                     const std::function<void()>& gradients_reduced = {});
   void run_graph(std::span<const model::MicroBatch> batches, Objective& objective);
+  /// Dry run: adds events to `out` from now on, first those of operations that a step leaves in flight.
+  void observe_traffic(DryStep& out, Objective& objective);
   void wait_for_copy();
 
   std::unique_ptr<plan::RunPlan> plan_;

@@ -292,6 +292,8 @@ void Decoder::run(int program, std::span<const MicroBatch> batches, const StepHo
                   std::optional<int> times) {
   NRL_CHECK(options_.layout.stages == 1 || messages_, "the stages are not connected");
   fp8_->align(*context_.exec);
+  if (most_repetitions_ && program == training_)
+    times = std::min(*most_repetitions_, times.value_or(this->program(memory::training).period.times));
   stage_->execute(
       program, {.batches = batches, .hooks = &hooks, .messages = messages_, .first = first, .times = times});
 }
@@ -306,6 +308,15 @@ void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks)
   NRL_CHECK(count >= 1 && count <= static_cast<int>(fewer_.size()) && fewer_[count - 1].program >= 0,
             "no schedule of {} microbatches", count);
   run(fewer_[count - 1].program, batches, hooks, true, fewer_[count - 1].times);
+}
+
+bool Decoder::can_limit_repetitions() const {
+  const program::Program& p = program(memory::training);
+  return std::none_of(p.steps.begin(), p.steps.begin() + static_cast<std::ptrdiff_t>(p.period.begin),
+                      [&](const program::Step& s) {
+                        return s.kind == program::StepKind::open &&
+                               s.microbatches > p.period.times * p.period.microbatches;
+                      });
 }
 
 int64_t Decoder::counted_rows() const {

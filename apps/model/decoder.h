@@ -89,6 +89,12 @@ class Decoder {
   int take_expert_rounds() { return std::exchange(expert_rounds_, 1); }
   /// LayerContext::expert_load.
   void set_expert_load(double load) { context_.expert_load = load; }
+  /// train() repeats the period of its program at most this often, for dry runs: what comes after it is then
+  /// of microbatches with lower numbers. Unset: as often as the step has microbatches for.
+  void limit_repetitions(std::optional<int> most) { most_repetitions_ = most; }
+  /// True if a repetition less changes nothing but the number of microbatches: no sharded gradients stay open
+  /// throughout the period.
+  bool can_limit_repetitions() const;
   /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
   /// To be called after the passes of a step, before its metrics are read: adds the load where the counts of
@@ -160,6 +166,7 @@ class Decoder {
   DecoderOptions options_;
   LayerContext context_;
   int expert_rounds_ = 1;  // LayerContext::expert_rounds
+  std::optional<int> most_repetitions_;
   std::unique_ptr<Stage> stage_;
   /// Calls `work(block, index of its layer on this rank)` for the blocks of this rank.
   template <class F>

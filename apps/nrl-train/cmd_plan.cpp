@@ -11,20 +11,22 @@
 
 #include <CLI/CLI.hpp>
 
-#include "apps/check/check.h"
 #include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/nodes.h"
+#include "apps/planner/planned_run.h"
 #include "apps/planner/progress.h"
 #include "apps/planner/report.h"
 #include "apps/planner/search.h"
+#include "apps/planner/what_if.h"
 #include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
-#include "apps/train/start/decide.h"
-#include "apps/train/start/run_check.h"
 #include "core/base/clock.h"
 #include "core/base/log.h"
+#include "core/base/output.h"
 #include "core/base/text.h"
+#include "core/io/atomic_file.h"
+#include "core/io/json.h"
 #include "parallel/comm/world/world.h"
 
 namespace nrl::app {
@@ -39,6 +41,8 @@ struct PlanArgs {
   std::optional<int> program = {};         ///< print the program of this rank alone
   int search = 0;                          ///< number of layouts to show instead of the configured one
   std::optional<double> expert_load = {};  ///< of the search
+  std::vector<std::string> what_if = {};   ///< keys of other plans, side by side
+  std::string json = {};                   ///< file, or "-"
 };
 
 int report(const ConfigResult& result) {
@@ -46,8 +50,29 @@ int report(const ConfigResult& result) {
   return result.ok() ? 0 : static_cast<int>(result.exit_code());
 }
 
+void write_json(const std::string& path, const JsonValue& value) {
+  const std::string text = value.dump(2) + "\n";
+  if (path == "-")
+    output::write(output::Stream::out, text);
+  else
+    write_file_atomic(path, text);
+}
+
 /// Groups of a layout of several axes, with other ranks. The search counts on as many for every layout.
 constexpr int usual_communicators = 4;
+
+JsonValue json_of(const planner::Result& result) {
+  std::vector<JsonValue> rows;
+  for (const planner::Found& f : result.found)
+    rows.push_back(JsonValue::object({{"keys", JsonValue(f.keys)},
+                                      {"memory_bytes", f.memory},
+                                      {"tokens_per_step", f.tokens},
+                                      {"estimate", planner::json_of(f.estimate)}}));
+  return JsonValue::object({{"schema", 1},
+                            {"tried", result.tried},
+                            {"too_large", result.too_large},
+                            {"layouts", JsonValue(std::move(rows))}});
+}
 
 int search(const PlanArgs& args, const std::vector<std::string>& overrides, const ConfigResult& config,
            const machine::DeviceModel* gpu) {
@@ -78,14 +103,17 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
        .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
       device);
   progress.finish();
-  log::info("model    {} parameters, sequences of {} tokens, {} per step",
-            grouped(model::make_parameters(spec).total()), c.policy.max_total_sequence_length,
-            c.policy.train_global_batch_size);
+  const bool prints = args.json != "-";
+  if (prints)
+    log::info("model    {} parameters, sequences of {} tokens, {} per step",
+              grouped(model::make_parameters(spec).total()), c.policy.max_total_sequence_length,
+              c.policy.train_global_batch_size);
   const std::string ranks =
       gpu ? counted(args.world, fmt::format("{} GPU", gpu->product).c_str())
           : fmt::format("{} of {} on this CPU", counted(args.world, "rank"), counted(threads, "thread"));
-  log::info("device   {}: {} each, of which {:.0f} % are for the plan", ranks,
-            human_bytes(device.model().for_plan(communicators)), 100 * c.memory.max_memory);
+  if (prints)
+    log::info("device   {}: {} each, of which {:.0f} % are for the plan", ranks,
+              human_bytes(device.model().for_plan(communicators)), 100 * c.memory.max_memory);
   if (result.found.empty()) {
     if (result.tried == 0)
       fail(Exit::config,
@@ -96,6 +124,8 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
          "--search: none of {} fits: the smallest needs {} per rank. Fix: use more ranks",
          counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));
   }
+  if (!args.json.empty()) write_json(args.json, json_of(result));
+  if (args.json == "-") return 0;
   log::info("{}", planner::table(result, device, args.world,
                                  model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
                                  static_cast<size_t>(args.search)));
@@ -104,64 +134,74 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   return 0;
 }
 
-int run_plan(const PlanArgs& args) {
-  if (comm::launched_with_peers())
-    fail(Exit::usage, "plan is one process. Fix: start it without a launcher, for N ranks with --world N");
-  std::vector<std::string> overrides = args.config.overrides;
-  const bool named = args.device != "auto" && args.device != "cpu" && args.device != "cuda";
-  const machine::DeviceModel* gpu = named ? &machine::find_device_model("--device", args.device) : nullptr;
-  if (args.device != "auto") overrides.push_back("device=" + (named ? std::string("cuda") : args.device));
-  ConfigResult result = load_config(args.config.path, overrides);
+/// Options that have no effect together.
+void check_options(const PlanArgs& args) {
   const bool layouts = args.search > 0;
   if (layouts && args.buffers)
     fail(Exit::usage, "--buffers has no effect with --search, which plans many layouts. Fix: leave one out");
   if (args.program) {
-    if (layouts || args.buffers)
+    if (layouts || args.buffers || !args.json.empty() || !args.what_if.empty())
       fail(Exit::usage, "--program prints nothing else. Fix: leave out {}",
-           layouts ? "--search" : "--buffers");
+           layouts              ? "--search"
+           : args.buffers       ? "--buffers"
+           : !args.json.empty() ? "--json"
+                                : "--what-if");
     if (*args.program >= args.world)
       fail(Exit::usage, "--program {}: the ranks are 0 to {} (--world {})", *args.program, args.world - 1,
            args.world);
   }
+  if (!args.what_if.empty() && (layouts || args.buffers))
+    fail(Exit::usage, "--what-if compares plans. Fix: leave out {}", layouts ? "--search" : "--buffers");
   if (args.expert_load && !layouts)
     fail(Exit::usage,
          "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
-  const std::optional<model::ModelSpec> spec = train::check_but_memory(
-      result, {.world = layouts ? 0 : args.world, .count = RankCount::planned, .files = false});
-  if (gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, *spec, *gpu));
-  if (layouts) return result.ok() ? search(args, overrides, result, gpu) : report(result);
-  if (!result.ok()) return report(result);
-  train::DeviceChoice device = train::choose_device(result.config.device);
-  if (gpu) device.memory = gpu->for_plan(train::communicators_of_run(result, args.world));
-  result.add(plan::check_nodes(result, plan::configured_nodes(result.config, args.world), device.type));
-  if (!result.ok()) return report(result);
-  BatchPlan batch = resolve_batch(result.config, args.world);
-  const bool known = planner::knows_memory(result.config, args.world, device);
-  if (known) train::check_memory_limit(result);
-  if (known && result.ok()) {
-    const std::vector<int> local = plan::local_sizes(result.config, args.world);
-    const train::DecisionFacts facts = train::planned_facts(
-        result, *spec, args.world, *std::max_element(local.begin(), local.end()), device.memory);
-    const train::Decision decision = train::decide_alone(facts);
-    if (decision.fits) batch = decision.batch;
-    result.add(explain(facts, decision));
+}
+
+int what_if(const PlanArgs& args, const planner::PlanRequest& request, const planner::PlannedRun& run) {
+  const int code = report(run.result);
+  std::vector<planner::Variant> variants;
+  variants.push_back(planner::variant_of("as configured", run));
+  for (const std::string& keys : args.what_if) variants.push_back(planner::variant_of(request, keys));
+  if (!args.json.empty()) {
+    std::vector<JsonValue> others;
+    for (size_t i = 1; i < variants.size(); ++i)
+      others.push_back(JsonValue::object(
+          {{"keys", variants[i].name},
+           {"plan", variants[i].json},
+           {"refused", variants[i].refused.empty() ? JsonValue() : JsonValue(variants[i].refused)}}));
+    write_json(args.json, JsonValue::object({{"schema", 1},
+                                             {"plan", variants.front().json},
+                                             {"what_if", JsonValue(std::move(others))}}));
   }
-  // On another machine the run may well fit.
-  if (planner::assumes_this_machine(result.config, args.world, device))
-    for (Diagnostic& d : result.diagnostics)
-      if (d.severity == Severity::error && d.exit == Exit::out_of_memory) {
-        d.severity = Severity::warning;
-        d.notes.push_back(fmt::format(
-            "that is for all {} ranks on this machine, which would refuse the run. Fix: to plan for others, "
-            "name a "
-            "GPU (--device h100) or the ranks of a node (cluster.gpus_per_node); for this one, --device cpu",
-            args.world));
-      }
+  if (args.json != "-") log::info("{}", planner::table(variants));
+  return code;
+}
+
+int run_plan(const PlanArgs& args) {
+  if (comm::launched_with_peers())
+    fail(Exit::usage, "plan is one process. Fix: start it without a launcher, for N ranks with --world N");
+  check_options(args);
+  const planner::PlanRequest request{.config = args.config.path,
+                                     .overrides = args.config.overrides,
+                                     .world = args.world,
+                                     .device = args.device};
+  const planner::PlannedRun run = planner::prepare(request, args.search > 0);
+  const ConfigResult& result = run.result;
+  if (args.search > 0) return result.ok() ? search(args, run.overrides, result, run.gpu) : report(result);
+  if (!run.complete) return report(result);
+  if (!args.what_if.empty()) return what_if(args, request, run);
   const int code = report(result);  // a run that is too large is shown as well
-  if (args.program)
-    planner::print_program(result, args.world, batch, *args.program, device);
-  else
-    planner::print_plan(result, args.world, batch, device, gpu, args.buffers);
+  if (args.program) {
+    planner::print_program(result, args.world, run.batch, *args.program, run.device);
+    return code;
+  }
+  const planner::RankPlans plans = planner::plan_all(result, args.world, run.batch, run.device, run.gpu);
+  const planner::RunEstimate estimate = planner::estimate_run(run);
+  if (args.json != "-") {
+    planner::print_plan(result, args.world, run.batch, run.device, run.gpu, plans, args.buffers);
+    log::info("{}", planner::text_of(estimate));
+  }
+  if (!args.json.empty()) write_json(args.json, planner::json_of(run, plans, estimate));
   return code;
 }
 
@@ -186,6 +226,17 @@ void add_plan(CommandLine& line) {
   c->add_option("--search", args->search,
                 "Show the N layouts of the ranks that are estimated to be the fastest")
       ->check(CLI::Range(1, 1000));
+  c->add_option(
+       "--what-if", args->what_if,
+       "Compare with the plan of other keys: KEY=VALUE, or several in quotes; device=NAME is --device; "
+       "may be given again")
+      ->type_name("KEYS")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  c->add_option("--json", args->json,
+                "Write the plan, its estimate, --what-if or the layouts of --search as JSON to FILE; -: to "
+                "standard output, instead of the text")
+      ->type_name("FILE");
   c->add_option("--expert-load", args->expert_load,
                 "--search: rows that the experts of the busiest rank get, over those of a balanced router "
                 "(default 1)")

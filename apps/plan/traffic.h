@@ -24,6 +24,20 @@ struct Traffic {
   double wire() const { return comm::wire_bytes(op, static_cast<double>(bytes), ranks); }
 };
 
+/// The groups of a step's operations.
+struct TrafficGroup {
+  parallel::GroupId id;
+  int ranks = 1;
+};
+
+/// The start of an operation of a step, or the wait for it, between the step's calls of ops.
+struct TrafficEvent {
+  comm::Ledger::Event what;  ///< Event::group: index into the step's groups
+  size_t calls = 0;          ///< ops::Call that come before it
+  int step = -1;             ///< as ops::Call::step: of the program
+  int microbatch = -1;       ///< as ops::Call::microbatch
+};
+
 /// Merges the operations of one kind in one group, whatever their purpose.
 std::vector<Traffic> by_operation(std::span<const Traffic> traffic);
 

@@ -43,9 +43,9 @@ class Pricing {
     device_ = std::make_unique<predict::ModeledDevice>(model, c.kernels.tf32, threads);
     const std::optional<predict::StepEstimate> now = estimate({});
     const double busy = profile::utilization(profile.split) * profile.split.wall;
-    if (now && now->compute > 0 && busy > 0)
-      device_ = std::make_unique<predict::ModeledDevice>(slowed(model, busy / now->compute), c.kernels.tf32,
-                                                         threads);
+    if (now && now->computing() > 0 && busy > 0)
+      device_ = std::make_unique<predict::ModeledDevice>(slowed(model, busy / now->computing()),
+                                                         c.kernels.tf32, threads);
   }
 
   /// The step with these overrides; unset if they are refused or do not fit.

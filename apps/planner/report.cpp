@@ -29,13 +29,6 @@
 namespace nrl::planner {
 namespace {
 
-/// Ranks that need the same memory in every category.
-struct EqualRanks {
-  std::vector<int> ranks;
-  int threads = 1;                      ///< of a rank
-  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of these ranks
-};
-
 using Bytes = std::array<int64_t, memory::category_count>;
 
 Bytes bytes_of(const memory::MemoryPlan& memory) {
@@ -257,16 +250,26 @@ bool assumes_this_machine(const Config& config, int world, const train::DeviceCh
          plan::configured_nodes(config, world).empty();
 }
 
+RankPlans plan_all(const ConfigResult& result, int world, const BatchPlan& batch,
+                   const train::DeviceChoice& choice, const machine::DeviceModel* gpu) {
+  const Config& c = result.config;
+  RankPlans out;
+  out.device = std::make_unique<ops::DryDevice>(
+      gpu ? ops::DryDevice(gpu->properties(), {})
+          : plan::usual_device(choice.type, 1,
+                               plan::recipe_for(c, choice.type, train::load_model_spec(result).layers)));
+  out.ranks = plan_ranks(result, world, batch, choice);
+  out.traffic = engine::step_traffic(out.ranks.front().plan, engine::training_options(c), *out.device);
+  return out;
+}
+
 void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
-                const train::DeviceChoice& choice, const machine::DeviceModel* gpu, bool buffers) {
+                const train::DeviceChoice& choice, const machine::DeviceModel* gpu, const RankPlans& plans,
+                bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
-  const ops::DryDevice dry =
-      gpu ? ops::DryDevice(gpu->properties(), {})
-          : plan::usual_device(device, 1, plan::recipe_for(c, device, train::load_model_spec(result).layers));
-  std::vector<EqualRanks> ranks = plan_ranks(result, world, batch, choice);
-  const std::vector<plan::Traffic> traffic =
-      engine::step_traffic(ranks.front().plan, engine::training_options(c), dry);
+  const std::vector<EqualRanks>& ranks = plans.ranks;
+  const std::vector<plan::Traffic>& traffic = plans.traffic;
   const plan::RunPlan& plan = *ranks.front().plan;
   log::info("model    {} parameters{}, {} layers, {:.4f} GFLOP per token in training at length {}",
             grouped(plan.whole.total()),

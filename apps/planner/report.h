@@ -1,9 +1,15 @@
 #pragma once
 // Output of `nrl-train plan`.
 
+#include <memory>
+#include <vector>
+
 #include "apps/machine/device_models.h"
+#include "apps/plan/run_plan.h"
+#include "apps/plan/traffic.h"
 #include "apps/train/launch/device_choice.h"
 #include "core/config/load.h"
+#include "core/ops/dry_run.h"
 
 namespace nrl::planner {
 
@@ -15,12 +21,28 @@ bool knows_memory(const Config& config, int world, const train::DeviceChoice& de
 /// not name the CPU (device: cpu) or the nodes (cluster), for several ranks and without a GPU here.
 bool assumes_this_machine(const Config& config, int world, const train::DeviceChoice& device);
 
+/// Ranks that need the same memory in every category.
+struct EqualRanks {
+  std::vector<int> ranks;
+  int threads = 1;                      ///< of a rank
+  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of these ranks
+};
+/// The plans of a run's ranks, those that need most memory first, and the traffic of a step of the first one.
+struct RankPlans {
+  std::unique_ptr<ops::DryDevice> device;  ///< that the first plan is bound to
+  std::vector<EqualRanks> ranks;
+  std::vector<plan::Traffic> traffic;
+};
+RankPlans plan_all(const ConfigResult& result, int world, const BatchPlan& batch,
+                   const train::DeviceChoice& device, const machine::DeviceModel* gpu);
+
 /// Prints batch arithmetic, grid and memory of a run on `world` ranks, for which the configuration must have
 /// passed all checks but the one of the memory. If ranks need different amounts of memory, the table is for
 /// the ranks that need most. `batch`: as decided. `device`: to plan for; a GPU need not be there. `gpu`: its
-/// model, if it was named. `buffers`: also list every buffer.
+/// model, if it was named. `plans`: plan_all() of the same. `buffers`: also list every buffer.
 void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
-                const train::DeviceChoice& device, const machine::DeviceModel* gpu, bool buffers);
+                const train::DeviceChoice& device, const machine::DeviceModel* gpu, const RankPlans& plans,
+                bool buffers);
 
 /// Prints all that a rank does in an optimizer step (model::Decoder::program_text()).
 void print_program(const ConfigResult& result, int world, const BatchPlan& batch, int rank,

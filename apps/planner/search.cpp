@@ -194,7 +194,7 @@ std::string table(const Result& result, const predict::ModeledDevice& device, in
     text += fmt::format("  {:<{}} {:>10} {:>10.1f} {:>11} {:>5.1f} {:>9} {:>8} {:>8} {:>8}\n",
                         f.layout.name(world), width, human_bytes(static_cast<uint64_t>(f.memory)), step * 1e3,
                         grouped(std::llround(rate)), 100 * rate * flops_per_token / peak,
-                        share(f.estimate.compute), share(f.estimate.layers), share(f.estimate.pipeline),
+                        share(f.estimate.computing()), share(f.estimate.layers), share(f.estimate.pipeline),
                         share(f.estimate.data));
   }
   text += "use      " + fmt::format("{}", fmt::join(result.found.front().keys, " "));

@@ -1,159 +1,53 @@
 #include "apps/predict/step_time.h"
 
 #include <algorithm>
-#include <cmath>
-#include <string_view>
 
-#include "apps/machine/call_time.h"
+#include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
-#include "apps/plan/traffic.h"
+#include "apps/predict/spread.h"
 #include "core/base/error.h"
+#include "core/device/cpu/parallel.h"
 #include "core/device/dry_run.h"
 #include "core/ops/libraries.h"
-#include "parallel/grid/nodes.h"
-#include "parallel/pipeline/simulate.h"
 
 namespace nrl::predict {
 namespace {
 
-/// Seconds that a stage computes.
-struct StageSeconds {
-  std::vector<pipeline::ChunkCosts> chunks;  ///< of one microbatch
-  double update = 0;                         ///< once a step
+/// NCCL's channels: multiprocessors that an operation in flight takes from the kernels beside it. Assumed.
+constexpr double nccl_channels = 16;
 
-  double microbatch() const {
-    double sum = 0;
-    for (const pipeline::ChunkCosts& c : chunks) sum += c.forward + c.backward_data + c.backward_weight;
-    return sum;
-  }
-  double backward() const {
-    double sum = 0;
-    for (const pipeline::ChunkCosts& c : chunks) sum += c.backward_data + c.backward_weight;
-    return sum;
-  }
-};
+/// Of the period of a step's program that are dry-run: the others are alike.
+constexpr int repetitions = 2;
 
-StageSeconds stage_seconds(std::span<const ops::Call> calls, const model::Decoder& decoder,
-                           const machine::DeviceModel& device, const model::ModelLayout& layout,
-                           int64_t microbatches) {
-  using program::StepKind;
-  StageSeconds out;
-  out.chunks.assign(static_cast<size_t>(layout.chunks),
-                    {.forward = 0, .backward_data = 0, .backward_weight = 0});
-  const program::Program& program = decoder.program(memory::training);
-  for (const ops::Call& call : calls) {
-    const double seconds =
-        estimate(device, call, machine::likely).seconds() + machine::launch_gap * call.cost.launches;
-    const program::Step* const s = call.step < 0 ? nullptr : &program.steps[call.step];
-    if (!s || (!s->of_microbatch() && s->buckets == 0)) {
-      out.update += seconds;
-      continue;
-    }
-    pipeline::ChunkCosts& chunk = out.chunks[s->chunk];
-    const bool weight = s->kind == StepKind::compute && decoder.step(*s).pass == memory::Pass::weight;
-    (weight                    ? chunk.backward_weight
-     : s->backward || s->again ? chunk.backward_data
-                               : chunk.forward) += seconds;
+/// The fraction by which calls take longer while an operation is in flight.
+double slowdown_of(const ModeledDevice& device, int local_ranks) {
+  const machine::DeviceModel& model = device.model();
+  if (device.profile() && !device.profile()->overlap.empty()) {
+    std::vector<double> factors;
+    for (const machine::MeasuredOverlap& o : device.profile()->overlap) factors.push_back(o.slowdown);
+    const auto middle = factors.begin() + static_cast<std::ptrdiff_t>(factors.size() / 2);
+    std::nth_element(factors.begin(), middle, factors.end());
+    return std::max(0.0, *middle - 1);
   }
-  const auto n = static_cast<double>(microbatches);
-  for (pipeline::ChunkCosts& c : out.chunks) {
-    c.forward /= n;
-    c.backward_data /= n;
-    c.backward_weight /= n;
-  }
-  return out;
+  if (model.gpu()) return nccl_channels / model.multiprocessors;
+  // The thread that moves the bytes has a core of its own, or takes its part of those that compute.
+  const int threads = device.threads();
+  return local_ranks * threads < cpu::available_cores() ? 0 : 1.0 / threads;
 }
 
-/// Seconds of a step's communication by purpose.
-struct CommSeconds {
-  double layers = 0, message = 0, gradients = 0, weights = 0, scalars = 0;
-  double gradient_latency = 0, weight_latency = 0;  ///< of their operations, in the sums above
-};
-
-/// The link that limits an operation of a group. Rings pass through all ranks of a node before they leave it,
-/// over the adapters of all of them; blocks for single ranks go through the sender's.
-machine::LinkModel link_of(const machine::DeviceModel& device, const parallel::ProcessGrid& grid,
-                           const plan::Traffic& traffic, std::span<const int> node_of) {
-  const parallel::GroupsOnNodes on = groups_on_nodes(grid, traffic.group, node_of);
-  if (on.spanning == 0) return device.node;
-  const bool ring = traffic.op == comm::Op::all_reduce || traffic.op == comm::Op::all_gather ||
-                    traffic.op == comm::Op::reduce_scatter;
-  const auto home = std::count_if(on.first.begin(), on.first.end(),
-                                  [&](int rank) { return node_of[rank] == node_of[on.first.front()]; });
-  const double adapters = ring ? static_cast<double>(home) : 1;
-  return {std::min(device.node.bandwidth, adapters * device.network.bandwidth), device.network.latency};
-}
-
-CommSeconds comm_seconds(std::span<const plan::Traffic> traffic, const parallel::ProcessGrid& grid,
-                         const machine::DeviceModel& device, std::span<const int> node_of,
-                         double expert_load) {
-  CommSeconds out;
-  for (const plan::Traffic& t : traffic) {
-    const machine::LinkModel link = link_of(device, grid, t, node_of);
-    const double wire = t.balanced() ? t.wire() * expert_load : t.wire();
-    const double latency = static_cast<double>(t.count) * link.latency;
-    const double seconds = latency + wire / link.bandwidth;
-    switch (t.purpose) {
-      case comm::Purpose::layers:
-      case comm::Purpose::experts:
-        out.layers += seconds;
-        break;
-      case comm::Purpose::messages:
-        out.message = std::max(out.message, link.latency + static_cast<double>(t.bytes) /
-                                                               static_cast<double>(t.count) / link.bandwidth);
-        break;
-      case comm::Purpose::gradients:
-        out.gradients += seconds;
-        out.gradient_latency += latency;
-        break;
-      case comm::Purpose::weights:
-        out.weights += seconds;
-        out.weight_latency += latency;
-        break;
-      case comm::Purpose::scalars:
-        out.scalars += seconds;
-        break;
-    }
-  }
-  return out;
-}
-
-/// The seconds of communication in `pieces` that remain visible behind `work` seconds of computation: at
-/// least the last piece, which nothing follows.
-double exposed(double seconds, double work, size_t pieces) {
-  return std::max(seconds - work, seconds / static_cast<double>(std::max<size_t>(pieces, 1)));
-}
-
-double exposed_data(const Config& config, const plan::RunPlan& plan, const StageSeconds& stage,
-                    const CommSeconds& comm, const machine::DeviceModel& device) {
-  const DistributedConfig& d = config.distributed;
-  size_t buckets = 0;
-  bool gradients_sharded = false, weights_gathered = false;
-  for (const plan::ParamGroup& g : plan.groups) {
-    buckets += g.layout.buckets().size();
-    gradients_sharded = gradients_sharded || g.gradients_sharded;
-    weights_gathered = weights_gathered || g.weights_gathered;
-  }
-  const auto microbatches = static_cast<double>(plan.batch.accumulation);
-  // Whole gradients are final in the last microbatch; shards are summed in every one.
-  const double backward = stage.backward() * (gradients_sharded ? microbatches : 1);
-  const double passes = weights_gathered ? stage.microbatch() * microbatches : stage.microbatch();
-  // A rank on a CPU starts an operation on the processors that compute.
-  const auto overlapped = [&](double seconds, double latency, double work) {
-    const double visible = device.gpu() ? 0 : latency;
-    return visible + exposed(seconds - visible, work, buckets);
-  };
-  return (d.overlap_grad_reduce ? overlapped(comm.gradients, comm.gradient_latency, backward)
-                                : comm.gradients) +
-         (d.overlap_param_gather ? overlapped(comm.weights, comm.weight_latency, passes) : comm.weights);
+/// Seconds in which no resource is occupied longer than it exists.
+double at_least(double step, const Busy& busy) {
+  return std::max({step, busy.processors, busy.node, busy.adapter});
 }
 
 }  // namespace
 
-ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads)
+ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads,
+                             std::optional<machine::Profile> profile)
     : ops::DryDevice(model.gpu() ? ops::DryDevice(model.properties(), {.tf32 = tf32}, threads)
                                  : ops::DryDevice(threads)),
-      model_(model) {}
+      model_(model),
+      profile_(std::move(profile)) {}
 
 int64_t StagePlans::memory() const {
   int64_t most = 0;
@@ -162,8 +56,8 @@ int64_t StagePlans::memory() const {
 }
 
 StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world, const ModeledDevice& device,
-                       double capacity) {
-  const BatchPlan batch = resolve_batch(c, world);
+                       double capacity, const std::optional<BatchPlan>& given) {
+  const BatchPlan batch = given ? *given : resolve_batch(c, world);
   const auto stages = static_cast<int>(c.distributed.pipeline_parallel_size);
   const auto memory = static_cast<size_t>(capacity / c.memory.max_memory);
   StagePlans out;
@@ -178,60 +72,95 @@ StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world,
   return out;
 }
 
-StepEstimate estimate_step(const Config& c, StagePlans plans, const ModeledDevice& device,
-                           std::span<const ClusterNode> nodes, double expert_load) {
-  const std::vector<int> node_of = parallel::node_of_ranks(nodes);
-  const model::ModelLayout layout = plans.plans.front()->layout;
-  const int64_t microbatches = plans.plans.front()->batch.accumulation;
-  pipeline::Costs costs(static_cast<size_t>(layout.model_chunks()));
-  StepEstimate out;
-  double afterwards = 0;  // the longest update with its exposed communication
+DryStages::DryStages(const Config& c, StagePlans plans, const ModeledDevice& device,
+                     std::span<const ClusterNode> nodes, double expert_load)
+    : device_(device),
+      fabric_(c.cluster, device.model(), nodes, plans.plans.front()->position.ranks()),
+      layout_(plans.plans.front()->layout),
+      microbatches_(plans.plans.front()->batch.accumulation),
+      expert_load_(expert_load),
+      slowdown_(slowdown_of(device, fabric_.domain_ranks())),
+      spread_(device.profile() ? device.profile()->spread.value_or(assumed_spread) : assumed_spread) {
+  if (device.profile()) fabric_.set_measured(device.profile()->links);
+  schedule_ = plan::schedule_options(c, layout_, microbatches_);
   for (size_t i = 0; i < plans.stages.size(); ++i) {
     model::Decoder& decoder = *plans.plans[i]->decoder;
-    engine::Engine engine(std::move(plans.plans[i]), engine::training_options(c), device.exec());
-    engine::DryStep step = engine.dry_step(engine.objective(), true);
-    // The traffic assumes an even router; comm_seconds() scales it.
-    const CommSeconds comm =
-        comm_seconds(step.traffic, engine.plan().position.grid, device.model(), node_of, expert_load);
+    Stage stage{.stage = plans.stages[i], .engine = {}, .step = {}};
+    stage.engine = std::make_unique<engine::Engine>(std::move(plans.plans[i]), engine::training_options(c),
+                                                    device.exec());
+    engine::Engine& engine = *stage.engine;
+    stage.step = engine.dry_step(engine.objective(), true, repetitions);
     if (expert_load != 1) {
+      // The traffic is that of an even router, which stage_items() scales.
       decoder.set_expert_load(expert_load);
-      step = engine.dry_step(engine.objective(), true);
+      engine::DryStep loaded = engine.dry_step(engine.objective(), true, repetitions);
+      NRL_CHECK(loaded.calls.size() == stage.step.calls.size(), "{} calls with an uneven router, not {}",
+                loaded.calls.size(), stage.step.calls.size());
+      stage.step.calls = std::move(loaded.calls);
     }
-    StageSeconds stage =
-        stage_seconds(step.calls, decoder, device.model(), engine.plan().layout, microbatches);
-    const double data = exposed_data(c, engine.plan(), stage, comm, device.model());
-    const double compute = stage.microbatch() * static_cast<double>(microbatches) + stage.update;
-    if (compute + comm.layers + data > out.compute + out.layers + out.data) {
-      out.compute = compute;
-      out.layers = comm.layers + comm.scalars;
-      out.data = data;
-    }
-    afterwards = std::max(afterwards, stage.update + data + comm.scalars);
-    // As much in the forward as in the backward pass, evenly over the chunks.
-    const double share =
-        comm.layers / static_cast<double>(microbatches) / static_cast<double>(stage.chunks.size());
-    for (pipeline::ChunkCosts& chunk : stage.chunks) {
-      chunk.forward += share / 2;
-      chunk.backward_data += share / 2;
-      chunk.message = comm.message;
-    }
-    const int until = i + 1 < plans.stages.size() ? plans.stages[i + 1] : layout.stages;
-    for (int s = plans.stages[i]; s < until; ++s)
-      for (int chunk = 0; chunk < layout.chunks; ++chunk)
-        costs[chunk * layout.stages + s] = stage.chunks[chunk];
+    stages_.push_back(std::move(stage));
   }
-  if (layout.stages == 1) {
-    out.step = out.compute + out.layers + out.data;
-    return out;
+}
+
+DryStages::~DryStages() = default;
+DryStages::DryStages(DryStages&&) noexcept = default;
+
+Rates DryStages::rates(const machine::CallTimes& calls) const {
+  return {.calls = calls, .fabric = fabric_, .expert_load = expert_load_, .slowdown = slowdown_};
+}
+
+StepEstimate DryStages::estimate(const machine::Scenario& scenario) const {
+  const machine::CallTimes calls(device_.model(), device_.profile(), scenario);
+  pipeline::MicrobatchCosts costs;
+  for (pipeline::Costs* c : {&costs.first, &costs.middle, &costs.last})
+    c->resize(static_cast<size_t>(layout_.model_chunks()));
+  StepEstimate out{.kernels = machine::Source::measured, .links = machine::Source::measured};
+  double longest = 0, afterwards = 0;
+  for (size_t i = 0; i < stages_.size(); ++i) {
+    const engine::Engine& engine = *stages_[i].engine;
+    const StageItems items =
+        stage_items(stages_[i].step, *engine.plan().decoder, engine.plan().position.grid, rates(calls));
+    const StageTime time = stage_time(items, layout_.chunks, microbatches_, slowdown_);
+    out.kernels = weakest(out.kernels, items.kernels);
+    out.links = weakest(out.links, items.links);
+    out.busy.processors = std::max(out.busy.processors, time.busy.processors);
+    out.busy.node = std::max(out.busy.node, time.busy.node);
+    out.busy.adapter = std::max(out.busy.adapter, time.busy.adapter);
+    afterwards = std::max(afterwards, time.end.total());
+    if (time.total() > longest) {
+      longest = time.total();
+      out.compute = time.passes.compute;
+      out.update = time.end.compute;
+      out.host = time.passes.host + time.end.host;
+      out.layers = time.passes.layers() + time.end.layers();
+      out.data = time.passes.data() + time.end.data();
+    }
+    const int until = i + 1 < stages_.size() ? stages_[i + 1].stage : layout_.stages;
+    for (int s = stages_[i].stage; s < until; ++s)
+      for (int chunk = 0; chunk < layout_.chunks; ++chunk) {
+        const int of_model = chunk * layout_.stages + s;
+        costs.first[of_model] = time.first[chunk];
+        costs.middle[of_model] = time.middle[chunk];
+        costs.last[of_model] = time.last[chunk];
+      }
   }
-  const pipeline::ScheduleOptions options = plan::schedule_options(c, layout, microbatches);
-  std::vector<pipeline::Schedule> schedules;
-  for (int stage = 0; stage < layout.stages; ++stage) schedules.push_back(make_schedule(options, stage));
-  const pipeline::Simulation simulation = simulate(schedules, costs);
-  NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
-  out.step = simulation.makespan + afterwards;
-  out.pipeline = std::max(0.0, out.step - out.compute - out.layers - out.data);
+  out.step = longest;
+  if (layout_.stages > 1) {
+    std::vector<pipeline::Schedule> schedules;
+    for (int stage = 0; stage < layout_.stages; ++stage) schedules.push_back(make_schedule(schedule_, stage));
+    const pipeline::Simulation simulation = simulate(schedules, costs);
+    NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
+    out.step = at_least(simulation.makespan + afterwards, out.busy);
+    out.pipeline = std::max(0.0, out.step - longest);
+  }
+  out.spread = out.step * spread_ * expected_maximum(fabric_.world());
+  out.step += out.spread;
   return out;
+}
+
+StepEstimate estimate_step(const Config& c, StagePlans plans, const ModeledDevice& device,
+                           std::span<const ClusterNode> nodes, double expert_load) {
+  return DryStages(c, std::move(plans), device, nodes, expert_load).estimate();
 }
 
 }  // namespace nrl::predict

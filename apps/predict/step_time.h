@@ -1,14 +1,17 @@
 #pragma once
-// The estimated time of a training step of a layout on many ranks, without them: the calls of a dry run of
-// its pipeline stages, the bytes of its plan, and the schedules run against each other, at the assumed rates
-// of a device (apps/machine/device_models.h).
+// The estimated time of a training step of a layout on many ranks, without them: the calls and operations of
+// a dry run of its pipeline stages, each on its own resources (replay.h), and the schedules of all stages run
+// against each other, at the rates of a device (apps/machine/device_models.h) and its links (fabric.h).
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "apps/engine/engine.h"
 #include "apps/machine/device_models.h"
+#include "apps/predict/replay.h"
+#include "apps/predict/stage_time.h"
 #include "core/base/cluster_node.h"
 #include "core/config/load.h"
 #include "core/ops/dry_run.h"
@@ -18,23 +21,35 @@ namespace nrl::predict {
 /// The device of a model of one, which computes nothing.
 class ModeledDevice : public ops::DryDevice {
  public:
-  /// `threads`: of a rank on a CPU.
-  ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads);
+  /// `threads`: of a rank on a CPU. `profile`: of the device, whose facts `model` has already.
+  ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads,
+                std::optional<machine::Profile> profile = std::nullopt);
 
   const machine::DeviceModel& model() const { return model_; }
+  const machine::Profile* profile() const { return profile_ ? &*profile_ : nullptr; }
   int threads() const { return exec().threads; }
 
  private:
   machine::DeviceModel model_;
+  std::optional<machine::Profile> profile_;
 };
 
-/// Seconds of a step. They add up to `step` on the rank that needs longest.
+/// Seconds of a step. The parts add up to `step` on the rank that needs longest.
 struct StepEstimate {
   double step = 0;
-  double compute = 0;   ///< of the busiest stage: passes, and update
-  double layers = 0;    ///< communication in its layers: tensor, context and expert parallelism
+  double compute = 0;   ///< the passes
+  double layers = 0;    ///< exposed communication in layers: tensor, context and expert parallelism
   double pipeline = 0;  ///< waiting for other stages
-  double data = 0;      ///< reduction of gradients and gathering of weights that no computation hides
+  double data = 0;      ///< exposed reductions of gradients and of their norm, and gathers of weights
+  double update = 0;    ///< gradient norm and optimizer
+  double host = 0;      ///< gaps between kernels
+  double spread = 0;    ///< waiting for the slowest of equal ranks (spread.h)
+  Busy busy = {};       ///< of each resource the rank that occupies it longest
+  /// The weakest source of the numbers that were used.
+  machine::Source kernels = machine::Source::assumed, links = machine::Source::assumed;
+
+  /// Kernels and the gaps between them.
+  double computing() const { return compute + update + host; }
 };
 
 /// The plan of one rank of each kind of pipeline stage: the first, the second for those between, the last.
@@ -46,13 +61,48 @@ struct StagePlans {
   int64_t memory() const;
 };
 /// `config` must have passed check_run() for `world` ranks. `capacity`: bytes that a rank's plan may have,
-/// for policy.recompute: auto.
+/// for policy.recompute: auto. `batch`: unset as configured.
 StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int world,
-                       const ModeledDevice& device, double capacity);
+                       const ModeledDevice& device, double capacity,
+                       const std::optional<BatchPlan>& batch = std::nullopt);
 
-/// Estimates the step of these plans and uses them up. `nodes`: of the ranks; empty: one node. Communication
-/// in layers counts in full: distributed.tp_comm_overlap may hide some of it. `expert_load`: rows that the
-/// experts of the busiest rank get, over the rows with a balanced router.
+/// The dry runs of these plans, from which a step is estimated at any rates.
+class DryStages {
+ public:
+  /// Uses the plans up. `nodes`: of the ranks; empty: as machine::Fabric takes it. `expert_load`: rows that
+  /// the experts of the busiest rank get, over those of a balanced router. `device` must outlive this object.
+  DryStages(const Config& config, StagePlans plans, const ModeledDevice& device,
+            std::span<const ClusterNode> nodes, double expert_load = 1);
+  ~DryStages();
+  DryStages(DryStages&&) noexcept;
+
+  /// Copies to and from the host (policy.offload_*) are not contained.
+  StepEstimate estimate(const machine::Scenario& scenario = machine::likely) const;
+
+  /// A stage whose rank was dry-run; the stages after it, before the next such stage, have the same times.
+  struct Stage {
+    int stage = 0;
+    std::unique_ptr<engine::Engine> engine;
+    engine::DryStep step;
+  };
+  const std::vector<Stage>& stages() const { return stages_; }
+  const machine::Fabric& fabric() const { return fabric_; }
+  int64_t microbatches() const { return microbatches_; }
+  Rates rates(const machine::CallTimes& calls) const;
+  const model::ModelLayout& layout() const { return layout_; }
+  pipeline::ScheduleOptions schedule() const { return schedule_; }
+
+ private:
+  const ModeledDevice& device_;
+  machine::Fabric fabric_;
+  model::ModelLayout layout_;
+  pipeline::ScheduleOptions schedule_;
+  int64_t microbatches_ = 1;
+  double expert_load_ = 1, slowdown_ = 0, spread_ = 0;
+  std::vector<Stage> stages_;
+};
+
+/// Estimates the step of these plans and uses them up, as DryStages.
 StepEstimate estimate_step(const Config& config, StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load = 1);
 

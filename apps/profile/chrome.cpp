@@ -8,9 +8,9 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/profile/chrome_writer.h"
 #include "apps/profile/slices.h"
 #include "core/base/error.h"
-#include "core/io/atomic_file.h"
 #include "core/io/json.h"
 
 namespace nrl::profile {
@@ -23,69 +23,40 @@ bool is_kernel(const trace::Event& event) {
   return event.kind == trace::Kind::op;
 }
 
-// Events with the same name are many: each is quoted once.
-class Quoted {
- public:
-  std::string_view operator()(std::string_view text) {
-    auto [at, added] = quoted_.try_emplace(std::string(text));
-    if (added) at->second = JsonValue(text).dump();
-    return at->second;
-  }
-
- private:
-  std::unordered_map<std::string, std::string> quoted_;
-};
-
 class ChromeTrace {
  public:
-  ChromeTrace(const std::string& path, const Recorded& recorded) : file_(path), recorded_(recorded) {}
+  ChromeTrace(const std::string& path, const Recorded& recorded, int world)
+      // Holistic Trace Analysis searches the text for "rank": with the blank.
+      : out_(path,
+             fmt::format("\"schemaVersion\": 1,\n\"distributedInfo\": {{\"rank\": {}, \"world_size\": {}, "
+                         "\"backend\": \"nccl\"}},\n\"deviceProperties\": [{{\"id\": {}, \"name\": {}}}],\n"
+                         "\"displayTimeUnit\": \"ms\",\n",
+                         recorded.rank, world, device, JsonValue(recorded.device).dump())),
+        recorded_(recorded) {}
 
-  void write(int world) {
-    // Holistic Trace Analysis searches the text for "rank": with the blank.
-    text_ = fmt::format(
-        "{{\"schemaVersion\": 1,\n\"distributedInfo\": {{\"rank\": {}, \"world_size\": {}, \"backend\": "
-        "\"nccl\"}},\n\"deviceProperties\": [{{\"id\": {}, \"name\": {}}}],\n\"displayTimeUnit\": \"ms\",\n"
-        "\"traceEvents\": [\n",
-        recorded_.rank, world, device, JsonValue(recorded_.device).dump());
+  void write() {
     name("process_name", process(), 0,
          fmt::format("rank {} {} {}", recorded_.rank, recorded_.host, recorded_.device));
     name("process_labels", device, 0, "GPU 0");
     threads();
     kernels();
     messages();
-    text_ += "\n]}\n";
-    file_.write(text_);
-    file_.commit();
+    out_.commit();
   }
 
  private:
   // Numbers of processes of the host must differ from the number of the device.
   int process() const { return recorded_.rank + 1; }
 
-  void separate() {
-    if (!first_) text_ += ",\n";
-    first_ = false;
-    if (text_.size() < size_t{1} << 20) return;
-    file_.write(text_);
-    text_.clear();
-  }
-
   void name(std::string_view what, int pid, int tid, std::string_view value) {
-    separate();
-    text_ += fmt::format(R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"{}": {}}}}})", what,
-                         pid, tid, what == "process_labels" ? "labels" : "name", quoted_(value));
+    out_.name(what, pid, tid, value);
   }
 
   // `arguments`: members of "args".
   void event(std::string_view category, std::string_view event_name, int pid, int tid, const Slice& slice,
              std::string_view arguments) {
-    separate();
-    // Microseconds with all digits of the nanoseconds since the window's begin, exact as text.
-    const int64_t begin = slice.begin - recorded_.window.begin, duration = slice.end - slice.begin;
-    text_ += fmt::format(
-        R"({{"ph": "X", "cat": "{}", "name": {}, "pid": {}, "tid": {}, "ts": {}.{:03}, "dur": {}.{:03}, "args": {{{}}}}})",
-        category, quoted_(event_name), pid, tid, begin / 1000, begin % 1000, duration / 1000, duration % 1000,
-        arguments);
+    const int64_t zero = recorded_.window.begin;
+    out_.slice(category, event_name, pid, tid, slice.begin - zero, slice.end - zero, arguments);
   }
 
   // A kernel, and the call that launched it at `launched`, from a range of the thread until `until`.
@@ -164,24 +135,21 @@ class ChromeTrace {
           kernel(fmt::format("nccl:{}", comm::name_of(entry.op)), stream, slice, issuing_thread,
                  entry.enqueued_ns, slice.begin,
                  fmt::format(R"("bytes": {}, "Process Group Name": {})", entry.bytes,
-                             quoted_(recorded_.groups[group].label)));
+                             out_.quoted(recorded_.groups[group].label)));
         }
         ++stream;
       }
   }
 
-  AtomicFile file_;
+  ChromeWriter out_;
   const Recorded& recorded_;
-  std::string text_;
-  Quoted quoted_;
-  bool first_ = true;
   int64_t correlation_ = 0;
 };
 
 }  // namespace
 
 void write_chrome_trace(const std::string& path, const Recorded& recorded, int world) {
-  ChromeTrace(path, recorded).write(world);
+  ChromeTrace(path, recorded, world).write();
 }
 
 }  // namespace nrl::profile

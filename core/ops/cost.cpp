@@ -9,7 +9,11 @@ namespace nrl::ops {
 
 void note_call(Exec& exec, const char* op, const Cost& cost) {
   if (exec.calls)
-    exec.calls->push_back({.op = op, .range = trace::innermost(), .cost = cost, .step = exec.step});
+    exec.calls->push_back({.op = op,
+                           .range = trace::innermost(),
+                           .cost = cost,
+                           .step = exec.step,
+                           .microbatch = exec.microbatch});
 }
 
 void note_scratch(Exec& exec, size_t bytes) {

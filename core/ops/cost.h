@@ -40,7 +40,8 @@ struct Call {
   const char* op = "";     ///< name of the kernel (kernel_table.h), or of a transfer without one
   const char* range = "";  ///< the innermost trace::Range around the op; "": none
   Cost cost = {};
-  int step = -1;  ///< Exec::step
+  int step = -1;        ///< Exec::step
+  int microbatch = -1;  ///< Exec::microbatch
 };
 
 /// Bytes of the tensors together; absent ones count 0.

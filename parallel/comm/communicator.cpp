@@ -137,8 +137,8 @@ void Communicator::set_dry(bool dry, Ledger* ledger, int group) {
 
 std::shared_ptr<Work> Communicator::start(Call call, bool blocking) {
   if (dry_) {
-    if (ledger_) ledger_->add(ledger_group_, call.op, call.bytes(size()));
-    return finished_work();
+    return ledger_ ? ledger_->add(ledger_group_, call.op, call.bytes(size()), call.previous.get())
+                   : finished_work();
   }
   const trace::Range range(name_of(call.op).data(), trace::Kind::communication, trace::no_call,  // a literal
                            static_cast<double>(call.bytes(size())));

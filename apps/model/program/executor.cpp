@@ -29,7 +29,7 @@ void Executor::run() {
     step();
   }
   if (all_.at_results) report_results();
-  exec().step = -1;
+  exec().step = exec().microbatch = -1;
   NRL_CHECK(started_.empty(), "the program does not wait for all that it starts");
 }
 
@@ -72,6 +72,8 @@ const Step& Executor::pass() {
   if (all_.at_results) last_ = {&s, microbatch(s)};
   places_.enter(list_, s, shift_);
   exec().step = static_cast<int>(next_);
+  const bool counted = list_.mode == memory::training && (s.of_microbatch() || s.buckets > 0);
+  exec().microbatch = counted ? microbatch(s) : -1;
   const int tick = memory_.first_tick + static_cast<int>(next_);
   trace::Tag& tag = trace::tag();
   tag.tick = tick;

@@ -1,0 +1,82 @@
+#pragma once
+// The time that a rank needs for a list of calls and operations of groups, as a dry run finds them. Three
+// resources do one thing at a time, in order: the processors, the links within a node, and the network
+// adapters. An operation starts when it is issued and its link is free; the rank goes on until it waits for
+// it. What overlaps with what thus follows from the code of the step alone, for every way in which layers,
+// gathers of weights and reductions of gradients communicate.
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "apps/machine/fabric.h"
+#include "parallel/comm/ledger.h"
+
+namespace nrl::predict {
+
+/// One thing that a rank does.
+struct Item {
+  enum class Kind : uint8_t {
+    call,   ///< computes
+    start,  ///< issues an operation
+    wait,   ///< waits for one
+  };
+  Kind kind = Kind::call;
+  int slot = 0;        ///< Replay::slots: where the time that passes is counted
+  double seconds = 0;  ///< call: alone on the device; start: of the operation, alone on its link
+  /// Call: before its kernels start. Start: processor time that issuing takes.
+  double host = 0;
+  int operation = -1;  ///< start, wait: any number; a wait for one without a start takes no time
+  int after = -1;      ///< start: an operation that must end before; -1: none
+  machine::Link link = machine::Link::none;       ///< start
+  comm::Purpose purpose = comm::Purpose::layers;  ///< start
+  int source = -1;                                ///< index that Span::source repeats
+};
+
+/// Seconds that resources are occupied.
+struct Busy {
+  double processors = 0, node = 0, adapter = 0;
+  Busy& operator+=(const Busy& other);
+};
+
+/// Seconds of a part of the list, by what the rank did. They add up to the time that passed.
+struct SlotTime {
+  double compute = 0;  ///< calls as if nothing else ran on the device
+  double host = 0;     ///< gaps before kernels
+  /// By comm::Purpose: waiting for operations, issuing them, and what calls lost while they were in flight.
+  std::array<double, 6> exposed = {};
+  Busy busy = {};  ///< by the items, whenever their operations run
+
+  double total() const;
+  /// In layers: tensor, context and expert parallelism.
+  double layers() const { return of(comm::Purpose::layers) + of(comm::Purpose::experts); }
+  /// Of gradients and weights, and of the gradient norm.
+  double data() const {
+    return of(comm::Purpose::gradients) + of(comm::Purpose::weights) + of(comm::Purpose::scalars);
+  }
+  double of(comm::Purpose p) const { return exposed[static_cast<size_t>(p)]; }
+  SlotTime& operator+=(const SlotTime& other);
+  SlotTime operator*(double factor) const;
+};
+
+/// An item on its resource; a wait that takes time is `waits`.
+struct Span {
+  enum class Resource : uint8_t { processors, node, adapter, waits };
+  Resource resource = Resource::processors;
+  double begin = 0, end = 0;
+  int source = -1;
+};
+
+struct Replay {
+  double end = 0;  ///< all items are done; operations that nothing waits for do not count
+  std::vector<SlotTime> slots;
+  Busy busy;
+  std::vector<Span> spans;  ///< if asked for, by time on each resource
+};
+
+/// `slots`: number of slots of the items. `slowdown`: calls take 1 + slowdown times as long while an
+/// operation is in flight.
+Replay replay(std::span<const Item> items, size_t slots, double slowdown, bool spans = false);
+
+}  // namespace nrl::predict

@@ -1,0 +1,169 @@
+#include "apps/predict/stage_time.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <tuple>
+
+#include "apps/model/decoder.h"
+
+namespace nrl::predict {
+namespace {
+
+enum Pass : uint8_t { forward, backward_data, backward_weight, passes };
+
+/// The slots of a step's items.
+class Slots {
+ public:
+  Slots(const model::Decoder& decoder, int64_t microbatches)
+      : decoder_(decoder),
+        program_(decoder.program(memory::training)),
+        chunks_(program_.stashes.size()),
+        count_(static_cast<size_t>(microbatches) * chunks_ * passes + 1) {}
+
+  size_t count() const { return count_; }
+  int of(int step, int microbatch) const {
+    // Steps of an evaluation before the passes are of another program, without microbatches.
+    if (step < 0 || microbatch < 0) return static_cast<int>(count_) - 1;
+    const program::Step& s = program_.steps[step];
+    const bool weight = s.kind == program::StepKind::compute && decoder_.step(s).pass == memory::Pass::weight;
+    const Pass pass = weight ? backward_weight : s.backward || s.again ? backward_data : forward;
+    return static_cast<int>(
+        (static_cast<size_t>(microbatch) * chunks_ + static_cast<size_t>(s.chunk)) * passes + pass);
+  }
+
+ private:
+  const model::Decoder& decoder_;
+  const program::Program& program_;
+  size_t chunks_, count_;
+};
+
+/// The times of the operations of a rank's groups; equal ones are looked up once.
+class OperationTimes {
+ public:
+  OperationTimes(const engine::DryStep& step, const parallel::ProcessGrid& grid, const Rates& rates)
+      : step_(step), grid_(grid), rates_(rates), crossings_(step.groups.size()) {}
+
+  const machine::CollectiveTime& of(const comm::Ledger::Event& e) {
+    const auto [at, added] = times_.try_emplace({e.group, e.op, e.purpose, e.bytes});
+    if (added) {
+      const double load = e.purpose == comm::Purpose::experts ? rates_.expert_load : 1;
+      at->second =
+          machine::collective_time(rates_.fabric, crossing(e.group), machine::pattern_of(e.op, e.purpose),
+                                   load * static_cast<double>(e.bytes));
+    }
+    return at->second;
+  }
+  machine::Link link(int group) { return link_of(crossing(group)); }
+
+ private:
+  const machine::Crossing& crossing(int group) {
+    std::optional<machine::Crossing>& c = crossings_[group];
+    if (!c) c = rates_.fabric.crossing(grid_, step_.groups[group].id);
+    return *c;
+  }
+
+  const engine::DryStep& step_;
+  const parallel::ProcessGrid& grid_;
+  const Rates& rates_;
+  std::vector<std::optional<machine::Crossing>> crossings_;
+  std::map<std::tuple<int, comm::Op, comm::Purpose, int64_t>, machine::CollectiveTime> times_;
+};
+
+}  // namespace
+
+StageItems stage_items(const engine::DryStep& step, const model::Decoder& decoder,
+                       const parallel::ProcessGrid& grid, const Rates& rates) {
+  StageItems out;
+  const Slots slots(decoder, step.microbatches);
+  OperationTimes times(step, grid, rates);
+  out.slots = slots.count();
+  const bool gpu = rates.calls.device().gpu();
+  out.items.reserve(step.calls.size() + step.events.size());
+  const auto add_event = [&](const plan::TrafficEvent& e, int index) {
+    Item item{.kind = e.what.wait ? Item::Kind::wait : Item::Kind::start,
+              .slot = slots.of(e.step, e.microbatch),
+              .operation = e.what.operation,
+              .source = index};
+    if (!e.what.wait) {
+      const machine::CollectiveTime& time = times.of(e.what);
+      const machine::Link link = times.link(e.what.group);
+      if (link != machine::Link::none) out.links = weakest(out.links, time.time.source);
+      if (e.what.purpose == comm::Purpose::messages) {
+        // Stages wait for each other's messages in pipeline::simulate().
+        out.message = std::max(out.message, time.time.value);
+        if (e.what.op == comm::Op::send) out.sent += time.time.value;
+        out.message_link = link;
+        return;
+      }
+      // A rank on a CPU starts an operation on the processors that compute.
+      item.host = gpu ? 0 : time.latency;
+      item.seconds = time.time.value - item.host;
+      item.after = e.what.after;
+      item.link = link;
+      item.purpose = e.what.purpose;
+    }
+    out.items.push_back(item);
+  };
+  size_t next = 0;
+  const auto add_events = [&](size_t calls) {
+    for (; next < step.events.size() && step.events[next].calls <= calls; ++next)
+      add_event(step.events[next], static_cast<int>(next));
+  };
+  for (size_t i = 0; i < step.calls.size(); ++i) {
+    add_events(i);
+    const ops::Call& call = step.calls[i];
+    const machine::Seconds seconds = rates.calls.of(call);
+    out.kernels = weakest(out.kernels, seconds.source);
+    out.items.push_back({.slot = slots.of(call.step, call.microbatch),
+                         .seconds = seconds.value,
+                         .host = rates.calls.gap() * call.cost.launches,
+                         .source = static_cast<int>(i)});
+  }
+  add_events(step.calls.size());
+  return out;
+}
+
+StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, double slowdown) {
+  const Replay replayed = replay(items.items, items.slots, slowdown);
+  const auto n = static_cast<size_t>(chunks), run = (items.slots - 1) / (n * passes);
+  const auto total = static_cast<double>(microbatches);
+  StageTime out;
+  out.end = replayed.slots.back();
+  // The microbatches between the first and the last are alike: those that did not run count as the others.
+  const size_t first = run > 2 ? 1 : 0, last = run > 2 ? run - 1 : run;
+  const double weight = 1 + (total - static_cast<double>(run)) / static_cast<double>(last - first);
+  const auto between = [&](size_t m) { return m >= first && m < last; };
+  const auto seconds = [&](size_t microbatch, size_t chunk, Pass pass) {
+    return replayed.slots[(microbatch * n + chunk) * passes + pass].total();
+  };
+  for (size_t m = 0; m < run; ++m)
+    for (size_t s = 0; s < n * passes; ++s)
+      out.passes += replayed.slots[m * n * passes + s] * (between(m) ? weight : 1);
+  const auto mean = [&](size_t begin, size_t end, size_t chunk) {
+    double sum = 0;
+    pipeline::ChunkCosts costs{
+        .forward = 0, .backward_data = 0, .backward_weight = 0, .message = items.message};
+    for (size_t m = begin; m < end; ++m) {
+      const double w = between(m) ? weight : 1;
+      sum += w;
+      costs.forward += w * seconds(m, chunk, forward);
+      costs.backward_data += w * seconds(m, chunk, backward_data);
+      costs.backward_weight += w * seconds(m, chunk, backward_weight);
+    }
+    for (double* c : {&costs.forward, &costs.backward_data, &costs.backward_weight}) *c /= sum;
+    return costs;
+  };
+  for (size_t c = 0; c < n; ++c) {
+    out.first.push_back(mean(0, 1, c));
+    out.middle.push_back(mean(first, last, c));
+    out.last.push_back(mean(run - 1, run, c));
+  }
+  out.busy = out.passes.busy;
+  out.busy += out.end.busy;
+  (items.message_link == machine::Link::adapter ? out.busy.adapter : out.busy.node) +=
+      items.sent * total / static_cast<double>(run);
+  return out;
+}
+
+}  // namespace nrl::predict

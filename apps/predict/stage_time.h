@@ -1,0 +1,50 @@
+#pragma once
+// The time of one rank's step by microbatch, chunk and pass: the calls and operations of its dry run on its
+// resources (replay.h).
+
+#include <vector>
+
+#include "apps/engine/engine.h"
+#include "apps/machine/call_time.h"
+#include "apps/machine/collective_time.h"
+#include "apps/predict/replay.h"
+#include "parallel/pipeline/simulate.h"
+
+namespace nrl::predict {
+
+/// What the times of a rank's calls and operations follow from.
+struct Rates {
+  const machine::CallTimes& calls;
+  const machine::Fabric& fabric;
+  double expert_load = 1;  ///< factor on the bytes that experts exchange
+  double slowdown = 0;     ///< replay()
+};
+
+/// The items of a step in order. Slots: 3 for each chunk of each microbatch (forward, backward_data,
+/// backward_weight), by microbatch, then chunk; the last slot is what belongs to no microbatch.
+struct StageItems {
+  std::vector<Item> items;
+  size_t slots = 1;
+  double message = 0;  ///< seconds of the longest message between stages
+  double sent = 0;     ///< seconds that messages occupy their link
+  machine::Link message_link = machine::Link::none;
+  machine::Source kernels = machine::Source::measured, links = machine::Source::measured;
+};
+/// `step`: of a dry run with calls, by the decoder's training program.
+StageItems stage_items(const engine::DryStep& step, const model::Decoder& decoder,
+                       const parallel::ProcessGrid& grid, const Rates& rates);
+
+/// A step of one rank without other stages.
+struct StageTime {
+  /// Of the first microbatch, the mean of those between, and the last; by chunk of the stage.
+  pipeline::Costs first, middle, last;
+  SlotTime passes;  ///< of all microbatches
+  SlotTime end;     ///< reductions that no pass hides, norm, update, gathers that no pass hides
+  Busy busy;        ///< with the messages that the stage sends
+
+  double total() const { return passes.total() + end.total(); }
+};
+/// `microbatches`: of the step; the items may be of fewer.
+StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, double slowdown);
+
+}  // namespace nrl::predict

@@ -1,0 +1,213 @@
+// The replay of a rank: hand-computed times of every way in which layers communicate.
+
+#include "apps/predict/replay.h"
+
+#include "apps/predict/spread.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using namespace nrl::predict;
+using comm::Purpose;
+using machine::Link;
+
+namespace {
+
+/// A list of items; operations count from 0.
+struct List {
+  std::vector<Item> items;
+  int operations = 0;
+
+  List& call(double seconds) {
+    items.push_back({.seconds = seconds});
+    return *this;
+  }
+  int start(double seconds, Link link = Link::node, Purpose purpose = Purpose::layers, int after = -1) {
+    items.push_back({.kind = Item::Kind::start,
+                     .seconds = seconds,
+                     .operation = operations,
+                     .after = after,
+                     .link = link,
+                     .purpose = purpose});
+    return operations++;
+  }
+  List& wait(int operation) {
+    items.push_back({.kind = Item::Kind::wait, .operation = operation});
+    return *this;
+  }
+  Replay replayed(double slowdown = 0, bool spans = false) const { return replay(items, 1, slowdown, spans); }
+  double end(double slowdown = 0) const { return replayed(slowdown).end; }
+};
+
+}  // namespace
+
+TEST_CASE("The time of a GEMM with its communication is that of the way in which they overlap", "[replay]") {
+  const double x = GENERATE(0.5, 1.0, 3.0, 8.0);
+  constexpr double c = 2;
+  CAPTURE(x);
+  SECTION("none: one after the other") {
+    List l;
+    l.call(c).wait(l.start(x));
+    CHECK(l.end() == Approx(c + x));
+    CHECK(l.end(0.25) == Approx(c + x));
+    CHECK(l.replayed().slots[0].layers() == Approx(x));
+  }
+  SECTION("bulk: the sum of an input's gradient beside the weight's") {
+    List l;
+    l.call(c);
+    const int sum = l.start(x);
+    l.call(c).wait(sum);
+    CHECK(l.end() == Approx(c + std::max(c, x)));
+    // 25 % slower while the operation is in flight.
+    CHECK(l.end(0.25) == Approx(c + (x >= 1.25 * c ? x : c + x * 0.2)));
+    CHECK(l.replayed(0.25).slots[0].compute == Approx(2 * c));
+  }
+  SECTION("pipelined: pieces of the output are summed during the GEMM of the next") {
+    for (const int pieces : {1, 2, 4}) {
+      List l;
+      std::vector<int> sums;
+      for (int i = 0; i < pieces; ++i) {
+        l.call(c / pieces);
+        sums.push_back(l.start(x / pieces));
+      }
+      for (const int s : sums) l.wait(s);
+      CHECK(l.end() == Approx(std::max(c, x) + std::min(c, x) / pieces));
+    }
+  }
+  SECTION("ring: the GEMM on the rows of one rank after another, which arrive meanwhile") {
+    constexpr int ranks = 4;
+    List l;
+    std::vector<int> hops;
+    for (int i = 1; i < ranks; ++i)
+      hops.push_back(l.start(x / (ranks - 1), Link::node, Purpose::layers, i > 1 ? hops.back() : -1));
+    l.call(c / ranks);
+    for (const int hop : hops) l.wait(hop).call(c / ranks);
+    // The rows of hop i arrive at i hops; each GEMM comes after them and after the one before.
+    const double hop = x / (ranks - 1);
+    CHECK(l.end() == Approx(std::max(c, x + c / ranks)));
+    CHECK(l.end() <= Approx(c / ranks + (ranks - 1) * std::max(c / ranks, hop)));
+  }
+  SECTION("ring of sums: every hop waits for the GEMM before it") {
+    constexpr int ranks = 4;
+    List l;
+    int sent = -1;
+    for (int i = 1; i <= ranks; ++i) {
+      l.call(c / ranks);
+      if (sent >= 0) l.wait(sent);
+      if (i < ranks) sent = l.start(x / (ranks - 1));
+    }
+    CHECK(l.end() == Approx(c / ranks + (ranks - 1) * std::max(c / ranks, x / (ranks - 1))));
+  }
+  SECTION("context parallelism: the next block arrives during the attention of this one") {
+    constexpr int blocks = 3;
+    List l;
+    for (int i = 0; i < blocks; ++i) {
+      const int next = i + 1 < blocks ? l.start(x) : -1;
+      l.call(c).wait(next);
+    }
+    CHECK(l.end() == Approx((blocks - 1) * std::max(c, x) + c));
+  }
+  SECTION("experts: exchanges count in full, but for a shared expert beside them") {
+    List l;
+    const int there = l.start(x, Link::adapter, Purpose::experts);
+    l.call(0.75);  // shared expert
+    l.wait(there).call(c).wait(l.start(x, Link::adapter, Purpose::experts));
+    CHECK(l.end() == Approx(std::max(x, 0.75) + c + x));
+    CHECK(l.replayed().slots[0].layers() == Approx(std::max(x - 0.75, 0.0) + x));
+  }
+}
+
+TEST_CASE("Operations wait for their link and for what they come after", "[replay]") {
+  List l;
+  const int gather = l.start(2, Link::adapter, Purpose::weights),
+            reduce = l.start(3, Link::adapter, Purpose::gradients),
+            inside = l.start(1, Link::node, Purpose::layers),
+            across = l.start(1, Link::adapter, Purpose::gradients, inside),
+            behind = l.start(4, Link::node, Purpose::gradients, across);
+  l.call(0.5).wait(inside).wait(gather);
+  CHECK(l.end() == Approx(2));
+  l.wait(reduce);
+  CHECK(l.end() == Approx(5));
+  l.wait(across).wait(behind);
+  const Replay all = l.replayed();
+  CHECK(all.end == Approx(10));
+  CHECK(all.busy.processors == Approx(0.5));
+  CHECK(all.busy.node == Approx(5));
+  CHECK(all.busy.adapter == Approx(6));
+  CHECK(all.slots[0].compute == Approx(0.5));
+  CHECK(all.slots[0].layers() == Approx(0.5));
+  CHECK(all.slots[0].of(Purpose::weights) == Approx(1));
+  CHECK(all.slots[0].of(Purpose::gradients) == Approx(8));
+  CHECK(all.slots[0].total() == Approx(all.end));
+  // An operation that nothing waits for does not hold up the end.
+  l.start(100);
+  CHECK(l.end() == Approx(10));
+}
+
+TEST_CASE("A rank on a CPU spends its own time to start an operation", "[replay]") {
+  const std::vector<Item> items{
+      {.seconds = 1, .host = 0.25},
+      {.kind = Item::Kind::start, .seconds = 1, .host = 0.5, .operation = 0, .link = Link::node},
+      {.slot = 1, .seconds = 3},
+      {.kind = Item::Kind::wait, .slot = 1, .operation = 0}};
+  const Replay r = replay(items, 2, 0);
+  CHECK(r.end == Approx(4.75));
+  CHECK(r.slots[0].host == Approx(0.25));
+  CHECK(r.slots[0].layers() == Approx(0.5));
+  CHECK(r.slots[1].total() == Approx(3));
+}
+
+TEST_CASE("Any list keeps the bounds of its resources", "[replay]") {
+  uint64_t state = 1;
+  const auto random = [&](int n) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int>((state >> 33) % static_cast<uint64_t>(n));
+  };
+  for (int round = 0; round < 300; ++round) {
+    const double slowdown = random(3) * 0.1;
+    List l;
+    std::vector<int> open;
+    double compute = 0, communication = 0;
+    for (int i = 0; i < 60; ++i) {
+      const double seconds = random(100) * 0.01;
+      if (random(2) == 0) {
+        l.call(seconds);
+        compute += seconds;
+      } else {
+        open.push_back(l.start(seconds, random(2) == 0 ? Link::node : Link::adapter,
+                               static_cast<Purpose>(random(6)), open.empty() ? -1 : open.front()));
+        communication += seconds;
+      }
+      if (!open.empty() && random(3) == 0) {
+        const size_t at = static_cast<size_t>(random(static_cast<int>(open.size())));
+        l.wait(open[at]);
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+    }
+    for (const int o : open) l.wait(o);
+    const Replay r = l.replayed(slowdown, true);
+    CHECK(r.end <= Approx(compute + communication));
+    CHECK(r.end >= compute - 1e-9);
+    CHECK(std::max(r.busy.node, r.busy.adapter) <= r.end + 1e-9);
+    CHECK(r.busy.node + r.busy.adapter == Approx(communication));
+    CHECK(r.slots[0].total() == Approx(r.end));
+    // No resource does two things at once.
+    std::array<double, 4> free{};
+    for (const Span& s : r.spans) {
+      double& last = free[static_cast<size_t>(s.resource)];
+      CHECK(s.begin >= last - 1e-12);
+      last = s.end;
+    }
+    // Calls that are slower never help.
+    CHECK(l.end(slowdown) >= l.end(0) - 1e-9);
+  }
+}
+
+TEST_CASE("The slowest of n ranks is as far from the mean as order statistics say", "[replay]") {
+  CHECK(expected_maximum(1) == 0);
+  // Expected maxima of n standard normal variables (Teichroew 1956); Blom's formula is within 1 %.
+  CHECK(expected_maximum(2) == Approx(0.5642).epsilon(0.05));
+  CHECK(expected_maximum(10) == Approx(1.5388).epsilon(0.01));
+  CHECK(expected_maximum(20) == Approx(1.8675).epsilon(0.01));
+  CHECK(expected_maximum(1024) > expected_maximum(512));
+  CHECK(expected_maximum(1 << 20) < 6);
+}

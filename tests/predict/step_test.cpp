@@ -1,0 +1,276 @@
+// The estimated time of a step, from dry runs of real layouts.
+
+#include <algorithm>
+#include <set>
+
+#include "apps/plan/pipeline.h"
+#include "apps/predict/spread.h"
+#include "apps/predict/step_time.h"
+#include "apps/state/model_source.h"
+#include "core/base/philox.h"
+#include "tests/catch.h"
+
+using namespace nrl;
+using namespace nrl::predict;
+
+namespace {
+
+constexpr const char* llama =
+    "{model_type: llama, vocab_size: 32000, hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: "
+    "8, "
+    "num_attention_heads: 16, num_key_value_heads: 8, max_position_embeddings: 8192}";
+
+std::string yaml_of(const std::string& model) {
+  return "policy:\n  model: " + model +
+         "\n  train_global_batch_size: 32\n  max_total_sequence_length: 2048\n  optimizer: {lr: 1.0e-4}\n"
+         "pretrain: {max_num_steps: 4}\ndata: {train: {data_path: none}}\ndevice: cuda\n";
+}
+
+ConfigResult configured(int world, std::vector<std::string> overrides, const std::string& model = llama) {
+  overrides.emplace_back("policy.recompute.granularity=none");
+  ConfigResult config = load_config_text(yaml_of(model), "model.yaml", overrides);
+  INFO(render(config.diagnostics));
+  REQUIRE(config.ok());
+  REQUIRE(validate_for_world(config, world).empty());
+  return config;
+}
+
+const machine::DeviceModel& h100() {
+  return machine::find_device_model("--device", "h100");
+}
+
+DryStages stages_of(int world, const std::vector<std::string>& overrides, const ModeledDevice& device,
+                    const std::vector<ClusterNode>& nodes = {}) {
+  const ConfigResult config = configured(world, overrides);
+  return {config.config, plan_stages(config.config, train::load_model_spec(config), world, device, 70e9),
+          device, nodes};
+}
+
+StepEstimate estimated(int world, const std::vector<std::string>& overrides,
+                       const machine::DeviceModel& model = h100(),
+                       const std::vector<ClusterNode>& nodes = {}) {
+  const ModeledDevice device(model, false, 1);
+  const StepEstimate e = stages_of(world, overrides, device, nodes).estimate();
+  CHECK(e.step == Approx(e.compute + e.layers + e.pipeline + e.data + e.update + e.host + e.spread));
+  CHECK(e.busy.processors <= e.step);
+  CHECK(e.busy.node <= e.step);
+  CHECK(e.busy.adapter <= e.step);
+  return e;
+}
+
+/// Seconds that the operations of layers take on their links.
+double layer_seconds(const DryStages& stages) {
+  const auto& stage = stages.stages().front();
+  const machine::CallTimes calls(h100(), nullptr);
+  const StageItems items = stage_items(stage.step, *stage.engine->plan().decoder,
+                                       stage.engine->plan().position.grid, stages.rates(calls));
+  double sum = 0;
+  for (const Item& item : items.items)
+    if (item.kind == Item::Kind::start && item.purpose == comm::Purpose::layers) sum += item.seconds;
+  return sum;
+}
+
+}  // namespace
+
+TEST_CASE("Tensor-parallel communication overlaps as the mode says", "[predict]") {
+  const ModeledDevice device(h100(), false, 1);
+  const auto of = [&](const char* mode) {
+    return stages_of(4,
+                     {"distributed.tensor_parallel_size=4", "distributed.sequence_parallel=true",
+                      "policy.train_micro_batch_size=4", std::string("distributed.tp_comm_overlap=") + mode},
+                     device);
+  };
+  const DryStages none = of("none");
+  const StepEstimate alone = none.estimate();
+  CHECK(alone.layers == Approx(layer_seconds(none)));
+  for (const char* mode : {"bulk", "pipelined", "ring"}) {
+    CAPTURE(mode);
+    const DryStages overlapped = of(mode);
+    const StepEstimate e = overlapped.estimate();
+    const double seconds = layer_seconds(overlapped);
+    // Between the longer of computation and communication, and both.
+    const double computing = e.compute + e.host;
+    CHECK(computing + e.layers >= std::max(computing, seconds));
+    CHECK(e.layers < 0.9 * seconds);
+    CHECK(e.layers > 0);
+  }
+  CHECK(of("bulk").estimate().layers < alone.layers);
+}
+
+TEST_CASE("Events of a step lie between its calls, and starts have their waits", "[predict]") {
+  const ModeledDevice device(h100(), false, 1);
+  for (const char* overlap : {"true", "false"}) {
+    CAPTURE(overlap);
+    const DryStages stages =
+        stages_of(4,
+                  {std::string("distributed.overlap_param_gather=") + overlap,
+                   "distributed.shard_strategy=optim", "policy.train_micro_batch_size=4"},
+                  device);
+    const auto& stage = stages.stages().front();
+    std::set<int> started, waited;
+    size_t calls = 0, gathers_in_passes = 0, gradients = 0;
+    int64_t bytes = 0;
+    for (const plan::TrafficEvent& e : stage.step.events) {
+      CHECK(e.calls >= calls);
+      calls = e.calls;
+      if (e.what.wait) {
+        CHECK(started.contains(e.what.operation));
+        CHECK(waited.insert(e.what.operation).second);
+        continue;
+      }
+      CHECK(started.insert(e.what.operation).second);
+      if (e.what.purpose == comm::Purpose::weights && e.microbatch == 0) ++gathers_in_passes;
+      if (e.what.purpose == comm::Purpose::gradients) {
+        ++gradients;
+        bytes += e.what.bytes;
+      }
+    }
+    CHECK(calls <= stage.step.calls.size());
+    CHECK((gathers_in_passes > 0) == (overlap == std::string("true")));
+    // Only gathers stay in flight for the next step.
+    if (overlap == std::string("false")) CHECK(started == waited);
+    const auto sum = std::find_if(stage.step.traffic.begin(), stage.step.traffic.end(),
+                                  [](const auto& t) { return t.purpose == comm::Purpose::gradients; });
+    REQUIRE(sum != stage.step.traffic.end());
+    CHECK(sum->count == static_cast<int64_t>(gradients));
+    CHECK(sum->bytes == bytes);
+  }
+}
+
+TEST_CASE("Gradients and weights hide behind passes as far as their links allow", "[predict]") {
+  const std::vector<ClusterNode> nodes{{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}};
+  const auto of = [&](const char* reduce, const char* gather, const machine::DeviceModel& model) {
+    return estimated(4,
+                     {std::string("distributed.overlap_grad_reduce=") + reduce,
+                      std::string("distributed.overlap_param_gather=") + gather,
+                      "distributed.shard_strategy=optim", "policy.train_micro_batch_size=1"},
+                     model, nodes);
+  };
+  const StepEstimate neither = of("false", "false", h100()), gradients = of("true", "false", h100()),
+                     both = of("true", "true", h100());
+  CHECK(gradients.data < neither.data);
+  CHECK(both.data < gradients.data);
+  CHECK(both.busy.adapter == Approx(neither.busy.adapter));
+  // Links that are too slow to hide anything limit the step, however much overlaps.
+  machine::DeviceModel slow = h100();
+  slow.network.bandwidth /= 50;
+  const StepEstimate limited = of("true", "true", slow);
+  CHECK(limited.step >= limited.busy.adapter);
+  CHECK(limited.busy.adapter > 0.7 * limited.step);
+}
+
+TEST_CASE("Faster resources and fewer layers never make a step slower", "[predict]") {
+  const std::vector<std::vector<std::string>> layouts{
+      {"distributed.tensor_parallel_size=2", "distributed.pipeline_parallel_size=2"},
+      {"distributed.pipeline_parallel_size=4", "distributed.virtual_pipeline_size=2"},
+      {"distributed.shard_strategy=optim_grads_params", "distributed.overlap_param_gather=true"},
+      {"distributed.context_parallel_size=2", "distributed.shard_strategy=optim"}};
+  const std::vector<ClusterNode> nodes{{"a", 2}, {"b", 2}, {"c", 2}, {"d", 2}};
+  for (const auto& layout : layouts) {
+    CAPTURE(fmt::format("{}", fmt::join(layout, " ")));
+    const double step = estimated(8, layout, h100(), nodes).step;
+    for (double machine::DeviceModel::*rate : {&machine::DeviceModel::copy, &machine::DeviceModel::gemm}) {
+      machine::DeviceModel faster = h100();
+      faster.*rate *= 1.3;
+      CHECK(estimated(8, layout, faster, nodes).step <= step * (1 + 1e-9));
+    }
+    for (machine::LinkModel machine::DeviceModel::*link :
+         {&machine::DeviceModel::node, &machine::DeviceModel::network}) {
+      machine::DeviceModel faster = h100();
+      (faster.*link).bandwidth *= 2;
+      CHECK(estimated(8, layout, faster, nodes).step <= step * (1 + 1e-9));
+    }
+    std::vector<std::string> fewer = layout;
+    fewer.emplace_back("policy.model.num_hidden_layers=8");
+    std::vector<std::string> more = layout;
+    more.emplace_back("policy.model.num_hidden_layers=16");
+    CHECK(estimated(8, fewer, h100(), nodes).step < estimated(8, more, h100(), nodes).step);
+    // One node instead of four.
+    CHECK(estimated(8, layout, h100()).step <= step * (1 + 1e-9));
+  }
+}
+
+TEST_CASE("The slowest of many ranks is a part of its own", "[predict]") {
+  const StepEstimate two = estimated(2, {"policy.train_micro_batch_size=4"});
+  CHECK(estimated(1, {"policy.train_micro_batch_size=4"}).spread == 0);
+  CHECK(two.spread / (two.step - two.spread) == Approx(assumed_spread * expected_maximum(2)));
+}
+
+TEST_CASE("Poor rates are slower than good ones", "[predict]") {
+  const ModeledDevice device(h100(), false, 1);
+  const DryStages stages = stages_of(4, {"distributed.pipeline_parallel_size=2"}, device);
+  const double step = stages.estimate().step;
+  CHECK(stages.estimate(machine::good).step < step);
+  CHECK(stages.estimate(machine::poor).step > step);
+}
+
+TEST_CASE("FLOPs of all ranks are those of the model's formula", "[predict]") {
+  struct Family {
+    const char* name;
+    std::string model;
+    bool experts = false;
+  };
+  const std::string sizes =
+      "vocab_size: 96, hidden_size: 32, intermediate_size: 48, num_hidden_layers: 4, num_attention_heads: 4, "
+      "num_key_value_heads: 4, max_position_embeddings: 64";
+  const std::vector<Family> families{
+      {"llama", "{model_type: llama, " + sizes + "}"},
+      {"mistral", "{model_type: mistral, sliding_window: null, " + sizes + "}"},
+      {"qwen2", "{model_type: qwen2, " + sizes + "}"},
+      {"qwen3", "{model_type: qwen3, head_dim: 8, " + sizes + "}"},
+      {"gemma3_text", "{model_type: gemma3_text, head_dim: 8, sliding_window: 512, " + sizes + "}"},
+      {"gpt2",
+       "{model_type: gpt2, vocab_size: 96, n_embd: 32, n_layer: 4, n_head: 4, n_positions: 64, attn_pdrop: "
+       "0, "
+       "resid_pdrop: 0, embd_pdrop: 0}"},
+      {"qwen3_moe",
+       "{model_type: qwen3_moe, head_dim: 8, num_experts: 4, num_experts_per_tok: 2, moe_intermediate_size: "
+       "16, " +
+           sizes + "}",
+       true}};
+  const ModeledDevice device(h100(), false, 1);
+  const PhiloxStream random(7, "layouts");
+  uint64_t draws = 0;
+  const auto choose = [&](std::initializer_list<int> from) {
+    return from.begin()[random.bits(draws++) % from.size()];
+  };
+  int tried = 0;
+  for (int attempt = 0; attempt < 400 && tried < 60; ++attempt) {
+    const Family& family = families[static_cast<size_t>(attempt) % families.size()];
+    const int tp = choose({1, 2, 4}), pp = choose({1, 2, 4}), dp = choose({1, 2}), cp = choose({1, 1, 2});
+    const int chunks = pp > 1 && pp < 4 ? choose({1, 2}) : 1;
+    std::vector<std::string> overrides{
+        "policy.recompute.granularity=none",
+        "policy.max_total_sequence_length=16",
+        "policy.train_global_batch_size=8",
+        fmt::format("policy.train_micro_batch_size={}", choose({1, 2})),
+        fmt::format("distributed.tensor_parallel_size={}", tp),
+        fmt::format("distributed.pipeline_parallel_size={}", pp),
+        fmt::format("distributed.context_parallel_size={}", cp),
+        fmt::format("distributed.shard_strategy={}", dp * cp > 1 && choose({0, 1}) ? "optim_grads" : "ddp")};
+    if (chunks > 1) overrides.push_back("distributed.virtual_pipeline_size=2");
+    if (tp > 1 && choose({0, 1})) overrides.push_back("distributed.sequence_parallel=true");
+    const int world = tp * pp * dp * cp;
+    ConfigResult config = load_config_text(yaml_of(family.model), "model.yaml", overrides);
+    if (!config.ok() || !validate_for_world(config, world).empty()) continue;
+    CAPTURE(family.name, fmt::format("{}", fmt::join(overrides, " ")));
+    ++tried;
+    const Config& c = config.config;
+    const model::ModelSpec spec = train::load_model_spec(config);
+    const BatchPlan batch = resolve_batch(c, world);
+    double gemms = 0, attention = 0;
+    for (int rank = 0; rank < world; ++rank) {
+      auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, rank), device.type(), 1);
+      engine::Engine engine(std::move(plan), engine::training_options(c), device.exec());
+      for (const ops::Call& call : engine.dry_step(engine.objective(), true).calls) {
+        if (call.cost.work == ops::Work::gemm) gemms += call.cost.flops;
+        // The formula has the backward pass as twice the forward pass; kernels compute scores again.
+        if (call.cost.work == ops::Work::attention && !call.cost.backward) attention += 3 * call.cost.flops;
+      }
+    }
+    const double formula = static_cast<double>(batch.tokens_per_step) *
+                           model::training_flops_per_token(spec, c.policy.max_total_sequence_length);
+    CHECK(gemms + attention == Approx(formula).epsilon(0.005));
+  }
+  CHECK(tried >= 40);
+}
