@@ -1,6 +1,7 @@
 #include "apps/predict/replay.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <unordered_map>
 
@@ -46,7 +47,7 @@ class Rank {
     while (left > 0) {
       // The next time at which an operation starts or ends.
       const Operation* active = nullptr;
-      double until = now_ + left * (1 + slowdown_);
+      double until = std::numeric_limits<double>::infinity();
       for (const Operation& o : in_flight_) {
         if (o.begin <= now_ && o.end > now_) {
           if (!active) active = &o;
@@ -60,7 +61,7 @@ class Rank {
       const double passed = done ? left / rate : until - now_;
       if (active) slot.exposed[static_cast<size_t>(active->purpose)] += passed * (1 - rate);
       left = done ? 0 : left - passed * rate;
-      now_ += passed;
+      now_ = done ? now_ + passed : until;
     }
     slot.compute += item.seconds;
     slot.busy.processors += item.seconds;
