@@ -43,6 +43,8 @@ struct PlanArgs {
   std::optional<double> expert_load = {};  ///< of the search
   std::vector<std::string> what_if = {};   ///< keys of other plans, side by side
   std::string json = {};                   ///< file, or "-"
+  double within = 0;                       ///< percent; of the search
+  std::vector<std::string> fixed = {};     ///< key=value; of the search
 };
 
 int report(const ConfigResult& result) {
@@ -100,6 +102,9 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
        .world = args.world,
        .capacity = c.memory.max_memory * static_cast<double>(device.model().for_plan(communicators)),
        .expert_load = args.expert_load.value_or(1),
+       .best = static_cast<size_t>(std::max(args.search, 8)),
+       .within = args.within / 100,
+       .fixed = args.fixed,
        .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
       device);
   progress.finish();
@@ -126,9 +131,13 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   }
   if (!args.json.empty()) write_json(args.json, json_of(result));
   if (args.json == "-") return 0;
-  log::info("{}", planner::table(result, device, args.world,
-                                 model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
-                                 static_cast<size_t>(args.search)));
+  size_t shown = static_cast<size_t>(args.search);
+  const double longest = result.found.front().estimate.step * (1 + args.within / 100);
+  while (args.within > 0 && shown < result.found.size() && result.found[shown].estimate.step <= longest)
+    ++shown;
+  log::info("{}",
+            planner::table(result, device, args.world,
+                           model::training_flops_per_token(spec, c.policy.max_total_sequence_length), shown));
   if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
     log::warn("the times do not contain copies to and from the host (policy.offload_*)");
   return 0;
@@ -155,6 +164,9 @@ void check_options(const PlanArgs& args) {
   if (args.expert_load && !layouts)
     fail(Exit::usage,
          "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
+  if (!layouts && (args.within > 0 || !args.fixed.empty()))
+    fail(Exit::usage, "{} is about layouts of --search. Fix: add --search N, or leave it out",
+         args.within > 0 ? "--within" : "--fixed");
 }
 
 int what_if(const PlanArgs& args, const planner::PlanRequest& request, const planner::PlannedRun& run) {
@@ -181,8 +193,10 @@ int run_plan(const PlanArgs& args) {
   if (comm::launched_with_peers())
     fail(Exit::usage, "plan is one process. Fix: start it without a launcher, for N ranks with --world N");
   check_options(args);
+  std::vector<std::string> overrides = args.config.overrides;
+  overrides.insert(overrides.end(), args.fixed.begin(), args.fixed.end());
   const planner::PlanRequest request{.config = args.config.path,
-                                     .overrides = args.config.overrides,
+                                     .overrides = std::move(overrides),
                                      .world = args.world,
                                      .device = args.device};
   const planner::PlannedRun run = planner::prepare(request, args.search > 0);
@@ -241,6 +255,13 @@ void add_plan(CommandLine& line) {
                 "--search: rows that the experts of the busiest rank get, over those of a balanced router "
                 "(default 1)")
       ->check(CLI::Range(1.0, 1e6));
+  c->add_option("--within", args->within,
+                "--search: show also all layouts that take at most P percent longer than the first")
+      ->type_name("P")
+      ->check(CLI::Range(0.1, 1000.0));
+  c->add_option("--fixed", args->fixed, "--search: a key that all layouts must have with this value")
+      ->type_name("KEY=VALUE")
+      ->allow_extra_args(false);
   line.on(c, [args] { return run_plan(*args); });
 }
 

@@ -4,30 +4,14 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "apps/planner/layouts.h"
 #include "apps/predict/step_time.h"
 
 namespace nrl::planner {
-
-/// The choices of the search; everything else is as configured.
-struct Layout {
-  int tp = 1, cp = 1, ep = 1, pp = 1;
-  int chunks = 1;                  ///< of a pipeline stage
-  std::string schedule = "auto";   ///< distributed.pipeline_schedule
-  int64_t micro = 1;               ///< policy.train_micro_batch_size
-  std::string recompute = {};      ///< policy.recompute.granularity; empty: as configured
-  std::string strategy = "optim";  ///< distributed.shard_strategy
-
-  /// "tp 2 x dp 4  optim  micro 4".
-  std::string name(int world) const;
-  /// "key=value" of all of these, and of keys that only suit the configured layout.
-  std::vector<std::string> overrides() const;
-  /// The keys to add to the configuration `given`: the keys of overrides() that this layout needs, or that
-  /// `given` has otherwise than `config`, which is `given` with overrides().
-  std::vector<std::string> keys(const Config& given, const Config& config) const;
-};
 
 struct Found {
   Layout layout;
@@ -37,10 +21,20 @@ struct Found {
   predict::StepEstimate estimate = {};
 };
 
+/// The fastest layout that does without something that the first one has.
+struct Alternative {
+  std::string without;              ///< "pipeline stages"
+  std::optional<Found> found = {};  ///< unset: none fits
+};
+
 struct Result {
-  std::vector<Found> found;      ///< layouts that fit, fastest first
-  int tried = 0, too_large = 0;  ///< layouts that the model and its options allow; of these, that do not fit
+  std::vector<Found> found;  ///< planned layouts that fit, fastest first
+  std::vector<Alternative> alternatives;
+  size_t tried = 0,
+         too_large = 0;  ///< layouts that the model and its options allow; of these, that do not fit
   int64_t least_memory = INT64_MAX;  ///< bytes of the smallest one that does not fit
+  int dry_runs = 0;                  ///< for prices
+  int planned = 0;                   ///< layouts planned in full
 };
 
 struct Request {
@@ -49,18 +43,20 @@ struct Request {
   int world = 1;
   double capacity = 0;     ///< bytes that a rank may use
   double expert_load = 1;  ///< predict::estimate_step()
-  /// Called before every grid, schedule and microbatch with the number of those done and of all; may be
-  /// empty.
+  size_t best = 16;        ///< layouts that are wanted; SIZE_MAX: all that fit
+  double within = 0;       ///< all that take at most this share longer than the first are wanted too
+  std::vector<std::string> fixed = {};  ///< "key=value": layouts with other values are not tried
+  /// Called before every layout is priced with the number of those done and of all; may be empty.
   std::function<void(size_t done, size_t total)> progress = {};
 };
 
-/// Tries every grid whose tensor-parallel ranks are on one node; pipelines with 1F1B, zb_h1 and two and four
-/// chunks per stage; context parallelism where a rank keeps at least 2048 tokens of a sequence; expert
-/// parallelism; microbatches of powers of two; recomputation, unless it is configured, and sharding of
-/// gradients and parameters only where without them the layout does not fit.
+/// Prices all candidates() (price.h) and plans them in full, cheapest first, until those that are left cost
+/// more than the wanted ones take. Of layouts that differ only in sharding and recomputation the cheapest one
+/// is planned, then variants() of the best layouts.
 Result search_layouts(const Request& request, const predict::ModeledDevice& device);
 
-/// The best `shown` layouts as a table, and the keys of the first one. `flops_per_token`: of the model.
+/// The best `shown` layouts as a table, the keys of the first one, and the fastest layouts without each of
+/// its axes. `flops_per_token`: of the model.
 std::string table(const Result& result, const predict::ModeledDevice& device, int world,
                   double flops_per_token, size_t shown);
 

@@ -87,7 +87,8 @@ class LayoutTuner {
                                    .world = world_.size(),
                                    .capacity = c.memory.max_memory * device.model().memory},
                                   device);
-      log::info("search    {} of {} fit", result.found.size(), counted(result.tried, "layout"));
+      log::info("search    {} of {} fit", result.tried - result.too_large,
+                counted(static_cast<int64_t>(result.tried), "layout"));
       std::vector<JsonValue> rows;
       const auto add = [&](const std::string& name, const std::vector<std::string>& overrides,
                            const std::vector<std::string>& keys, double estimated, int64_t tokens) {
