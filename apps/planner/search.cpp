@@ -81,14 +81,16 @@ class Search {
       }
     }
     refine();
-    if (std::vector<const Found*> all = fitting(); !all.empty()) {
-      const auto first = std::min_element(all.begin(), all.end(),
-                                          [](const Found* a, const Found* b) { return faster(*a, *b); });
-      const Layout layout = (*first)->layout;
+    if (fitting().empty() && smallest_) planned(*smallest_);
+    // A layout without an axis may turn out to be the fastest.
+    for (const Found* first = fastest(); first;) {
+      const Layout layout = first->layout;
+      out_.alternatives.clear();
       for (const Axis& axis : axes)
         if (axis.has(layout, request_.world)) out_.alternatives.push_back(without(axis));
-    } else if (smallest_) {
-      planned(*smallest_);
+      if (fastest() == first) break;
+      refine();
+      first = fastest();
     }
     for (const Found* found : fitting()) out_.found.push_back(*found);
     std::stable_sort(out_.found.begin(), out_.found.end(), faster);
@@ -193,6 +195,14 @@ class Search {
     for (const auto& [name, found] : planned_)
       if (found) out.push_back(&*found);
     return out;
+  }
+
+  /// Null if none fits.
+  const Found* fastest() const {
+    const std::vector<const Found*> all = fitting();
+    const auto first = std::min_element(all.begin(), all.end(),
+                                        [](const Found* a, const Found* b) { return faster(*a, *b); });
+    return first == all.end() ? nullptr : *first;
   }
 
   /// Plans what the prices leave alone for the best layouts.
