@@ -115,6 +115,8 @@ RunEstimate estimate_run(const PlannedRun& run) {
   out.likely = stages.estimate();
   out.good = stages.estimate(machine::good).step;
   out.poor = stages.estimate(machine::poor).step;
+  out.run = predict::forecast_run(
+      c, predict::run_facts(c, stages, device, static_cast<int>(nodes.size()), out.likely), *model);
   out.tokens = static_cast<double>(run.batch.tokens_per_step);
   out.flops = model::training_flops_per_token(*run.spec, c.policy.max_total_sequence_length);
   out.peak = model->bf16_flops() * run.world;
@@ -148,6 +150,7 @@ std::string text_of(const RunEstimate& e) {
     text += fmt::format("   {} {}", e.gpu ? "NVLink" : "memory of the node", share(s.busy.node));
   if (s.busy.adapter > 0) text += fmt::format("   adapter {}", share(s.busy.adapter));
   for (const std::string& part : e.without) text += fmt::format("\n  without {}", part);
+  text += "\nrun      " + e.run.text();
   return text;
 }
 
@@ -176,6 +179,7 @@ JsonValue json_of(const RunEstimate& e) {
   members.set("tokens_per_s", e.tokens_per_second());
   members.set("mfu", e.mfu());
   members.set("without", JsonValue(e.without));
+  members.set("run", e.run.json());
   return out;
 }
 

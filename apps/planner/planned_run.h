@@ -9,6 +9,7 @@
 #include "apps/machine/device_models.h"
 #include "apps/model/spec/spec.h"
 #include "apps/planner/report.h"
+#include "apps/predict/run_forecast.h"
 #include "apps/predict/step_time.h"
 #include "apps/train/launch/device_choice.h"
 #include "core/config/load.h"
@@ -42,10 +43,11 @@ PlannedRun prepare(const PlanRequest& request, bool layouts = false);
 /// The time of a step of a planned run.
 struct RunEstimate {
   predict::StepEstimate likely = {};
-  double good = 0, poor = 0;  ///< seconds of a step at good and poor rates (machine::Scenario)
-  double tokens = 0;          ///< of a step
-  double flops = 0;           ///< of the model per token: recomputation excluded
-  double peak = 0;            ///< FLOP/s of all ranks together
+  double good = 0, poor = 0;      ///< seconds of a step at good and poor rates (machine::Scenario)
+  double tokens = 0;              ///< of a step
+  double flops = 0;               ///< of the model per token: recomputation excluded
+  double peak = 0;                ///< FLOP/s of all ranks together
+  predict::RunForecast run = {};  ///< of all steps
   bool gpu = false;
   int world = 1;
   std::string unknown = {};               ///< why there is no estimate; empty: there is one
@@ -60,7 +62,7 @@ struct RunEstimate {
 /// `run` must be complete. A CPU's rates are measured once per process, which takes about 50 ms.
 RunEstimate estimate_run(const PlannedRun& run);
 
-/// The lines `estimate` of a plan, without the last line break.
+/// The lines `estimate` and `run` of a plan, without the last line break.
 std::string text_of(const RunEstimate& estimate);
 /// Its members are described in docs/planner.md; null if there is no estimate.
 JsonValue json_of(const RunEstimate& estimate);

@@ -6,6 +6,7 @@
 
 #include <spdlog/fmt/fmt.h>
 
+#include "apps/machine/call_time.h"
 #include "apps/plan/snapshot.h"
 #include "apps/predict/goodput.h"
 #include "core/base/text.h"
@@ -65,6 +66,30 @@ RunFacts run_facts(const Config& c, const plan::RunPlan& plan, const machine::De
           .busy = busy,
           .rank_checkpoint = static_cast<double>(plan::snapshot_bytes(c, plan)),
           .snapshots = plan::wants_snapshot(c)};
+}
+
+RunFacts run_facts(const Config& c, const DryStages& stages, const ModeledDevice& device, int nodes,
+                   const StepEstimate& estimate) {
+  const machine::CallTimes times(device.model(), device.profile());
+  const int all = stages.layout().stages;
+  BusySeconds busy{.links = std::max(estimate.busy.node, estimate.busy.adapter)};
+  const plan::RunPlan* saves_most = nullptr;
+  for (size_t i = 0; i < stages.stages().size(); ++i) {
+    const DryStages::Stage& s = stages.stages()[i];
+    const int until = i + 1 < stages.stages().size() ? stages.stages()[i + 1].stage : all;
+    const double of_ranks = static_cast<double>(until - s.stage) / all,
+                 repeated = static_cast<double>(stages.microbatches()) / s.step.microbatches;
+    for (const ops::Call& call : s.step.calls) {
+      double& kind = call.cost.work == ops::Work::gemm        ? busy.gemm
+                     : call.cost.work == ops::Work::attention ? busy.attention
+                                                              : busy.memory;
+      kind += of_ranks * (call.microbatch < 0 ? 1 : repeated) * times.of(call).value;
+    }
+    const plan::RunPlan& plan = s.engine->plan();
+    if (!saves_most || plan::snapshot_bytes(c, plan) > plan::snapshot_bytes(c, *saves_most))
+      saves_most = &plan;
+  }
+  return run_facts(c, *saves_most, device.model(), nodes, estimate.step, busy);
 }
 
 RunForecast forecast_run(const Config& c, const RunFacts& f, const machine::DeviceModel& device) {

@@ -8,6 +8,7 @@
 #include "apps/machine/device_models.h"
 #include "apps/plan/run_plan.h"
 #include "apps/predict/energy.h"
+#include "apps/predict/step_time.h"
 #include "core/io/json.h"
 
 namespace nrl::predict {
@@ -25,6 +26,9 @@ struct RunFacts {
 /// are usual for the device.
 RunFacts run_facts(const Config& config, const plan::RunPlan& plan, const machine::DeviceModel& device,
                    int nodes, double step, const BusySeconds& busy);
+/// The facts of a run whose step was estimated. `device`: of the stages.
+RunFacts run_facts(const Config& config, const DryStages& stages, const ModeledDevice& device, int nodes,
+                   const StepEstimate& estimate);
 
 /// Hours of all ranks, energy and price.
 struct Spent {

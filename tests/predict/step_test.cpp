@@ -4,6 +4,7 @@
 #include <set>
 
 #include "apps/plan/pipeline.h"
+#include "apps/predict/run_forecast.h"
 #include "apps/predict/spread.h"
 #include "apps/predict/step_time.h"
 #include "apps/state/model_source.h"
@@ -273,4 +274,28 @@ TEST_CASE("FLOPs of all ranks are those of the model's formula", "[predict]") {
     CHECK(gemms + attention == Approx(formula).epsilon(0.005));
   }
   CHECK(tried >= 40);
+}
+
+TEST_CASE("the kinds of work of a run are those of its step", "[predict]") {
+  const ModeledDevice device(h100(), false, 1);
+  for (const char* keys : {"distributed.tensor_parallel_size=4", "distributed.shard_strategy=optim"}) {
+    CAPTURE(keys);
+    const std::vector<std::string> overrides{keys, "policy.train_micro_batch_size=1"};
+    const DryStages stages = stages_of(4, overrides, device);
+    const StepEstimate e = stages.estimate();
+    const Config c = configured(4, overrides).config;
+    const RunFacts facts = run_facts(c, stages, device, 0, e);
+    // The first microbatch overwrites gradients, and the dry run has fewer of the others.
+    CHECK(facts.busy.gemm + facts.busy.attention + facts.busy.memory ==
+          Approx(e.compute + e.update).epsilon(5e-3));
+    CHECK(facts.busy.gemm > facts.busy.memory);
+    CHECK(facts.busy.links <= facts.step);
+    CHECK(facts.step == e.step);
+    CHECK(facts.nodes == 1);
+    CHECK(facts.tokens == 32 * 2048);
+    CHECK(facts.rank_checkpoint > 0);
+    const RunForecast run = forecast_run(c, facts, h100());
+    CHECK(run.steps == 4);
+    CHECK(run.total.kwh.value() > 0);
+  }
 }
