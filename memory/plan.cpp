@@ -94,23 +94,25 @@ void MemoryPlan::place(Tier tier) {
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
   const Overlaps overlaps(buffers_, order);
-  std::vector<size_t> placed;  // positions in `order`, by offset
+  struct Placed {
+    int64_t begin, end;
+    size_t position;  // in `order`
+  };
+  std::vector<Placed> placed;  // by begin
   for (size_t i = 0; i < order.size(); ++i) {
     Buffer& buffer = buffers_[order[i]];
     int64_t offset = base;
-    for (size_t j : placed) {
-      const Buffer& other = buffers_[order[j]];
-      if (!overlaps.together(i, j) || other.offset + other.bytes <= offset) continue;
-      if (other.offset >= offset + buffer.bytes) break;
-      offset = other.offset + other.bytes;
+    for (const Placed& other : placed) {
+      if (other.end <= offset || !overlaps.together(i, other.position)) continue;
+      if (other.begin >= offset + buffer.bytes) break;
+      offset = other.end;
     }
     buffer.offset = offset;
-    arena = std::max(arena, offset + buffer.bytes);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), i,
-                                   [&](size_t a, size_t b) {
-                                     return buffers_[order[a]].offset < buffers_[order[b]].offset;
-                                   }),
-                  i);
+    const Placed now{offset, offset + buffer.bytes, i};
+    arena = std::max(arena, now.end);
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), now,
+                                   [](const Placed& a, const Placed& b) { return a.begin < b.begin; }),
+                  now);
   }
 }
 

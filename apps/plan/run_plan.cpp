@@ -219,10 +219,26 @@ void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) 
   p.host_threads = threads;
 }
 
+/// The schedules of a pipeline stage, the same for every choice of recomputation.
+struct StageSchedules {
+  pipeline::ScheduleOptions options;
+  pipeline::Schedule training;
+  std::vector<pipeline::Schedule> fewer;  ///< of packed examples
+};
+
+StageSchedules stage_schedules(const Config& config, const BatchPlan& batch, int stage) {
+  const pipeline::ScheduleOptions options =
+      schedule_options(config, stages_of(config.distributed), batch.accumulation);
+  return {.options = options,
+          .training = pipeline::shortest_equivalent(options, stage),
+          .fewer = trains_on_examples(config) ? pipeline::equivalents_of_fewer(options, stage)
+                                              : std::vector<pipeline::Schedule>()};
+}
+
 std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const Config& config,
                                    model::ModelSpec spec, const BatchPlan& batch,
                                    const GridPosition& position, DeviceType device, int threads,
-                                   const model::LossNeeds& loss) {
+                                   const model::LossNeeds& loss, const StageSchedules& schedules) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -231,7 +247,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.group_ids = needed_groups(config, position, p.spec.tied);
   p.channels = needed_channels(config, position);
   // Rounds of experts keep nothing for weight gradients that are computed later.
-  if (schedule_options(config, p.layout, 1).kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
+  if (schedules.options.kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
   p.parameters = model::make_parameters(p.spec, p.layout);
   p.whole = model::make_parameters(p.spec);
   p.batch = batch;
@@ -286,7 +302,6 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
                                       p.spec.attention_dropout > 0 || p.spec.trained.adapters.dropout > 0,
                            .share = static_cast<float>(batch.micro) /
                                     static_cast<float>(config.policy.train_global_batch_size)});
-  const pipeline::ScheduleOptions schedule = schedule_options(config, p.layout, batch.accumulation);
   // The buffers of sharded parameters are planned for evaluation of one microbatch at a time.
   model::ShardedParameters sharded = sharded_parameters(p.groups);
   sharded.prefetch = config.distributed.overlap_param_gather;
@@ -302,10 +317,9 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .device = device,
       .fuse_activation = config.policy.fusions.bias_activation.value_or(true),
       .layout = p.layout,
-      .training = pipeline::shortest_equivalent(schedule, p.layout.stage),
-      .fewer = packed ? pipeline::equivalents_of_fewer(schedule, p.layout.stage)
-                      : std::vector<pipeline::Schedule>(),
-      .evaluated = p.layout.stages > 1 && !sharded.any() ? schedule.microbatches : 1,
+      .training = schedules.training,
+      .fewer = schedules.fewer,
+      .evaluated = p.layout.stages > 1 && !sharded.any() ? schedules.options.microbatches : 1,
       .sharded = sharded,
       .loss = loss};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
@@ -334,8 +348,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
                                        const GridPosition& position, DeviceType device, int threads,
                                        std::optional<model::LossNeeds> loss, size_t memory) {
   if (!loss) loss = loss_needs(config);
+  const StageSchedules schedules = stage_schedules(config, batch, position.at.pp);
   const auto make = [&](const GridPosition& at, const std::optional<Rules>& recompute) {
-    return plan_with(recompute, config, spec, batch, at, device, threads, *loss);
+    return plan_with(recompute, config, spec, batch, at, device, threads, *loss, schedules);
   };
   const bool gpu = device == DeviceType::cuda;
   if (!recompute_is_open(config.policy)) return make(position, {});
@@ -380,20 +395,43 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const std::vector<RecomputeChoice> choices =
       recompute_choices(*first->decoder, times, rules, first->offload, whole);
   const Rules base = rules;
-  const auto with = [&](size_t count) {
+  const auto set_rules = [&](size_t count) {
     rules = base;
     for (size_t i = 0; i < count; ++i) rules[choices[i].block] = choices[i].rule;
+  };
+  const auto with = [&](size_t count) {
+    set_rules(count);
     return make(decides, rules);
   };
+  // The fewest choices that fit. By number of choices, the bytes that a microbatch saves; the plan saves as
+  // much for every one in flight, by the schedule at first, then by the last plan: few plans are made.
+  std::vector<double> saved{0};
+  for (const RecomputeChoice& choice : choices) saved.push_back(saved.back() + choice.bytes);
+  double in_flight = 0;
+  for (const int stashes : schedules.training.stashes)
+    in_flight += static_cast<double>(stashes) / static_cast<double>(schedules.training.stashes.size());
   size_t least = choices.empty() ? 0 : 1, most = choices.size();
+  int guesses = 4;                // then bisection
+  std::unique_ptr<RunPlan> plan;  // with `most` choices, if it is known to fit
   while (least < most) {
-    const size_t middle = (least + most) / 2;
-    if (fits(*with(middle)))
-      most = middle;
-    else
-      least = middle + 1;
+    const double missing = (static_cast<double>(need) - budget) / in_flight;
+    const auto guess =
+        static_cast<size_t>(std::lower_bound(saved.begin(), saved.end(), missing) - saved.begin());
+    const size_t count = guesses-- > 0 ? std::clamp(guess, least, most - 1) : (least + most) / 2;
+    auto tried = with(count);
+    if (saved[count] > 0)
+      in_flight = std::max(1e-9, static_cast<double>(need - tried->memory.total_bytes()) / saved[count]);
+    if (fits(*tried)) {
+      most = count;
+      plan = std::move(tried);
+    } else {
+      least = count + 1;
+    }
   }
-  auto plan = with(least);
+  if (plan)
+    set_rules(least);
+  else
+    plan = with(least);
   double again = 0;
   for (size_t i = 0; i < least; ++i) again += choices[i].seconds;
   std::string reason = fmt::format("{}, more than {}", otherwise, limit);
