@@ -335,6 +335,10 @@ class OpCases {
     };
     const auto at_ids = [=](Tensors& m) { return m.normal(DType::f32, {n, k}); };
     const auto rows = [=](Tensors& m, float x) { return m.constant(DType::f32, {n}, x); };
+    add("top_columns", false, k_.top_columns, [=, this](Tensors& m) -> Run {
+      const ops::TopColumns a{.logits = m.normal(dtype, {n, v}), .ids = ids(m), .values = at_ids(m)};
+      return [this, a] { ops::top_columns(e_, a); };
+    });
     add("gather_columns", false, k_.gather_columns, [=, this](Tensors& m) -> Run {
       const ops::GatherColumns a{.logits = m.normal(dtype, {n, v}), .ids = ids(m), .out = at_ids(m)};
       return [this, a] { ops::gather_columns(e_, a); };

@@ -195,6 +195,11 @@ void Decoder::declare_loss(memory::MemoryPlan& plan) {
   if ((rule && !scores) || (loss.divergence && loss.divergence->zero_outside))
     buffers_.lse = by_row("log-sum-exp");
   if (loss.entropy) buffers_.entropy = by_row("entropies");
+  if (loss.top_k > 0) {
+    buffers_.top_ids =
+        plan.add("ids of the largest logits", Category::data, options_.tokens * loss.top_k * 4);
+    buffers_.top_logits = plan.add("largest logits", Category::data, options_.tokens * loss.top_k * 4);
+  }
   if (!rule) return;
   buffers_.weight = by_row("weights of log-probabilities");
   if (loss.entropy) buffers_.entropy_weight = by_row("weights of entropies");
@@ -212,6 +217,10 @@ void Decoder::bind_loss(const memory::MemoryPlan& plan, const memory::Arenas& ar
   head.weight = by_row(buffers_.weight);
   head.entropy = by_row(buffers_.entropy);
   head.entropy_weight = by_row(buffers_.entropy_weight);
+  if (const int64_t k = options_.loss.top_k; k > 0) {
+    head.top_ids = make_tensor(arenas.at(plan, buffers_.top_ids), DType::i32, {options_.tokens, k});
+    head.top_logits = make_tensor(arenas.at(plan, buffers_.top_logits), DType::f32, {options_.tokens, k});
+  }
   if (buffers_.of_segments >= 0) {
     const int64_t most = most_segments();
     auto* const numbers = static_cast<double*>(arenas.at(plan, buffers_.of_segments));

@@ -193,7 +193,7 @@ class Decoder {
   std::vector<float> shares_;  // MicroBatch::share of the last step
   struct {
     memory::BufferId log_prob, rope, router_counts, expert_counts, workspace = -1;
-    memory::BufferId lse = -1, entropy = -1, weight = -1, entropy_weight = -1,
+    memory::BufferId lse = -1, entropy = -1, weight = -1, entropy_weight = -1, top_ids = -1, top_logits = -1,
                      of_segments = -1;  // of the loss
   } buffers_{};
   std::unique_ptr<Fp8State> fp8_;

@@ -54,15 +54,16 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
                            .context_kinds = model::context_kinds(p.spec, p.layout)});
   p.decoder = std::make_unique<model::Decoder>(
       p.spec, p.parameters,
-      model::DecoderOptions{.tokens = p.tensors->shape().tokens(),
-                            .max_sequence = options.sequence_length,
-                            .sequences = p.tensors->shape().sequences,
-                            .recipe = p.recipe,
-                            .device = options.device,
-                            .layout = p.layout,
-                            .evaluated = static_cast<int>(at_once),
-                            .sharded = sharded,
-                            .loss = {.inverse_temperature = options.inverse_temperature}},
+      model::DecoderOptions{
+          .tokens = p.tensors->shape().tokens(),
+          .max_sequence = options.sequence_length,
+          .sequences = p.tensors->shape().sequences,
+          .recipe = p.recipe,
+          .device = options.device,
+          .layout = p.layout,
+          .evaluated = static_cast<int>(at_once),
+          .sharded = sharded,
+          .loss = {.inverse_temperature = options.inverse_temperature, .top_k = options.top_k}},
       p.memory);
   add_workspace(p);
   declare_buckets(p.groups, p.decoder->buckets(), p.memory);
@@ -78,6 +79,7 @@ std::unique_ptr<RunPlan> make_reference_plan(model::ModelSpec spec, const Config
                             .sequence_length = longest,
                             .packed = true,
                             .inverse_temperature = policy.decoder->options().loss.inverse_temperature,
+                            .top_k = config.algorithm == Algorithm::distill ? config.distillation.topk : 0,
                             .recipe = recipe_for(config, policy.device, layers),
                             .device = policy.device,
                             .threads = policy.device == DeviceType::cpu ? policy.partials : 1,

@@ -16,6 +16,7 @@ struct ForwardPlanOptions {
   bool packed = false;
   int64_t at_once = 1;  ///< microbatches that several pipeline stages take at once (Engine::evaluate())
   double inverse_temperature = 1;  ///< of the distributions that tokens are scored in
+  int64_t top_k = 0;               ///< model::LossNeeds::top_k
   precision::Recipe recipe;
   DeviceType device = DeviceType::cpu;
   int threads = 1;                                         ///< CPU threads
@@ -30,7 +31,7 @@ struct ForwardPlanOptions {
 std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardPlanOptions& options,
                                            const Config& config = {}, const GridPosition& position = {});
 
-/// The plan of a model that rollouts are compared with (reference.model_name): packed sequences of the
+/// The plan of a model that rollouts are compared with, or learned from (reference.model_name): packed sequences of the
 /// policy's length, as many tokens at once as its microbatches have, divided over the ranks as the policy is.
 std::unique_ptr<RunPlan> make_reference_plan(model::ModelSpec spec, const Config& config,
                                              const RunPlan& policy);

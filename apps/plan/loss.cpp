@@ -17,10 +17,11 @@ bool needs_reference(const Config& config) {
              config.preference.loss_type != PreferenceLoss::orpo;
     case Algorithm::grpo:
       return config.loss_fn.reference_policy_kl_penalty > 0;
+    case Algorithm::distill:
+      return generates_rollouts(config);
     case Algorithm::pretrain:
     case Algorithm::sft:
     case Algorithm::rm:
-    case Algorithm::distill:
       break;
   }
   return false;

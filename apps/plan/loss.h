@@ -22,7 +22,8 @@ inline constexpr int64_t policy_sequence_values = 1;
 
 /// True for losses with ratios of whole sequences.
 bool has_sequence_ratios(PolicyObjective type);
-/// True if the loss reads log-probabilities of a reference, which must be computed before training.
+/// True if the loss reads log-probabilities of a reference, or logits of a teacher that runs beside the
+/// student, which must be computed before training.
 bool needs_reference(const Config& config);
 
 /// True if a copy of the weights that training began with is kept beside the trained ones, because rollouts

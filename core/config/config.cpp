@@ -11,7 +11,8 @@ bool trains_on_examples(const Config& config) {
 }
 
 bool generates_rollouts(const Config& config) {
-  return config.algorithm == Algorithm::grpo && config.data.train.format == ExampleFormat::prompts;
+  return (config.algorithm == Algorithm::grpo || config.algorithm == Algorithm::distill) &&
+         config.data.train.format == ExampleFormat::prompts;
 }
 
 int64_t rollouts_at_once(const Config& config) {
@@ -79,9 +80,8 @@ std::string format_refusal(Algorithm algorithm, ExampleFormat format) {
     case Algorithm::rm:
       return refusal(format == preference, "preferences");
     case Algorithm::grpo:
-      return refusal(format == rollouts || format == prompts, "rollouts or prompts");
     case Algorithm::distill:
-      return refusal(format == rollouts, "rollouts");
+      return refusal(format == rollouts || format == prompts, "rollouts or prompts");
   }
   return "";
 }

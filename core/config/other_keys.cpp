@@ -93,8 +93,8 @@ constexpr const char* rollouts_here =
     "remove it";
 constexpr const char* own_generation = "the program generates rollouts itself, with the weights that it trains; remove it";
 constexpr const char* teacher_files =
-    "the teacher's log-probabilities come from files (algorithm: distill, topk_ids and topk_logprobs of rollouts), or "
-    "reference.model_name is the teacher of what the policy generates (algorithm: grpo); remove it";
+    "write reference.model_name: DIRECTORY, the teacher of what the student generates (algorithm: distill, "
+    "data.train.format: prompts), or give rollouts with its numbers in files (topk_ids and topk_logprobs); remove it";
 constexpr const char* no_logprob_batches =
     "log-probabilities are computed in the microbatches of training; remove it";
 constexpr const char* fused = "a choice of kernels, which are fused here; remove it";

@@ -200,7 +200,8 @@ void add_distillation(Table& t) {
   add_loop(t, Algorithm::distill, &Config::distill);
   t.section("distill",
             "The loop of algorithm distill, which trains on rollouts with a teacher's log-probabilities from "
-            "files (topk_ids and topk_logprobs of data.train.format: rollouts), and its loss.",
+            "files (topk_ids and topk_logprobs of data.train.format: rollouts), or on those that the student "
+            "generates (prompts) and reference.model_name scores; and its loss.",
             {Algorithm::distill});
   t.resume("distill", OnResume::reported);
   NRL_DISTILL_KEY(t, kl_type)
@@ -226,11 +227,11 @@ void add_distillation(Table& t) {
           "reverse divergence.");
   NRL_DISTILL_KEY(t, topk)
       .at_least(1)
-      .at_most(1 << 14)
+      .at_most(1 << 18)
       .alias("distillation.topk_logits_k")
       .help(
-          "The teacher's most probable ids of a token that count. The files must have as many or more for "
-          "every token.");
+          "The teacher's most probable ids of a token that count. Files must have as many or more for every "
+          "token. The size of the vocabulary is distillation from all of its logits.");
 }
 
 }  // namespace

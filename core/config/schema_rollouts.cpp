@@ -1,9 +1,12 @@
 // Keys of rollouts that a policy generates while it is trained.
+#include <spdlog/fmt/fmt.h>
+
 #include "core/config/schema.h"
 
 namespace nrl::config_detail {
 namespace {
 
+const Need trains_policy{is("algorithm", {"grpo"})};
 const Need generates{is("data.train.format", {"prompts"})};
 const Need whitens{is("grpo.adv_estimator.name", {"reinforce_plus_plus"})};
 const Need compares_in_groups{is("grpo.adv_estimator.name", {"grpo"})};
@@ -14,6 +17,44 @@ const Need compares_in_groups{is("grpo.adv_estimator.name", {"grpo"})};
       .key(                                                                   \
           section #member, [](auto& c) -> auto& { return c.rollout.member; }) \
       .only_with(generates)
+
+// The keys of an algorithm that generates rollouts, in its section.
+template <class Member>
+KeyBuilder rollout_key(Table& t, Algorithm algorithm, std::string_view name, Member member) {
+  KeyBuilder key = t.key(
+                        fmt::format("{}.{}", name_of(algorithm), name),
+                        [member](auto& c) -> auto& { return c.rollout.*member; })
+                       .only_with(generates);
+  if (algorithm == Algorithm::distill) key.alias(fmt::format("distillation.{}", name));
+  return key;
+}
+
+void add_generation_counts(Table& t, Algorithm algorithm) {
+  const bool judged = algorithm == Algorithm::grpo;
+  rollout_key(t, algorithm, "num_prompts_per_step", &RolloutConfig::num_prompts_per_step)
+      .at_least(1)
+      .at_most(1 << 20)
+      .help(fmt::format("Prompts that the {} answers at once, with the same weights.",
+                        judged ? "policy" : "student"));
+  rollout_key(t, algorithm, "num_generations_per_prompt", &RolloutConfig::num_generations_per_prompt)
+      .at_least(1)
+      .at_most(1 << 16)
+      .alias("training.num_generations")
+      .help(fmt::format("Completions of each prompt{}. With num_prompts_per_step they make one or several "
+                        "global batches (policy.train_global_batch_size).",
+                        judged ? ": a group, in which rewards are compared" : ""));
+  rollout_key(t, algorithm, "overlong_filtering", &RolloutConfig::overlong_filtering)
+      .help("No loss for completions that were cut off at policy.generation.max_new_tokens.");
+  rollout_key(t, algorithm, "max_val_samples", &RolloutConfig::max_val_samples)
+      .at_least(1)
+      .help("Prompts of an evaluation, from the first one on; null: all.")
+      .only_with(evaluates());
+  rollout_key(t, algorithm, "val_num_generations_per_prompt", &RolloutConfig::val_num_generations_per_prompt)
+      .at_least(1)
+      .at_most(1024)
+      .help(fmt::format("Completions of each prompt of an evaluation{}.", judged ? ", for pass@k" : ""))
+      .only_with(evaluates());
+}
 
 }  // namespace
 
@@ -26,19 +67,10 @@ void add_rollout_keys(Table& t) {
           "type, or of names of types. Types: exact, contains, regex, number, math, multiset, format, "
           "length, "
           "json, command (docs/post-training.md). The reward is the sum of weight times part.")
+      .only_with(trains_policy)
       .only_with(generates);
-  NRL_ROLLOUT_KEY(t, "grpo.", num_prompts_per_step)
-      .at_least(1)
-      .at_most(1 << 20)
-      .help("Prompts that the policy answers at once, with the same weights.");
-  NRL_ROLLOUT_KEY(t, "grpo.", num_generations_per_prompt)
-      .at_least(1)
-      .at_most(1 << 16)
-      .alias("training.num_generations")
-      .help(
-          "Completions of each prompt: a group, in which rewards are compared. With num_prompts_per_step "
-          "they "
-          "make one or several global batches (policy.train_global_batch_size).");
+  add_generation_counts(t, Algorithm::grpo);
+  add_generation_counts(t, Algorithm::distill);
   t.key(
        "grpo.adv_estimator.name", [](auto& c) -> auto& { return c.rollout.adv_estimator; })
       .advice("gdpo", "write grpo, and rewards of which each is normalized")
@@ -61,8 +93,6 @@ void add_rollout_keys(Table& t) {
           "Divisor of the differences: none; the standard deviation of the group, of its others, or of all "
           "rewards of the rollouts (batch).")
       .only_with(compares_in_groups);
-  NRL_ROLLOUT_KEY(t, "grpo.", overlong_filtering)
-      .help("No loss for completions that were cut off at policy.generation.max_new_tokens.");
   NRL_ROLLOUT_KEY(t, "grpo.", use_dynamic_sampling)
       .help(
           "Replace groups of equal rewards, which train nothing, by completions of further prompts (DAPO).");
@@ -71,28 +101,22 @@ void add_rollout_keys(Table& t) {
       .at_most(1000)
       .help("Times num_prompts_per_step prompts that are answered at most to find such groups.")
       .only_with({is("grpo.use_dynamic_sampling", {"true"})});
-  NRL_ROLLOUT_KEY(t, "grpo.", max_val_samples)
-      .at_least(1)
-      .help("Prompts of an evaluation, from the first one on; null: all.")
-      .only_with(evaluates());
-  NRL_ROLLOUT_KEY(t, "grpo.", val_num_generations_per_prompt)
-      .at_least(1)
-      .at_most(1024)
-      .help("Completions of each prompt of an evaluation, for pass@k.")
-      .only_with(evaluates());
-  t.section("reference",
-            "The model that the policy's divergence is measured from (loss_fn.reference_policy_kl_penalty).",
-            {Algorithm::grpo});
+  t.section(
+      "reference",
+      "The model that the policy's divergence is measured from (loss_fn.reference_policy_kl_penalty), or "
+      "the teacher of a student (algorithm distill).",
+      {Algorithm::grpo, Algorithm::distill});
   t.resume("reference", OnResume::reported);
   t.key(
        "reference.model_name", [](auto& c) -> auto& { return c.loss_fn.reference_model; })
       .help(
           "Hugging Face directory of a model with the policy's vocabulary, of any size: the teacher of "
-          "distillation on policy. null: the model that training began with.")
+          "distillation on policy, for which it must be given. null: the model that training began with.")
       .only_with(generates)
-      .only_with({is_not("loss_fn.reference_policy_kl_penalty", "0", "above 0")});
+      .only_with(
+          {is("algorithm", {"distill"}), is_not("loss_fn.reference_policy_kl_penalty", "0", "above 0")});
   t.section("grpo.adv_estimator", "Advantages (algorithm grpo).", {Algorithm::grpo});
-  t.section("policy.generation", "Rollouts and their generation (algorithm grpo).", {Algorithm::grpo});
+  t.section("policy.generation", "Rollouts and their generation.", {Algorithm::grpo, Algorithm::distill});
   NRL_ROLLOUT_KEY(t, "policy.generation.", max_new_tokens)
       .at_least(1)
       .alias("training.max_completion_length")
@@ -103,8 +127,10 @@ void add_rollout_keys(Table& t) {
       .at_most(100)
       .alias("training.temperature")
       .help(
-          "Divisor of the logits where rollouts are sampled and in all log-probabilities and entropies of "
-          "training. Rollouts from files must have been sampled with it.");
+          "Divisor of the logits where rollouts are sampled and, of algorithm grpo, in all log-probabilities "
+          "and entropies of training: rollouts from files must have been sampled with it. The loss of "
+          "distillation has a temperature of its own (distill.temperature).")
+      .only_with({is("algorithm", {"grpo"}), is("data.train.format", {"prompts"})});
   NRL_ROLLOUT_KEY(t, "policy.generation.", val_temperature)
       .at_least(0)
       .at_most(100)

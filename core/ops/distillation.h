@@ -1,12 +1,29 @@
 #pragma once
-// Distillation from a teacher's k largest log-probabilities per row. The ops work on slices of the
-// vocabulary: each rank gathers the student's logits that it has, the ranks' results are summed, every rank
+// Distillation from a teacher's k largest logits or log-probabilities per row. The ops work on slices of the
+// vocabulary. Of a teacher's logits each rank finds the largest k that it has, and of those of all ranks the
+// largest k. Of a student's each rank gathers those that it has, the ranks' results are summed, every rank
 // computes the divergence of all k logits and scatters the gradient into its own slice.
 
 #include "core/config/objective_enums.h"
 #include "core/ops/exec.h"
 
 namespace nrl::ops {
+
+/// The k largest numbers of each row and their ids, in the order of the ids, so that sums over them depend
+/// neither on their sizes nor on how the vocabulary is divided. Of equal numbers the first is taken; NaN
+/// counts as larger than all others. A row with fewer than k numbers ends in ids of -1 with -infinity.
+struct TopColumns {
+  /// (N, V) f32 or bf16, rows may be strided: the logits of tokens first_column, first_column + 1, ...
+  Tensor logits = {};
+  /// In place of `logits` what other calls wrote, contiguous: (R, N, M) i32 and f32, whose ids ascend from
+  /// part to part.
+  Tensor part_ids = {}, part_values = {};
+  Tensor ids;                ///< (N, k) i32, contiguous, overwritten
+  Tensor values;             ///< (N, k) f32, contiguous, overwritten
+  int64_t first_column = 0;  ///< the token of column 0 of `logits`
+};
+void top_columns(Exec& exec, const TopColumns& a);
+Cost cost(const Exec& exec, const TopColumns& a);
 
 /// out[n, j] = logits[n, ids[n, j] - first_column], 0 where the slice does not have the id.
 struct GatherColumns {

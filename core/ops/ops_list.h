@@ -51,6 +51,7 @@ namespace nrl::ops {
   X(segment_rows, SegmentRows)                      \
   X(pair_loss, PairLoss)                            \
   X(policy_loss, PolicyLoss)                        \
+  X(top_columns, TopColumns)                        \
   X(gather_columns, GatherColumns)                  \
   X(topk_kl, TopkKl)                                \
   X(scatter_columns, ScatterColumns)                \

@@ -254,7 +254,30 @@ TEST_CASE("advantages, weights of importance and temperatures have NeMo RL's and
       problems(with({penalty, "reference.model_name=m", "device=cuda", "policy.fp8_cfg.enabled=true"})),
       "does not fit policy.fp8_cfg.enabled"));
   CHECK(contains(problems(with({"reference.model_name=m"})),
-                 "has no effect without loss_fn.reference_policy_kl_penalty above 0"));
+                 "has no effect without algorithm: distill or loss_fn.reference_policy_kl_penalty above 0"));
+}
+
+TEST_CASE("distillation on policy has NeMo RL's names", "[config][objectives]") {
+  const auto with = [&](std::vector<std::string> keys) {
+    keys.insert(keys.begin(), {"data.train.format=prompts", "policy.train_global_batch_size=32",
+                               "reference.model_name=teacher"});
+    return load("distill", std::move(keys));
+  };
+  const ConfigResult nemo =
+      with({"distillation={num_prompts_per_step: 16, num_generations_per_prompt: 2, "
+            "topk_logits_k: 32}",
+            "policy.generation={temperature: 0.7}"});
+  INFO(problems(nemo));
+  REQUIRE(nemo.ok());
+  CHECK(generates_rollouts(nemo.config));
+  CHECK(rollouts_at_once(nemo.config) == 32);
+  CHECK(nemo.config.distillation.topk == 32);
+  CHECK(nemo.config.rollout.temperature == 0.7);
+  CHECK(contains(problems(with({"reward=[exact]"})), "has no effect without algorithm: grpo"));
+  CHECK(contains(problems(with({"grpo.num_prompts_per_step=4"})), "grpo"));
+  CHECK(
+      contains(problems(load("distill", {"data.train.format=rollouts", "policy.generation.temperature=0.5"})),
+               "has no effect without algorithm: grpo or data.train.format: prompts"));
 }
 
 TEST_CASE("every algorithm has its formats of data", "[config][objectives]") {

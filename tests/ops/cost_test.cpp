@@ -412,6 +412,19 @@ TEST_CASE("the bytes of embeddings, dropout and cross entropy are those that the
 }
 
 TEST_CASE("the bytes of distillation are those that its kernels touch", "[cost]") {
+  {
+    // All numbers are selected, so that each counts.
+    Counted c;
+    const auto ids = [&] { return make_tensor(c.random(DType::f32, {2, 4}).data, DType::i32, {2, 4}); };
+    c.check(top_columns,
+            {.logits = c.random(DType::f32, {2, 4}), .ids = ids(), .values = c.random(DType::f32, {2, 4})});
+    Counted p;
+    const Tensor of_parts = make_tensor(p.indices({0, 1, 4, 5, 2, 3, 6, 7}).data, DType::i32, {2, 2, 2});
+    p.check(top_columns, {.part_ids = of_parts,
+                          .part_values = p.random(DType::f32, {2, 2, 2}),
+                          .ids = make_tensor(p.random(DType::f32, {2, 4}).data, DType::i32, {2, 4}),
+                          .values = p.random(DType::f32, {2, 4})});
+  }
   for (const DType dtype : types) {
     Counted c;
     Tensor ids = c.indices({4, 0, 2, 1, 0, 3});

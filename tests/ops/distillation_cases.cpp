@@ -317,7 +317,62 @@ struct Shape {
 
 }  // namespace
 
+namespace {
+
+/// Numbers of which several are equal, -0, infinities and NaN.
+Buffer numbers_to_select(DType dtype, int64_t n, int64_t v) {
+  Buffer x = Buffer(dtype, {n, v}, 3).normal("logits", 2.0);
+  for (int64_t r = 0; r < n; ++r)
+    for (int64_t i = 0; i < v; ++i)
+      if ((i + r) % 3 == 0) x.set(r * v + i, std::round(x.get(r * v + i)));
+  const double special[] = {-0.0, 0.0, INFINITY, NAN, -INFINITY, -1e-40};
+  if (n > 3 && v > 12)
+    for (int64_t i = 0; i < 6; ++i) x.set(3 * v + 2 * i, special[i]);
+  return x;
+}
+
+/// Slices of any sizes, joined, select what the whole row does.
+void same_in_slices(Exec& e) {
+  constexpr int64_t n = 6, v = 203;
+  const Buffer logits = numbers_to_select(DType::f32, n, v);
+  for (const int64_t k : {1, 7, 150, 203}) {
+    Buffer want_ids(DType::i32, {n, k}), want(DType::f32, {n, k});
+    top_columns(e, {.logits = logits, .ids = want_ids, .values = want});
+    for (const std::vector<int64_t>& cuts :
+         {std::vector<int64_t>{0, 203}, {0, 100, 203}, {0, 1, 2, 202, 203}}) {
+      const auto slices = static_cast<int64_t>(cuts.size()) - 1;
+      Buffer part_ids = Buffer(DType::i32, {slices, n, k}).fill(-7), parts(DType::f32, {slices, n, k});
+      for (int64_t s = 0; s < slices; ++s) {
+        const int64_t at = s * n * k;
+        top_columns(
+            e, {.logits = logits.tensor().columns(cuts[s], cuts[s + 1] - cuts[s]),
+                .ids = make_tensor(static_cast<int32_t*>(part_ids.tensor().data) + at, DType::i32, {n, k}),
+                .values = make_tensor(static_cast<float*>(parts.tensor().data) + at, DType::f32, {n, k}),
+                .first_column = cuts[s]});
+      }
+      Buffer ids(DType::i32, {n, k}), got(DType::f32, {n, k});
+      top_columns(e, {.part_ids = part_ids, .part_values = parts, .ids = ids, .values = got});
+      synchronize(e);
+      expect(ids.values() == want_ids.values(), fmt::format("ids of {} slices, k {}", slices, k));
+      expect(same_bits(got, want), fmt::format("numbers of {} slices, k {}", slices, k));
+    }
+  }
+}
+
+}  // namespace
+
 NRL_OP_CASES(distillation) {
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const auto& [n, v, k] : {Shape{1, 1, 1}, {5, 203, 9}, {4, 64, 64}, {3, 40, 50}, {2, 9000, 333}})
+      registry.tests.push_back(
+          {fmt::format("top_columns.{} ({}, {}) k {}", name_of(dtype), n, v, k),
+           [=](Exec& e) -> Outputs {
+             const Buffer x = numbers_to_select(dtype, n, v);
+             Buffer ids = Buffer(DType::i32, {n, k}).fill(-7), values = Buffer(DType::f32, {n, k}).fill(9);
+             top_columns(e, {.logits = x, .ids = ids, .values = values, .first_column = 13});
+             return {{"ids", ids}, {"values", values}};
+           },
+           true});
   for (const DType dtype : {DType::f32, DType::bf16})
     for (const auto& [n, v, k] : {Shape{1, 1, 1}, {7, 203, 9}, {33, 64, 64}, {300, 40, 3}})
       for (const int64_t first : {0, 13})
@@ -367,6 +422,7 @@ NRL_OP_CASES(distillation) {
                },
                true});
         }
+  registry.properties.push_back({"top_columns in slices", same_in_slices});
   registry.properties.push_back({"topk_kl follows its definition", follows_definition});
   registry.properties.push_back({"topk_kl of all ids", all_ids_are_the_vocabulary});
   registry.properties.push_back({"topk_kl of equal distributions", equal_distributions});

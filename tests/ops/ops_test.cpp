@@ -218,6 +218,12 @@ TEST_CASE("dispatch functions refuse arguments that the kernels do not support")
   const auto i32 = [&](std::initializer_list<int64_t> shape) {
     return make_tensor(ids.data(), DType::i32, shape);
   };
+  TopColumns top{.logits = f32(0, {4, 8}), .ids = i32({4, 2}), .values = f32(100, {4, 3})};
+  CHECK(refuses([&] { top_columns(exec, top); }, "values f32[4, 3]"));
+  top.values = f32(100, {4, 2}), top.part_ids = i32({1, 4, 2});
+  CHECK(refuses([&] { top_columns(exec, top); }, "logits and parts"));
+  top.logits = {}, top.part_values = f32(0, {1, 4, 3});
+  CHECK(refuses([&] { top_columns(exec, top); }, "part_values f32[1, 4, 3]"));
   GatherColumns gather{.logits = f32(0, {4, 8}), .ids = i32({4, 2}), .out = f32(100, {4, 3})};
   CHECK(refuses([&] { gather_columns(exec, gather); }, "out is f32[4, 3]"));
   gather.ids = i32({3, 2});

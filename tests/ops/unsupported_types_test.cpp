@@ -122,6 +122,10 @@ TEST_CASE("ops without kernels for f16 refuse it") {
          cross_entropy_gradient(
              e, {.logits = f16({4, 8}), .target = i32({4}), .lse = f32({4}), .weight = f32({4})});
        }},
+      {"top_columns",
+       [&] {
+         top_columns(e, {.logits = f16({4, 8}), .ids = i32({4, 2}), .values = f32({4, 2})});
+       }},
       {"gather_columns",
        [&] {
          gather_columns(e, {.logits = f16({4, 8}), .ids = i32({4, 2}), .out = f32({4, 2})});

@@ -13,7 +13,29 @@ RolloutSet::RolloutSet(std::vector<Rollout> rollouts) : rollouts_(std::move(roll
     NRL_CHECK(r.prompt_tokens >= 1 && std::ssize(r.ids) == r.prompt_tokens + std::ssize(r.log_probs));
     std::vector<float>& all = sampler_.emplace_back(static_cast<size_t>(r.prompt_tokens));
     all.insert(all.end(), r.log_probs.begin(), r.log_probs.end());
+    first_.push_back(first_.back() + (r.trained ? std::ssize(r.log_probs) : 0));
   }
+}
+
+void RolloutSet::set_teacher(TopNumbers teacher) {
+  NRL_CHECK(std::ssize(teacher.ids) == loss_tokens() * teacher.top_k &&
+            teacher.numbers.size() == teacher.ids.size());
+  teacher_ = std::move(teacher);
+}
+
+template <class T>
+std::span<const T> RolloutSet::of_teacher(const std::vector<T>& all, int64_t example) const {
+  const int64_t begin = first_loss_token(example), end = first_loss_token(example + 1);
+  return std::span(all).subspan(static_cast<size_t>(begin * teacher_.top_k),
+                                static_cast<size_t>((end - begin) * teacher_.top_k));
+}
+
+std::span<const int32_t> RolloutSet::top_ids(int64_t example) const {
+  return of_teacher(teacher_.ids, example);
+}
+
+std::span<const float> RolloutSet::top_log_probs(int64_t example) const {
+  return of_teacher(teacher_.numbers, example);
 }
 
 SequenceLength RolloutSet::length(int64_t example, int /*sequence*/) const {
@@ -43,6 +65,7 @@ ExampleColumns RolloutSet::columns() const {
   columns.values[static_cast<size_t>(ExampleValue::reward)] = true;
   columns.log_probs[static_cast<size_t>(TokenLogProbs::sampler)] = true;
   columns.groups = true;
+  columns.top_k = teacher_.top_k;
   return columns;
 }
 

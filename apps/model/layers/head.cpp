@@ -60,6 +60,10 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
     if (c.loss.divergence->zero_outside)
       rest_ = slot({.name = "gradient at other ids", .width = 2, .rows = head_chunk_rows});
   }
+  if (c.loss.top_k > 0 && c.layout.tensor > 1)
+    largest_ = slot({.name = "largest logits of each rank",
+                     .width = 2 * c.loss.top_k * c.layout.tensor,
+                     .rows = head_chunk_rows});
   d_norm_ = b.gradient("d_norm", m.hidden, sequence_rows);
   sampled_ = slot(
       {.name = "sampled rows", .width = m.hidden, .dtype = recipe.activations(), .rows = head_chunk_rows});
@@ -76,10 +80,13 @@ void Head::forward(Run& r) {
            train(r);
            input_->reduce(r);
          });
-  r.step(evaluation, "log_probs", reads(hidden), writes(logits_, statistics_, at_ids_), [&] {
+  r.step(evaluation, "log_probs", reads(hidden), writes(logits_, statistics_, at_ids_, largest_), [&] {
+    const LossNeeds& loss = r.context().loss;
     for_each_chunk(r, [&](const Rows& rows) {
       compute_logits(r, rows);
-      r.context().loss.divergence ? compute_divergence(r, rows) : compute_log_probs(r, rows);
+      loss.top_k > 0    ? select_largest(r, rows)
+      : loss.divergence ? compute_divergence(r, rows)
+                        : compute_log_probs(r, rows);
     });
   });
   r.step(generation, "logits", reads(hidden), writes(sampled_), [&] {
@@ -232,6 +239,31 @@ void Head::compute_divergence(Run& r, const Rows& rows) const {
                                   .dlogits = separate_gradient(rows),
                                   .first_column = vocabulary_.begin,
                                   .inverse_temperature = static_cast<float>(c.loss.inverse_temperature)});
+}
+
+void Head::select_largest(Run& r, const Rows& rows) const {
+  const LayerContext& c = r.context();
+  const Tensor ids = c.head.top_ids.rows(rows.begin, rows.count),
+               logits = c.head.top_logits.rows(rows.begin, rows.count);
+  if (!largest_) return ops::top_columns(r.exec(), {.logits = rows.logits, .ids = ids, .values = logits});
+  const int64_t ranks = r.layout().tensor, k = c.loss.top_k, each = rows.count * k;
+  auto* const data = static_cast<float*>(r[largest_].data);
+  const auto parts = [&](int64_t first, int64_t count, DType dtype) {
+    return make_tensor(data + first * each, dtype, {count, rows.count, k});
+  };
+  const auto own = [&](int64_t first, DType dtype) {
+    return make_tensor(data + (first + r.layout().tensor_rank) * each, dtype, {rows.count, k});
+  };
+  ops::top_columns(r.exec(), {.logits = rows.logits,
+                              .ids = own(0, DType::i32),
+                              .values = own(ranks, DType::f32),
+                              .first_column = vocabulary_.begin});
+  for (const auto& [first, dtype] : {std::pair(int64_t{0}, DType::i32), std::pair(ranks, DType::f32)})
+    r.all_gather_async(own(first, dtype), parts(first, ranks, dtype)).wait();
+  ops::top_columns(r.exec(), {.part_ids = parts(0, ranks, DType::i32),
+                              .part_values = parts(ranks, ranks, DType::f32),
+                              .ids = ids,
+                              .values = logits});
 }
 
 void Head::gradient_of_logits(Run& r, const Rows& rows) const {

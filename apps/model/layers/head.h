@@ -39,6 +39,8 @@ class Head : public Layer {
   void compute_logits(Run& r, const Rows& rows) const;
   /// Log-probabilities, and what else the rule reads, of logits that stay as they are.
   void compute_log_probs(Run& r, const Rows& rows) const;
+  /// The ids and logits of LossNeeds::top_k.
+  void select_largest(Run& r, const Rows& rows) const;
   /// The gradients of log-probabilities and logits at once, with the weights of the batch.
   void fused_gradient(Run& r, const Rows& rows) const;
   /// Distillation: the scores of the rows, and in training the gradient of their logits.
@@ -66,6 +68,7 @@ class Head : public Layer {
   /// Distillation with k ids: (chunk, k) f32, logits at the ids and then their gradient; (chunk, 2) f32,
   /// ops::TopkKl::rest.
   Slot at_ids_, rest_;
+  Slot largest_;  ///< (2 t, chunk, k): ids and then logits of each rank's largest; unset if t = 1
   Slot d_norm_;   ///< (n, H)
   Slot sampled_;  ///< (chunk, H): the rows that generation computes logits of
 };

@@ -6,7 +6,8 @@ namespace nrl::model {
 
 HeadOutput LayerContext::results(int64_t rows) const {
   HeadOutput out = head;
-  for (Tensor* t : {&out.log_prob, &out.entropy, &out.weight, &out.entropy_weight})
+  for (Tensor* t :
+       {&out.log_prob, &out.entropy, &out.weight, &out.entropy_weight, &out.top_ids, &out.top_logits})
     if (*t) *t = t->rows(0, rows);
   return out;
 }

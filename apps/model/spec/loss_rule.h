@@ -47,6 +47,9 @@ struct LossNeeds {
   /// Distillation, with Dependence::none: the score of a row takes the place of its log-probability.
   /// `inverse_temperature` must belong to the same temperature.
   std::optional<ops::TopkKl::Options> divergence = {};
+  /// Forward passes only, of a teacher: the largest logits of each row instead of its log-probability; 0:
+  /// none.
+  int64_t top_k = 0;
 };
 
 /// The results of a head for the rows of a microbatch, and memory for the rule. (N) f32, or empty where
@@ -54,6 +57,7 @@ struct LossNeeds {
 struct HeadOutput {
   Tensor log_prob;  ///< of the targets; a scalar head's scores
   Tensor entropy;
+  Tensor top_ids, top_logits;            ///< (N, k) i32 and f32: LossNeeds::top_k, ops::TopColumns
   Tensor weight;                         ///< dLoss/dlog_prob, which the rule writes
   Tensor entropy_weight;                 ///< dLoss/dentropy, the same
   Tensor segment_sums, segment_weights;  ///< (most sequences) f64: memory for a rule of sequences

@@ -29,16 +29,18 @@ std::vector<double> mean_metrics(engine::Engine& engine, StepSource& source, int
   return sums;
 }
 
-std::vector<double> evaluate(Run& run) {
-  const parallel::Groups& groups = run.placement.groups();
-  const auto source = validation_source(run.config, *run.validation, run.plan(), groups);
-  std::vector<double> metrics = mean_metrics(*run.engine, *source, run.validation->batches, groups);
-  const double loss = metrics.front();
-  Position& at = run.position;
+void note_validation_loss(Position& at, double loss) {
   if (std::isfinite(loss) && (at.best_val_loss == 0 || loss < at.best_val_loss)) {
     at.best_val_loss = loss;
     at.best_val_step = at.step;
   }
+}
+
+std::vector<double> evaluate(Run& run) {
+  const parallel::Groups& groups = run.placement.groups();
+  const auto source = validation_source(run.config, *run.validation, run.plan(), groups);
+  std::vector<double> metrics = mean_metrics(*run.engine, *source, run.validation->batches, groups);
+  note_validation_loss(run.position, metrics.front());
   return metrics;
 }
 

@@ -13,6 +13,9 @@ namespace nrl::train {
 std::vector<double> mean_metrics(engine::Engine& engine, StepSource& source, int64_t batches,
                                  const parallel::Groups& groups);
 
+/// Updates the best loss of evaluations.
+void note_validation_loss(Position& at, double loss);
+
 /// Collective, between steps. Returns mean_metrics() over run.validation, which must be set, and updates the
 /// best loss in run.position.
 std::vector<double> evaluate(Run& run);

@@ -68,37 +68,48 @@ class SequencesOfRows final : public data::StepNumbers {
   std::deque<std::vector<Place>> places_;
 };
 
-}  // namespace
-
-std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& config, engine::Engine& engine,
-                                                               std::shared_ptr<const data::Examples> examples,
-                                                               Kind kind, const parallel::Groups& groups) {
+/// Runs the model forward over all examples. read(results, places) gets the results of each microbatch, and
+/// its sequences.
+using Read = std::function<void(const model::HeadOutput&, std::span<const SequencesOfRows::Place>)>;
+void score(const Config& config, engine::Engine& engine,
+           const std::shared_ptr<const data::Examples>& examples, const Read& read) {
   const plan::RunPlan& plan = engine.plan();
-  const plan::BatchShape& shape = plan.tensors->shape();
-  auto out = std::make_shared<data::SequenceNumbers>(*examples, kind);
   const auto places = std::make_shared<SequencesOfRows>(plan.decoder->options().loss);
   const auto source =
       example_source(config, examples, plan, {.shuffle = false, .repeat = false, .numbers = places});
-  std::optional<parallel::ZigZag> share;
-  if (shape.context > 1) share.emplace(shape.sequences, shape.length, shape.context, shape.context_rank);
-  std::vector<float> log_probs;
-  const auto read = [&](const model::MicroBatch&, const model::HeadOutput& results) {
-    log_probs.resize(static_cast<size_t>(results.log_prob.dim(0)));
-    ops::download(engine.exec(), results.log_prob, log_probs.data());
-    std::vector<double> rows(static_cast<size_t>(share ? shape.length : std::ssize(log_probs)));
-    for (int64_t r = 0; r < std::ssize(log_probs); ++r)
-      rows[static_cast<size_t>(share ? share->global_row(r) : r)] = static_cast<double>(log_probs[r]);
-    for (const SequencesOfRows::Place& p : places->take())
-      for (int64_t t = 0; t < p.rows; ++t)
-        out->of(p.example, p.sequence)[kind == Kind::one ? 0 : t] += rows[p.first_row + t];
-  };
   const auto next = [&]() -> const data::HostMicroBatch& {
     const data::HostMicroBatch& batch = source->next().batch;
     places->end_microbatch(batch);
     return batch;
   };
   for (int64_t done = 0; done < examples->size(); done += plan.batch.global)
-    engine.run_forward(source->begin(), next, read, done == 0);
+    engine.run_forward(
+        source->begin(), next,
+        [&](const model::MicroBatch&, const model::HeadOutput& results) { read(results, places->take()); },
+        done == 0);
+}
+
+}  // namespace
+
+std::shared_ptr<const data::SequenceNumbers> compute_log_probs(const Config& config, engine::Engine& engine,
+                                                               std::shared_ptr<const data::Examples> examples,
+                                                               Kind kind, const parallel::Groups& groups) {
+  const plan::BatchShape& shape = engine.plan().tensors->shape();
+  auto out = std::make_shared<data::SequenceNumbers>(*examples, kind);
+  std::optional<parallel::ZigZag> share;
+  if (shape.context > 1) share.emplace(shape.sequences, shape.length, shape.context, shape.context_rank);
+  std::vector<float> log_probs;
+  score(config, engine, examples,
+        [&](const model::HeadOutput& results, std::span<const SequencesOfRows::Place> places) {
+          log_probs.resize(static_cast<size_t>(results.log_prob.dim(0)));
+          ops::download(engine.exec(), results.log_prob, log_probs.data());
+          std::vector<double> rows(static_cast<size_t>(share ? shape.length : std::ssize(log_probs)));
+          for (int64_t r = 0; r < std::ssize(log_probs); ++r)
+            rows[static_cast<size_t>(share ? share->global_row(r) : r)] = static_cast<double>(log_probs[r]);
+          for (const SequencesOfRows::Place& p : places)
+            for (int64_t t = 0; t < p.rows; ++t)
+              out->of(p.example, p.sequence)[kind == Kind::one ? 0 : t] += rows[p.first_row + t];
+        });
   // Every rank has the rows of its examples, context and stage, and zeros elsewhere.
   groups.host(parallel::group::all).all_reduce(out->all());
   return out;
@@ -159,6 +170,44 @@ ReferenceModel::ReferenceModel(Run& run) : run_(run) {
 std::shared_ptr<const data::SequenceNumbers> ReferenceModel::log_probs(
     std::shared_ptr<const data::Examples> examples) {
   return compute_log_probs(run_.config, *engine_, std::move(examples), Kind::by_row, run_.placement.groups());
+}
+
+void ReferenceModel::teach(const std::shared_ptr<data::RolloutSet>& rollouts) {
+  const auto k = static_cast<size_t>(engine_->plan().decoder->options().loss.top_k);
+  NRL_CHECK(k > 0 && engine_->plan().layout.context == 1);
+  data::TopNumbers out{.top_k = static_cast<int64_t>(k), .ids = {}, .numbers = {}};
+  out.ids.resize(static_cast<size_t>(rollouts->loss_tokens()) * k);
+  out.numbers.resize(out.ids.size());
+  std::vector<int32_t> ids;
+  std::vector<float> numbers;
+  score(run_.config, *engine_, rollouts,
+        [&](const model::HeadOutput& results, std::span<const SequencesOfRows::Place> places) {
+          ids.resize(static_cast<size_t>(results.top_ids.numel()));
+          numbers.resize(ids.size());
+          ops::download(engine_->exec(), results.top_ids, ids.data());
+          ops::download(engine_->exec(), results.top_logits, numbers.data());
+          for (const SequencesOfRows::Place& p : places) {
+            auto to = static_cast<size_t>(rollouts->first_loss_token(p.example)) * k;
+            for (int64_t t = 0; t < p.rows; ++t) {
+              if (!rollouts->in_loss(p.example, p.sequence, t + 1))
+                continue;  // the row predicts the next token
+              const auto from = static_cast<std::ptrdiff_t>(static_cast<size_t>(p.first_row + t) * k);
+              std::copy_n(ids.begin() + from, k, out.ids.begin() + static_cast<std::ptrdiff_t>(to));
+              std::copy_n(numbers.begin() + from, k, out.numbers.begin() + static_cast<std::ptrdiff_t>(to));
+              to += k;
+            }
+          }
+        });
+  // Every rank has the rows of its examples, and zeros elsewhere.
+  comm::Communicator& ranks = run_.placement.groups().host(parallel::group::all);
+  ranks.all_reduce(std::span(out.ids));
+  ranks.all_reduce(std::span(out.numbers));
+  if (!std::ranges::all_of(out.numbers, [](float x) { return std::isfinite(x); }))
+    fail(Exit::data,
+         "reference.model_name: {} gives logits that are not finite. Fix: check its weights and "
+         "policy.precision",
+         clipped(*run_.config.loss_fn.reference_model));
+  rollouts->set_teacher(std::move(out));
 }
 
 namespace {

@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "apps/data/examples/rollout_set.h"
 #include "apps/data/examples/sequence_numbers.h"
 #include "apps/engine/engine.h"
 #include "apps/monitor/start_phases.h"
@@ -25,8 +26,8 @@ std::shared_ptr<const data::SequenceNumbers> compute_reference(const Config& con
                                                                data::SequenceNumbers::Kind kind,
                                                                const parallel::Groups& groups);
 
-/// Another model than the policy that rollouts are compared with (reference.model_name), with weights and
-/// memory of its own, divided over the ranks as the policy is.
+/// Another model than the policy that rollouts are compared with, or the teacher that a student learns from
+/// (reference.model_name), with weights and memory of its own, divided over the ranks as the policy is.
 class ReferenceModel {
  public:
   /// Collective. `run` must outlive the model. Fails with Exit::config if its vocabulary is another than the
@@ -36,6 +37,9 @@ class ReferenceModel {
 
   /// Collective. By row, the same on all ranks, in the policy's temperature.
   std::shared_ptr<const data::SequenceNumbers> log_probs(std::shared_ptr<const data::Examples> examples);
+  /// Collective, of a teacher (algorithm distill). Sets the rollouts' numbers of the teacher, distill.topk of
+  /// each token with a loss, the same on all ranks. Fails with Exit::data if they are not finite.
+  void teach(const std::shared_ptr<data::RolloutSet>& rollouts);
   int64_t bytes() const { return engine_->plan().memory.total_bytes(); }
 
  private:

@@ -7,12 +7,14 @@
 #include <utility>
 
 #include "apps/data/text_source.h"
+#include "apps/monitor/timers.h"
 #include "apps/plan/generation.h"
 #include "apps/plan/loss.h"
 #include "apps/reward/rewards.h"
 #include "apps/rollout/generator.h"
 #include "apps/state/hf_files.h"
 #include "apps/train/launch/launch.h"
+#include "apps/train/loop/evaluator.h"
 #include "apps/train/loop/example_numbers.h"
 #include "apps/train/loop/policy_numbers.h"
 #include "apps/train/loop/reference.h"
@@ -24,6 +26,11 @@ namespace nrl::train {
 namespace {
 
 constexpr int64_t equal_to_warn = 10;
+
+int64_t longest_completion(const Config& config) {
+  const int64_t longest = config.policy.max_total_sequence_length - 1;  // a prompt has a token or more
+  return std::min(config.rollout.max_new_tokens.value_or(longest), longest);
+}
 
 /// The memory of this rank's generator, where other models than the policy take `others` bytes.
 plan::GenerationPlan generation_of(const Run& run, int64_t others) {
@@ -100,8 +107,18 @@ RolloutSource::RolloutSource(Run& run)
   const Config& c = run.config;
   if (c.loss_fn.reference_model && plan::needs_reference(c)) {
     tools_->reference = std::make_unique<ReferenceModel>(run);
-    notes_.push_back(fmt::format("reference {} beside the policy: {}", clipped(*c.loss_fn.reference_model),
+    const bool teaches = c.algorithm == Algorithm::distill;
+    notes_.push_back(fmt::format("{} {} beside the {}: {}", teaches ? "teacher" : "reference",
+                                 clipped(*c.loss_fn.reference_model), teaches ? "student" : "policy",
                                  human_bytes(static_cast<uint64_t>(tools_->reference->bytes()))));
+    if (teaches) {
+      constexpr int64_t of_number = sizeof(int32_t) + sizeof(float);
+      notes_.push_back(
+          fmt::format("teacher's numbers of {} completions: up to {} in the memory of each process",
+                      grouped(rollouts_at_once(c)),
+                      human_bytes(static_cast<uint64_t>(rollouts_at_once(c) * longest_completion(c) *
+                                                        c.distillation.topk * of_number))));
+    }
   }
   const int64_t others = tools_->reference ? tools_->reference->bytes() : 0;
   run_collectively(run.world, [&] {
@@ -166,14 +183,20 @@ void RolloutSource::make() {
   Rollouts::Made made = rollouts_->make(run_.position.prompts);
   metrics_ = std::move(made.metrics);
   metrics_.push_back({.name = "generation_s", .value = made.generation_s});
-  metrics_.push_back({.name = "reward_s", .value = made.reward_s});
   std::shared_ptr<const data::SequenceNumbers> old, reference;
-  if (reads_old_log_probs(c))
-    old = compute_log_probs(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
-  if (tools_->reference)
-    reference = tools_->reference->log_probs(made.set);
-  else if (plan::needs_reference(c))
-    reference = compute_reference(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
+  if (c.algorithm == Algorithm::distill) {
+    const double begin = monitor::Timers::steady_seconds();
+    tools_->reference->teach(made.set);
+    metrics_.push_back({.name = "teacher_s", .value = monitor::Timers::steady_seconds() - begin});
+  } else {
+    metrics_.push_back({.name = "reward_s", .value = made.reward_s});
+    if (reads_old_log_probs(c))
+      old = compute_log_probs(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
+    if (tools_->reference)
+      reference = tools_->reference->log_probs(made.set);
+    else if (plan::needs_reference(c))
+      reference = compute_reference(c, engine, made.set, data::SequenceNumbers::Kind::by_row, groups);
+  }
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
     log::warn("completions without a reward: {}", failures);
   equal_ = !c.reward.empty() && made.equal_groups == c.rollout.num_prompts_per_step ? equal_ + 1 : 0;
@@ -188,12 +211,23 @@ void RolloutSource::make() {
   used_ = 0;
 }
 
-Rollouts::Made RolloutSource::validate() {
-  run_.engine->finish_gathers();
+RolloutSource::Evaluation RolloutSource::validate() {
+  const Config& c = run_.config;
+  engine::Engine& engine = *run_.engine;
+  engine.finish_gathers();
   tools_->generator->weights_changed(run_.position.updates);
-  Rollouts::Made made = rollouts_->validate(*run_.validation->prompts);
+  const Rollouts::Made made = rollouts_->validate(*run_.validation->prompts);
   write_samples(run_.position.step, made.samples, "validation");
-  return made;
+  Evaluation out{.metrics = made.metrics, .loss = {}};
+  if (c.algorithm != Algorithm::distill) return out;
+  tools_->reference->teach(made.set);
+  const auto source =
+      example_source(c, made.set, run_.plan(),
+                     {.shuffle = false, .repeat = false, .numbers = example_numbers(c, made.set, nullptr)});
+  const int64_t global = run_.plan().batch.global, batches = (made.set->size() + global - 1) / global;
+  out.loss = mean_metrics(engine, *source, batches, run_.placement.groups()).front();
+  note_validation_loss(run_.position, *out.loss);
+  return out;
 }
 
 void RolloutSource::write_samples(int64_t step, const std::vector<JsonValue>& samples, const char* of) {

@@ -1,6 +1,6 @@
 #pragma once
-// Steps on rollouts that the policy generates: generation, rewards, log-probabilities before the update, then
-// one or several optimizer steps.
+// Steps on rollouts that the policy generates: generation, rewards, log-probabilities before the update or
+// those of a teacher, then one or several optimizer steps.
 
 #include <memory>
 #include <optional>
@@ -29,8 +29,12 @@ class RolloutSource final : public StepSource {
   /// The last global batch of the rollouts: a run may end, or save, only there.
   bool complete() const override { return used_ == updates_; }
 
+  struct Evaluation {
+    std::vector<monitor::Metric> metrics;
+    std::optional<double> loss;  ///< distillation: the divergence from the teacher
+  };
   /// Collective. Answers the validation prompts.
-  Rollouts::Made validate();
+  Evaluation validate();
   /// Memory of generation, and how commands of rewards run; for the user, a line each.
   const std::vector<std::string>& notes() const { return notes_; }
 

@@ -140,27 +140,31 @@ Rollouts::Made Rollouts::make(int64_t& cursor) {
   for (Group& g : equal) kept.push_back(std::move(g));
   kept.resize(static_cast<size_t>(c.num_prompts_per_step));
 
-  std::vector<data::Rollout> rollouts;
-  for (size_t g = 0; g < kept.size(); ++g)
-    for (size_t s = 0; s < kept[g].completions.size(); ++s) {
-      const Completion& completion = kept[g].completions[s];
-      const std::optional<double>& total = kept[g].rewards[s].total;
-      data::Rollout& r = rollouts.emplace_back();
-      r.ids = kept[g].prompt->ids;
-      r.prompt_tokens = std::ssize(r.ids);
-      r.ids.insert(r.ids.end(), completion.ids.begin(), completion.ids.end());
-      r.log_probs = completion.log_probs;
-      r.reward = total.value_or(NAN);
-      r.group = static_cast<int64_t>(g);
-      r.trained = total && (completion.ended || !c.overlong_filtering);
-      r.where = kept[g].prompt->where;
-    }
-  made.set = std::make_shared<data::RolloutSet>(std::move(rollouts));
+  made.set = set_of(kept);
   add_metrics(kept, made, "");
   if (c.use_dynamic_sampling) made.metrics.push_back({.name = "dropped_groups", .value = dropped});
   for (size_t s = 0; s < kept.front().completions.size(); ++s)
     made.samples.push_back(sample(kept.front(), s));
   return made;
+}
+
+std::shared_ptr<data::RolloutSet> Rollouts::set_of(std::span<const Group> groups) const {
+  std::vector<data::Rollout> rollouts;
+  for (size_t g = 0; g < groups.size(); ++g)
+    for (size_t s = 0; s < groups[g].completions.size(); ++s) {
+      const Completion& completion = groups[g].completions[s];
+      const std::optional<double>& total = groups[g].rewards[s].total;
+      data::Rollout& r = rollouts.emplace_back();
+      r.ids = groups[g].prompt->ids;
+      r.prompt_tokens = std::ssize(r.ids);
+      r.ids.insert(r.ids.end(), completion.ids.begin(), completion.ids.end());
+      r.log_probs = completion.log_probs;
+      r.reward = total.value_or(NAN);
+      r.group = static_cast<int64_t>(g);
+      r.trained = total && (completion.ended || !config_.rollout.overlong_filtering);
+      r.where = groups[g].prompt->where;
+    }
+  return std::make_shared<data::RolloutSet>(std::move(rollouts));
 }
 
 Rollouts::Made Rollouts::validate(const data::Prompts& prompts) {
@@ -171,6 +175,7 @@ Rollouts::Made Rollouts::validate(const data::Prompts& prompts) {
   for (size_t g = 0; g < groups.size(); ++g) groups[g].prompt = &prompts[static_cast<int64_t>(g)];
   const int64_t n = c.val_num_generations_per_prompt;
   answer(groups, n, 0, c.val_temperature, made);
+  made.set = set_of(groups);
   add_metrics(groups, made, "val_");
   for (const int64_t k : {int64_t{1}, n}) {
     if (rewards_.names.empty()) break;
@@ -230,7 +235,7 @@ JsonValue Rollouts::sample(const Group& group, size_t i) const {
                                      {"prompt", printable(tokenizer_.decode(group.prompt->ids))},
                                      {"completion", printable(tokenizer_.decode(group.completions[i].ids))},
                                      {"ended", group.completions[i].ended}});
-  out.set("reward", reward.total ? JsonValue(*reward.total) : JsonValue());
+  if (!rewards_.names.empty()) out.set("reward", reward.total ? JsonValue(*reward.total) : JsonValue());
   for (size_t p = 0; p < rewards_.names.size(); ++p)
     if (!std::isnan(reward.parts[p])) out.set("reward_" + rewards_.names[p], reward.parts[p]);
   return out;

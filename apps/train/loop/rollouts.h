@@ -65,7 +65,7 @@ class Rollouts {
            const RolloutRanks& ranks, Generate generate, RewardFunctions rewards);
 
   struct Made {
-    std::shared_ptr<const data::RolloutSet> set;  ///< the same on all ranks
+    std::shared_ptr<data::RolloutSet> set;  ///< the same on all ranks
     std::vector<monitor::Metric> metrics;
     /// For samples.jsonl: {"prompt", "completion", "ended", "reward"...} of the first group, of an evaluation
     /// of all.
@@ -91,6 +91,7 @@ class Rollouts {
   /// Collective. Answers the groups' prompts `samples` times and judges the answers. `first`: number of the
   /// first prompt, for random numbers.
   void answer(std::span<Group> groups, int64_t samples, int64_t first, double temperature, Made& made);
+  std::shared_ptr<data::RolloutSet> set_of(std::span<const Group> groups) const;
   void add_metrics(std::span<const Group> groups, Made& made, const std::string& prefix) const;
   JsonValue sample(const Group& group, size_t i) const;
 

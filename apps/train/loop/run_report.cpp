@@ -385,8 +385,10 @@ void RunReport::evaluation(const std::vector<double>& metrics, double seconds) {
   report_evaluation(std::move(facts), seconds);
 }
 
-void RunReport::evaluation(std::vector<monitor::Metric> metrics, double seconds) {
-  report_evaluation({.step = run_.position.step, .metrics = std::move(metrics)}, seconds);
+void RunReport::evaluation(std::vector<monitor::Metric> metrics, std::optional<double> loss, double seconds) {
+  monitor::EvalFacts facts{.step = run_.position.step, .metrics = std::move(metrics)};
+  if (loss) facts.losses = {{"val_loss", *loss}};
+  report_evaluation(std::move(facts), seconds);
 }
 
 void RunReport::report_evaluation(monitor::EvalFacts facts, double seconds) {

@@ -411,8 +411,10 @@ void StepLoop::evaluate() {
   const auto scope = report_.timers().time(monitor::RunSection::eval);
   fault::reach(status::Phase::evaluation, run_.position.step);
   const double begin = monitor::Timers::steady_seconds();
-  if (rollouts_)
-    return report_.evaluation(rollouts_->validate().metrics, monitor::Timers::steady_seconds() - begin);
+  if (rollouts_) {
+    RolloutSource::Evaluation done = rollouts_->validate();
+    return report_.evaluation(std::move(done.metrics), done.loss, monitor::Timers::steady_seconds() - begin);
+  }
   const std::vector<double> metrics = train::evaluate(run_);
   report_.evaluation(metrics, monitor::Timers::steady_seconds() - begin);
 }

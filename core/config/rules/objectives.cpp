@@ -27,20 +27,48 @@ bool compares_in_groups(const Config& c) {
          (estimator == AdvantageEstimator::reinforce_plus_plus && c.rollout.minus_baseline);
 }
 
+/// "grpo.num_prompts_per_step" and the like.
+std::string of(Algorithm algorithm, std::string_view name) {
+  return fmt::format("{}.{}", name_of(algorithm), name);
+}
+
+bool generates(const Config& c, Algorithm algorithm) {
+  return c.algorithm == algorithm && generates_rollouts(c);
+}
+
+/// The completions of an algorithm that are generated at once, and the batches in which they are trained.
+ConfigRule whole_batches(Algorithm a) {
+  const std::string prompts = of(a, "num_prompts_per_step"), each = of(a, "num_generations_per_prompt");
+  return row({prompts, each, "policy.train_global_batch_size"},
+             [a](const Config& c) {
+               return generates(c, a) && rollouts_at_once(c) % c.policy.train_global_batch_size != 0;
+             },
+             {fmt::format("<:{}> times <:{}> must be one or several global batches: "
+                          "<:policy.train_global_batch_size>",
+                          prompts, each),
+              {"set policy.train_global_batch_size to the product, for one step on each rollout, or to a "
+               "divisor"}});
+}
+
 /// A number of steps after which a checkpoint is saved: rollouts are not in it.
-ConfigRule between_updates(const char* key, int64_t (*steps)(const Config&)) {
-  return row(
-      {key, "grpo.num_prompts_per_step", "grpo.num_generations_per_prompt", "policy.train_global_batch_size"},
-      [=](const Config& c) {
-        if (!generates_rollouts(c) || rollouts_at_once(c) % c.policy.train_global_batch_size != 0)
-          return false;
-        return steps(c) % (rollouts_at_once(c) / c.policy.train_global_batch_size) != 0;
-      },
-      {fmt::format("<:{}> is no multiple of the steps on one generation of rollouts, "
-                   "grpo.num_prompts_per_step x grpo.num_generations_per_prompt / "
-                   "policy.train_global_batch_size: a checkpoint has no rollouts",
-                   key),
-       {"give a multiple"}});
+ConfigRule between_updates(Algorithm a, const std::string& key, int64_t (*steps)(const Config&)) {
+  const std::string prompts = of(a, "num_prompts_per_step"), each = of(a, "num_generations_per_prompt");
+  return row({key, prompts, each, "policy.train_global_batch_size"},
+             [=](const Config& c) {
+               if (!generates(c, a) || rollouts_at_once(c) % c.policy.train_global_batch_size != 0)
+                 return false;
+               return steps(c) % (rollouts_at_once(c) / c.policy.train_global_batch_size) != 0;
+             },
+             {fmt::format("<:{}> is no multiple of the steps on one generation of rollouts, {} x {} / "
+                          "policy.train_global_batch_size: a checkpoint has no rollouts",
+                          key, prompts, each),
+              {"give a multiple"}});
+}
+int64_t save_period(const Config& c) {
+  return c.checkpointing.enabled ? c.checkpointing.save_period : 0;
+}
+int64_t last_step(const Config& c) {
+  return resolved_loop(c).max_num_steps.value_or(0);
 }
 
 const ConfigRule objective_table[] = {
@@ -111,30 +139,24 @@ const ConfigRule objective_table[] = {
                    "<algorithm> takes differences, are off by up to 2^-8 of the largest logit",
          .remedy = {"remove it: auto computes them in fp32 here"},
          .severity = Severity::warning}),
-    row({"grpo.num_prompts_per_step", "grpo.num_generations_per_prompt", "policy.train_global_batch_size"},
-        [](const Config& c) {
-          return generates_rollouts(c) && rollouts_at_once(c) % c.policy.train_global_batch_size != 0;
-        },
-        {"<:grpo.num_prompts_per_step> times <:grpo.num_generations_per_prompt> must be one or several "
-         "global "
-         "batches: <:policy.train_global_batch_size>",
-         {"set policy.train_global_batch_size to the product, for one step on each rollout, or to a "
-          "divisor"}}),
+    whole_batches(Algorithm::grpo),
+    whole_batches(Algorithm::distill),
     row({"grpo.num_generations_per_prompt", "algorithm"},
         [](const Config& c) {
-          return generates_rollouts(c) && c.rollout.num_generations_per_prompt == 1 && compares_in_groups(c);
+          return generates(c, Algorithm::grpo) && c.rollout.num_generations_per_prompt == 1 &&
+                 compares_in_groups(c);
         },
         {"<:grpo.num_generations_per_prompt>: advantages compare the completions of a prompt with each other",
          {"give 2 or more"}}),
     row({"reward", "data.train.format"},
         [](const Config& c) {
-          return generates_rollouts(c) && c.reward.empty() && !c.loss_fn.use_kl_in_reward;
+          return generates(c, Algorithm::grpo) && c.reward.empty() && !c.loss_fn.use_kl_in_reward;
         },
         {"completions of prompts need a reward: the list `reward` is empty",
          {"reward: [{type: exact, answer_key: answer}], or another type (docs/post-training.md)"}}),
     row({"grpo.use_dynamic_sampling", "reward"},
         [](const Config& c) {
-          return generates_rollouts(c) && c.rollout.use_dynamic_sampling && c.reward.empty();
+          return generates(c, Algorithm::grpo) && c.rollout.use_dynamic_sampling && c.reward.empty();
         },
         {"<:grpo.use_dynamic_sampling> replaces groups of equal rewards, and the list `reward` is empty",
          {"set it to false"}}),
@@ -144,10 +166,17 @@ const ConfigRule objective_table[] = {
          "precision, "
          "and the other model's shapes need not suit FP8",
          {"set policy.fp8_cfg.enabled: false"}}),
-    between_updates(
-        "checkpointing.save_period",
-        [](const Config& c) { return c.checkpointing.enabled ? c.checkpointing.save_period : 0; }),
-    between_updates("grpo.max_num_steps", [](const Config& c) { return c.grpo.max_num_steps.value_or(0); }),
+    row({"data.train.format", "reference.model_name"},
+        [](const Config& c) { return generates(c, Algorithm::distill) && !c.loss_fn.reference_model; },
+        {"<:data.train.format> of algorithm distill needs a teacher that scores what the student generates: "
+         "reference.model_name is null",
+         {"set reference.model_name to the directory of a model with the student's tokenizer, or give "
+          "rollouts "
+          "with a teacher's numbers (data.train.format: rollouts)"}}),
+    between_updates(Algorithm::grpo, "checkpointing.save_period", save_period),
+    between_updates(Algorithm::distill, "checkpointing.save_period", save_period),
+    between_updates(Algorithm::grpo, "grpo.max_num_steps", last_step),
+    between_updates(Algorithm::distill, "distill.max_num_steps", last_step),
     row({"data.validation.format", "data.train.format"},
         [](const Config& c) {
           return generates_rollouts(c) && evaluates(c) && c.data.validation.format != ExampleFormat::prompts;

@@ -18,8 +18,9 @@ constexpr const char *steps = "loop.max_num_steps", *warmup = "policy.scheduler.
 std::string format_advice(Algorithm algorithm, ExampleFormat format) {
   const std::string_view of_format = format == ExampleFormat::tokens       ? "pretrain"
                                      : format == ExampleFormat::preference ? "dpo or rm"
-                                     : format == ExampleFormat::rollouts   ? "grpo or distill"
-                                                                           : "sft";
+                                     : format == ExampleFormat::rollouts || format == ExampleFormat::prompts
+                                         ? "grpo or distill"
+                                         : "sft";
   return fmt::format("{}; or set algorithm: {}",
                      algorithm == Algorithm::pretrain ? "nrl-train prepare makes token files from text"
                                                       : "docs/examples.md describes the records",

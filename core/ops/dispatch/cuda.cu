@@ -12,6 +12,7 @@
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/rows.cuh"
+#include "core/ops/shared/gpu/select.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
@@ -64,45 +65,6 @@ __device__ __forceinline__ unsigned order_of(float prob) {
   return bits ^ (bits >> 31 ? 0xffffffffu : 0x80000000u);
 }
 
-/// Which entries of an expert fit: those above `order`, and of those at it the first `equals`.
-struct Limit {
-  unsigned order;
-  int equals;
-};
-
-/// The limit of an expert that keeps the `capacity` most probable entries. Finds the order of the last one
-/// digit by digit, from counts of the entries that agree in the digits before. All threads must call it.
-__device__ __forceinline__ Limit limit_of(const int* __restrict__ expert, const float* __restrict__ prob,
-                                          int64_t entries, int own, int capacity) {
-  constexpr int digit_bits = 8, digits = 1 << digit_bits;
-  NRL_SHARED(int, count, [digits]);
-  NRL_SHARED(int, found, [2]);  // the digit, and how many entries with it fit
-  const int thread = static_cast<int>(threadIdx.x);
-  Limit limit{0, capacity};
-  unsigned known = 0;  // bits of the digits before
-  for (int shift = 32 - digit_bits; shift >= 0; shift -= digit_bits) {
-    for (int d = thread; d < digits; d += place_threads) count[d] = 0;
-    __syncthreads();
-    for_entries<place_threads>(expert, entries, [&](int64_t i, int of) {
-      if (of != own) return;
-      const unsigned order = order_of(prob[i]);
-      if ((order & known) == limit.order) atomicAdd(&count[order >> shift & (digits - 1)], 1);
-    });
-    __syncthreads();
-    if (thread == 0) {
-      int d = digits - 1, left = limit.equals;
-      for (; d > 0 && count[d] < left; --d) left -= count[d];
-      found[0] = d;
-      found[1] = left;
-    }
-    __syncthreads();
-    limit.order |= static_cast<unsigned>(found[0]) << shift;
-    limit.equals = found[1];
-    known |= static_cast<unsigned>(digits - 1) << shift;
-  }
-  return limit;
-}
-
 __global__ void __launch_bounds__(place_threads)
     place_kernel(const int* __restrict__ expert, const float* __restrict__ prob, int64_t entries, int first,
                  int experts, int capacity, const int* __restrict__ offsets, int64_t rows,
@@ -110,29 +72,18 @@ __global__ void __launch_bounds__(place_threads)
   constexpr int warps = place_threads / warp, ahead = entries_ahead;
   NRL_SHARED(int, sums_of_warps, [2][2][warps]);  // double-buffered: one barrier per count
   const int e = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
-  const int lane = thread % warp, w = thread / warp, own = first + e;
-  const int begin = offsets[e];
+  const int own = first + e, begin = offsets[e];
   const bool by_prob = capacity > 0 && prob;
-  const Limit limit = by_prob ? limit_of(expert, prob, entries, own, capacity) : Limit{0, 0};
+  Limit limit{0, 0};
+  if (by_prob)
+    limit = limit_of<place_threads>(
+        [&](const auto& each) {
+          for_entries<place_threads>(expert, entries, [&](int64_t i, int of) {
+            if (of == own) each(order_of(prob[i]));
+          });
+        },
+        capacity);
   int placed = 0, equals = 0, turn = 0;
-  // Returns `total` plus the sum of `count` over the threads before this one, and adds the sum over all
-  // threads to `total`.
-  const auto sum_before = [&](int count, int(&of_warps)[warps], int& total) {
-    int sum = count;
-#pragma unroll
-    for (int o = 1; o < warp; o <<= 1) {
-      const int below = __shfl_up_sync(all_lanes, sum, o);
-      if (lane >= o) sum += below;
-    }
-    if (lane == warp - 1) of_warps[w] = sum;
-    __syncthreads();
-    int before = total + sum - count;
-    for (int j = 0; j < warps; ++j) {
-      if (j < w) before += of_warps[j];
-      total += of_warps[j];
-    }
-    return before;
-  };
   for (int64_t base = 0; base < entries; base += place_threads * ahead, turn ^= 1) {
     // A thread reads neighboring entries, so that threads and entries have the same order.
     const int64_t i = base + thread * ahead;

@@ -1,4 +1,5 @@
 // Distillation from k log-probabilities per row on the CPU, rows split over the threads:
+//   top_columns      ids and values of the k largest: the order of the k-th from counts of 11 bits at a time
 //   gather_columns   out = the logits at the ids, 0 outside the slice
 //   topk_kl          score and gradient of the divergence over the ids (kl_row.h)
 //   scatter_columns  dlogits = p (rest constant + rest slope log p), and the gradient at the ids
@@ -10,6 +11,7 @@
 #include "core/device/cpu/parallel.h"
 #include "core/ops/distillation.h"
 #include "core/ops/distillation/kl_row.h"
+#include "core/ops/distillation/order.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/cpu/simd.h"
@@ -25,6 +27,87 @@ using distillation::LogSoftmax;
 constexpr int64_t grain_elements = 8192;
 int64_t grain(int64_t width) {
   return std::max<int64_t>(1, grain_elements / width);
+}
+
+/// Which numbers are among the largest: those above `order`, and of those at it the first `equals`.
+struct Limit {
+  uint32_t order;
+  int64_t equals;
+};
+
+/// The limit of the k largest of order_at(0), ..., order_at(count - 1).
+template <class OrderAt>
+Limit limit_of(const OrderAt& order_at, int64_t count, int64_t k) {
+  constexpr int digit_bits = 11, digits = 1 << digit_bits;
+  Limit limit{0, k};
+  uint32_t known = 0;  // bits of the digits before
+  for (int bits = 32; bits > 0;) {
+    const int shift = std::max(bits - digit_bits, 0);
+    const uint32_t mask = (uint32_t{1} << (bits - shift)) - 1;
+    int32_t counts[digits] = {};
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t order = order_at(i);
+      if ((order & known) == limit.order) ++counts[order >> shift & mask];
+    }
+    uint32_t d = mask;
+    for (; d > 0 && counts[d] < limit.equals; --d) limit.equals -= counts[d];
+    limit.order |= d << shift;
+    known |= mask << shift;
+    bits = shift;
+  }
+  return limit;
+}
+
+/// Calls take(i) for the k largest in ascending order; fewer if fewer are there.
+template <class OrderAt, class Take>
+void for_largest(const OrderAt& order_at, int64_t count, int64_t k, const Take& take) {
+  const Limit limit = limit_of(order_at, count, k);
+  int64_t equals = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t order = order_at(i);
+    if (order < limit.order || order == distillation::no_order) continue;
+    if (order > limit.order || equals++ < limit.equals) take(i);
+  }
+}
+
+void top_kernel(Exec& exec, const TopColumns& a) {
+  const int64_t n = a.ids.dim(0), k = a.ids.dim(1);
+  const auto rows = [&](int64_t width, const auto& row) {
+    cpu::parallel_for(exec.threads, n, grain(width), [&](int64_t begin, int64_t end) {
+      for (int64_t r = begin; r < end; ++r) {
+        int32_t* ids = data_of<int32_t>(a.ids) + r * k;
+        float* values = data_of<float>(a.values) + r * k;
+        int64_t taken = 0;
+        row(r, [&](int64_t id, float value) {
+          ids[taken] = static_cast<int32_t>(id);
+          values[taken++] = value;
+        });
+        std::fill(ids + taken, ids + k, -1);
+        std::fill(values + taken, values + k, -INFINITY);
+      }
+    });
+  };
+  if (!a.logits) {
+    const int64_t m = a.part_ids.dim(2), count = a.part_ids.dim(0) * m;
+    rows(count, [&](int64_t r, const auto& put) {
+      const auto at = [&](int64_t i) { return (i / m * n + r) * m + i % m; };
+      const auto* ids = data_of<const int32_t>(a.part_ids);
+      const auto* values = data_of<const float>(a.part_values);
+      for_largest(
+          [&](int64_t i) {
+            return ids[at(i)] < 0 ? distillation::no_order : distillation::order_of(values[at(i)]);
+          },
+          count, k, [&](int64_t i) { put(ids[at(i)], values[at(i)]); });
+    });
+    return;
+  }
+  for_f32_or_bf16(a.logits.dtype, [&]<class T>() {
+    rows(a.logits.dim(1), [&](int64_t r, const auto& put) {
+      const T* x = data_of<const T>(a.logits) + r * a.logits.step(0);
+      for_largest([x](int64_t i) { return distillation::order_of(static_cast<float>(x[i])); },
+                  a.logits.dim(1), k, [&](int64_t i) { put(a.first_column + i, static_cast<float>(x[i])); });
+    });
+  });
 }
 
 void gather_kernel(Exec& exec, const GatherColumns& a) {
@@ -149,6 +232,7 @@ void scatter_kernel(Exec& exec, const ScatterColumns& a) {
 }  // namespace
 
 void fill_distillation(KernelTable& table) {
+  table.top_columns = top_kernel;
   table.gather_columns = gather_kernel;
   table.topk_kl = topk_kl_kernel;
   table.scatter_columns = scatter_kernel;

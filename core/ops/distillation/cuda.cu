@@ -1,5 +1,7 @@
 // Distillation from k log-probabilities per row on the GPU.
 //
+//   top_columns      ids and values of the k largest, in their order; a block per row, which goes through it
+//                    four times to find the k-th and once to write, 8 neighbors to a thread (select.cuh)
 //   gather_columns   out = the logits at the ids, 0 outside the slice; a thread per id
 //   topk_kl          score and gradient of the divergence over the ids (kl_row.h); a warp per row, sums in
 //   f64 scatter_columns  dlogits = p (rest constant + rest slope log p), then the gradient at the ids; a
@@ -10,9 +12,11 @@
 
 #include "core/device/kernel.h"
 #include "core/ops/distillation/kl_row.h"
+#include "core/ops/distillation/order.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/ops_list.h"
 #include "core/ops/shared/gpu/rows.cuh"
+#include "core/ops/shared/gpu/select.cuh"
 
 namespace nrl::ops::NRL_GPU {
 namespace {
@@ -24,6 +28,115 @@ using distillation::KlSums;
 using distillation::LogSoftmax;
 
 constexpr int threads = 256;
+
+constexpr int top_threads = 512, top_ahead = 8;
+
+/// A row of logits of consecutive tokens.
+template <class T>
+struct LogitsOfRows {
+  const T* logits;
+  int64_t stride;
+  int count, first_column;
+
+  struct Row {
+    const T* logits;
+    int first_column;
+    __device__ __forceinline__ unsigned order(int i) const { return distillation::order_of(value(i)); }
+    __device__ __forceinline__ float value(int i) const { return static_cast<float>(logits[i]); }
+    __device__ __forceinline__ int id(int i) const { return first_column + i; }
+  };
+  __device__ __forceinline__ Row row(int64_t r) const { return {logits + r * stride, first_column}; }
+};
+
+/// A row of several parts, of `width` numbers each.
+struct PartsOfRows {
+  const int* ids;
+  const float* values;
+  int64_t rows;
+  int count;
+  Divider width;
+
+  struct Row {
+    const PartsOfRows& all;
+    int64_t r;
+    __device__ __forceinline__ int64_t at(int i) const {
+      const auto part = static_cast<int64_t>(all.width.short_quotient(static_cast<unsigned>(i)));
+      return (part * all.rows + r) * all.width.divisor() + i - part * all.width.divisor();
+    }
+    __device__ __forceinline__ unsigned order(int i) const {
+      return id(i) < 0 ? distillation::no_order : distillation::order_of(value(i));
+    }
+    __device__ __forceinline__ float value(int i) const { return all.values[at(i)]; }
+    __device__ __forceinline__ int id(int i) const { return all.ids[at(i)]; }
+  };
+  __device__ __forceinline__ Row row(int64_t r) const { return {*this, r}; }
+};
+
+template <class Rows>
+__global__ void __launch_bounds__(top_threads) top_kernel(Rows from, int k, int* ids, float* values) {
+  constexpr int ahead = top_ahead;
+  NRL_SHARED(int, sums_of_warps, [2][2][top_threads / warp]);  // double-buffered: one barrier per count
+  const int thread = static_cast<int>(threadIdx.x);
+  const auto row = from.row(blockIdx.x);
+  ids += int64_t{blockIdx.x} * k;
+  values += int64_t{blockIdx.x} * k;
+  const Limit limit = limit_of<top_threads>(
+      [&](const auto& each) {
+#pragma unroll 4
+        for (int i = thread; i < from.count; i += top_threads) each(row.order(i));
+      },
+      k);
+  int taken = 0, equals = 0, turn = 0;
+  for (int base = 0; base < from.count; base += top_threads * ahead, turn ^= 1) {
+    // A thread reads neighbors, so that threads and numbers have the same order.
+    const int i = base + thread * ahead;
+    unsigned fits = 0, equal = 0;  // bits of the numbers
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      const unsigned order = i + j < from.count ? row.order(i + j) : distillation::no_order;
+      if (order > limit.order) fits |= 1u << j;
+      if (order == limit.order && order != distillation::no_order) equal |= 1u << j;
+    }
+    int before = sum_before(__popc(equal), sums_of_warps[0][turn], equals);
+#pragma unroll
+    for (int j = 0; j < ahead; ++j)
+      if (equal >> j & 1 && before++ < limit.equals) fits |= 1u << j;
+    before = sum_before(__popc(fits), sums_of_warps[1][turn], taken);
+#pragma unroll
+    for (int j = 0; j < ahead; ++j) {
+      if (!(fits >> j & 1)) continue;
+      ids[before] = row.id(i + j);
+      values[before++] = row.value(i + j);
+    }
+  }
+  for (int j = taken + thread; j < k; j += top_threads) {
+    ids[j] = -1;
+    values[j] = -INFINITY;
+  }
+}
+
+void top_launch(Exec& exec, const TopColumns& t) {
+  const auto launch = [&](const auto& from) {
+    using Rows = std::remove_cvref_t<decltype(from)>;
+    NRL_LAUNCH(top_kernel<Rows>, static_cast<unsigned>(t.ids.dim(0)), top_threads, 0, exec.stream, from,
+               static_cast<int>(t.ids.dim(1)), static_cast<int*>(t.ids.data),
+               static_cast<float*>(t.values.data));
+  };
+  if (!t.logits) {
+    const int64_t width = t.part_ids.dim(2);
+    return launch(PartsOfRows{.ids = static_cast<const int*>(t.part_ids.data),
+                              .values = static_cast<const float*>(t.part_values.data),
+                              .rows = t.part_ids.dim(1),
+                              .count = static_cast<int>(t.part_ids.dim(0) * width),
+                              .width = Divider(width)});
+  }
+  for_f32_or_bf16(t.logits.dtype, [&]<class T>() {
+    launch(LogitsOfRows<T>{.logits = static_cast<const T*>(t.logits.data),
+                           .stride = t.logits.step(0),
+                           .count = static_cast<int>(t.logits.dim(1)),
+                           .first_column = static_cast<int>(t.first_column)});
+  });
+}
 
 template <class T>
 struct GatherArguments {
@@ -232,6 +345,7 @@ void scatter_launch(Exec& exec, const ScatterColumns& a) {
 }  // namespace
 
 void fill_distillation(KernelTable& table) {
+  table.top_columns = top_launch;
   table.gather_columns = gather_launch;
   table.topk_kl = topk_kl_launch;
   table.scatter_columns = scatter_launch;

@@ -11,18 +11,26 @@ bool is_row_matrix(const Tensor& t, int64_t n, int64_t width, DType dtype) {
   return t.data && t.rank == 2 && t.dim(0) == n && t.dim(1) == width && t.dtype == dtype && t.contiguous();
 }
 
-/// The logits and ids of gather and scatter.
-void check_slice(const char* op, const Tensor& logits, const Tensor& ids, int64_t first_column) {
+void check_slice(const char* op, const Tensor& logits, int64_t first_column) {
   NRL_CHECK(
       logits.data && logits.rank == 2 && is_f32_or_bf16(logits) && dense_rows(logits) && logits.dim(1) > 0,
       "{}: logits are {}, wanted f32 or bf16 (N, V)", op, describe(logits));
-  NRL_CHECK(ids.rank == 2 && ids.dim(1) > 0 && is_row_matrix(ids, logits.dim(0), ids.dim(1), DType::i32),
-            "{}: ids are {}, logits are {}", op, describe(ids), describe(logits));
   NRL_CHECK(first_column >= 0 && first_column <= INT32_MAX - logits.dim(1), "{}: first_column {}", op,
             first_column);
 }
 
+/// The logits and ids of gather and scatter.
+void check_slice(const char* op, const Tensor& logits, const Tensor& ids, int64_t first_column) {
+  check_slice(op, logits, first_column);
+  NRL_CHECK(ids.rank == 2 && ids.dim(1) > 0 && is_row_matrix(ids, logits.dim(0), ids.dim(1), DType::i32),
+            "{}: ids are {}, logits are {}", op, describe(ids), describe(logits));
+}
+
 }  // namespace
+
+Cost cost(const Exec&, const TopColumns& a) {
+  return {.read = bytes_of(a.logits, a.part_ids, a.part_values), .written = bytes_of(a.ids, a.values)};
+}
 
 Cost cost(const Exec&, const GatherColumns& a) {
   return {.read = bytes_of(a.ids) + static_cast<double>(a.ids.numel() * size_of(a.logits.dtype)),
@@ -37,6 +45,29 @@ Cost cost(const Exec&, const TopkKl& a) {
 Cost cost(const Exec&, const ScatterColumns& a) {
   return {.read = bytes_of(a.ids, a.gradient, a.rest, a.lse) + (a.rest ? bytes_of(a.logits) : 0.0),
           .written = bytes_of(a.dlogits ? a.dlogits : a.logits)};
+}
+
+void top_columns(Exec& exec, const TopColumns& a) {
+  if (noted(exec, Kernel::top_columns, a)) return;
+  constexpr const char* op = "top_columns";
+  if (a.logits) {
+    check_slice(op, a.logits, a.first_column);
+    NRL_CHECK(!a.part_ids && !a.part_values, "{}: logits and parts", op);
+  } else {
+    const auto is_part = [](const Tensor& t, DType dtype) {
+      return t.data && t.rank == 3 && t.dtype == dtype && t.contiguous() && t.dim(0) > 0 && t.dim(2) > 0;
+    };
+    NRL_CHECK(is_part(a.part_ids, DType::i32) && is_part(a.part_values, DType::f32) &&
+                  same_shape(a.part_ids, a.part_values) && a.part_ids.numel() <= INT32_MAX,
+              "{}: part_ids are {}, part_values {}; wanted i32 and f32 (R, N, M)", op, describe(a.part_ids),
+              describe(a.part_values));
+  }
+  const int64_t n = a.logits ? a.logits.dim(0) : a.part_ids.dim(1), k = a.ids.dim(-1);
+  NRL_CHECK(a.ids.rank == 2 && k > 0 && k <= INT32_MAX && is_row_matrix(a.ids, n, k, DType::i32) &&
+                is_row_matrix(a.values, n, k, DType::f32),
+            "{}: {} rows; ids are {}, values {}", op, n, describe(a.ids), describe(a.values));
+  const trace::Range range = traced(exec, Kernel::top_columns, a);
+  if (n > 0) exec.kernels->top_columns(exec, a);
 }
 
 void gather_columns(Exec& exec, const GatherColumns& a) {

@@ -11,6 +11,34 @@ void gather(Exec&, const GatherColumns& a) {
     }
 }
 
+/// By sorting.
+void top(Exec&, const TopColumns& a) {
+  const int64_t n = a.ids.dim(0), k = a.ids.dim(1);
+  for (int64_t r = 0; r < n; ++r) {
+    std::vector<std::pair<double, int64_t>> all;  // number and id
+    if (a.logits) {
+      for (int64_t i = 0; i < a.logits.dim(1); ++i)
+        all.emplace_back(load(a.logits, r, i), a.first_column + i);
+    } else {
+      for (int64_t p = 0; p < a.part_ids.dim(0); ++p)
+        for (int64_t i = 0; i < a.part_ids.dim(2); ++i)
+          if (const double id = load(a.part_ids, p * n + r, i); id >= 0)
+            all.emplace_back(load(a.part_values, p * n + r, i), static_cast<int64_t>(id));
+    }
+    std::ranges::stable_sort(all, [](const auto& x, const auto& y) {
+      return std::isnan(x.first) != std::isnan(y.first) ? std::isnan(x.first) : x.first > y.first;
+    });
+    all.resize(std::min(all.size(), static_cast<size_t>(k)));
+    std::ranges::sort(all, {}, [](const auto& x) { return x.second; });
+    for (int64_t j = 0; j < k; ++j) {
+      const bool there = j < std::ssize(all);
+      static_cast<int32_t*>(a.ids.data)[r * k + j] =
+          there ? static_cast<int32_t>(all[static_cast<size_t>(j)].second) : -1;
+      store(a.values, r, j, there ? all[static_cast<size_t>(j)].first : -INFINITY);
+    }
+  }
+}
+
 std::vector<double> row_of(const Tensor& t, int64_t r) {
   std::vector<double> row;
   for (int64_t j = 0; j < t.dim(1); ++j) row.push_back(load(t, r, j));
@@ -85,6 +113,7 @@ void scatter(Exec&, const ScatterColumns& a) {
 }  // namespace
 
 void fill_distillation(KernelTable& table) {
+  table.top_columns = top;
   table.gather_columns = gather;
   table.topk_kl = topk_kl;
   table.scatter_columns = scatter;
