@@ -12,8 +12,8 @@
 
 namespace nrl::bench {
 
-/// Calls `use` with the timings of every kind of groups that are made: the groups of the configuration's layout,
-/// or inside and across nodes. All groups of a kind are timed at once, as in training. Collective.
+/// Calls `use` with the timings of every kind of groups that are made: the groups of the configuration's
+/// layout, or inside and across nodes. All groups of a kind are timed at once, as in training. Collective.
 void for_each_kind(comm::World& world, const Args& args, const ConfigResult& config,
                    const train::Placement& placement,
                    const std::function<void(const GroupKind&, comm::Communicator& group,

@@ -559,8 +559,7 @@ int ops(const Args& args) {
   report.set("copy_bytes_per_s", copy);
   report.set("minimum", minimum);
   const DType activations = precision_of(args, machine);
-  log::info("{}; activations {}; copy {:.1f} GB/s (read + write)", machine.name(), name_of(activations),
-            copy * 1e-9);
+  log::info("{}; activations {}; copy {:.1f} GB/s", machine.name(), name_of(activations), copy * 1e-9);
   log::info("{:<28} {:>10} {:>10} {:>8}   minimum", "kernel", "us", "GB/s", "of copy");
   OpSizes sizes = args.quick ? quick_sizes : machine.gpu() ? gpu_sizes : cpu_sizes;
   if (args.tokens > 0) sizes.tokens = args.tokens;
@@ -582,11 +581,9 @@ int ops(const Args& args) {
       ops::synchronize(machine.exec());
       const double fraction = bytes / t / copy;
       const bool judged = c.gated && machine.gpu() && !args.quick;
+      const char* verdict = !judged ? "" : fraction >= minimum ? "met" : "below 85 %";
       log::info("{:<28} {:>10.1f} {:>10.1f} {:>6.1f} %   {}", c.name, t * 1e6, bytes / t * 1e-9,
-                fraction * 100,
-                !judged               ? ""
-                : fraction >= minimum ? "met"
-                                      : "below 85 %");
+                fraction * 100, verdict);
       report.add(JsonValue::object({{"name", c.name},
                                     {"seconds", t},
                                     {"bytes", bytes},

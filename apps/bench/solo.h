@@ -20,8 +20,8 @@ struct SoloTimes {
 
 /// Runs `rank` of `ranks` of the configuration, which must have passed check_but_memory() for them, for
 /// `rounds` timed steps after two more, on groups that are mute (comm::make_mute()). Fails with
-/// Exit::internal if the calls of a step are not the same as in its dry run. All ranks of `world` must call it:
-/// they measure at once, as they work, each on its own.
+/// Exit::internal if the calls of a step are not the same as in its dry run. All ranks of `world` must call
+/// it: they measure at once, as they work, each on its own.
 SoloTimes measure_solo(comm::World& world, const ConfigResult& config, int ranks, int rank, int rounds);
 
 }  // namespace nrl::bench

@@ -209,7 +209,7 @@ class Engine {
   void run_schedule(std::span<const model::MicroBatch> batches, Objective& objective,
                     const std::function<void()>& gradients_reduced = {});
   void run_graph(std::span<const model::MicroBatch> batches, Objective& objective);
-  /// Dry run: adds events to `out` from now on, first those of operations that a step leaves in flight.
+  /// Dry run: adds events to `out` from now on, first of operations that a step leaves in flight.
   void observe_traffic(DryStep& out, Objective& objective);
   void wait_for_copy();
 

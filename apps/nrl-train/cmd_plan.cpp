@@ -43,6 +43,7 @@ struct PlanArgs {
   std::optional<double> expert_load = {};  ///< of the search
   std::vector<std::string> what_if = {};   ///< keys of other plans, side by side
   std::string json = {};                   ///< file, or "-"
+  std::string profile = {};                ///< file of measured rates
   double within = 0;                       ///< percent; of the search
   std::vector<std::string> fixed = {};     ///< key=value; of the search
 };
@@ -159,6 +160,9 @@ void check_options(const PlanArgs& args) {
       fail(Exit::usage, "--program {}: the ranks are 0 to {} (--world {})", *args.program, args.world - 1,
            args.world);
   }
+  if (!args.profile.empty() && (layouts || args.program))
+    fail(Exit::usage, "--profile changes the estimate of a plan. Fix: leave out {}",
+         layouts ? "--search" : "--program");
   if (!args.what_if.empty() && (layouts || args.buffers))
     fail(Exit::usage, "--what-if compares plans. Fix: leave out {}", layouts ? "--search" : "--buffers");
   if (args.expert_load && !layouts)
@@ -198,7 +202,8 @@ int run_plan(const PlanArgs& args) {
   const planner::PlanRequest request{.config = args.config.path,
                                      .overrides = std::move(overrides),
                                      .world = args.world,
-                                     .device = args.device};
+                                     .device = args.device,
+                                     .profile = args.profile};
   const planner::PlannedRun run = planner::prepare(request, args.search > 0);
   const ConfigResult& result = run.result;
   if (args.search > 0) return result.ok() ? search(args, run.overrides, result, run.gpu) : report(result);
@@ -250,6 +255,11 @@ void add_plan(CommandLine& line) {
   c->add_option("--json", args->json,
                 "Write the plan, its estimate, --what-if or the layouts of --search as JSON to FILE; -: to "
                 "standard output, instead of the text")
+      ->type_name("FILE");
+  c->add_option(
+       "--profile", args->profile,
+       "Estimate with the rates that nrl-train bench calibrate has measured, or that describe hardware "
+       "which --device does not know")
       ->type_name("FILE");
   c->add_option("--expert-load", args->expert_load,
                 "--search: rows that the experts of the busiest rank get, over those of a balanced router "

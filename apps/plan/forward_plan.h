@@ -31,8 +31,9 @@ struct ForwardPlanOptions {
 std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardPlanOptions& options,
                                            const Config& config = {}, const GridPosition& position = {});
 
-/// The plan of a model that rollouts are compared with, or learned from (reference.model_name): packed sequences of the
-/// policy's length, as many tokens at once as its microbatches have, divided over the ranks as the policy is.
+/// The plan of a model that rollouts are compared with, or learned from (reference.model_name): packed
+/// sequences of the policy's length, as many tokens at once as its microbatches have, divided over the ranks
+/// as the policy is.
 std::unique_ptr<RunPlan> make_reference_plan(model::ModelSpec spec, const Config& config,
                                              const RunPlan& policy);
 

@@ -41,8 +41,11 @@ const machine::DeviceModel& cpu_of_machine(int ranks, int threads) {
 /// Sets `unknown` if there is no model of the device.
 std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads, std::string& unknown) {
   if (run.gpu) return *run.gpu;
-  if (run.device.type == DeviceType::cpu)
-    return cpu_of_machine(plan::local_sizes(run.result.config, run.world).front(), threads);
+  if (run.device.type == DeviceType::cpu) {
+    const machine::DeviceModel& here =
+        cpu_of_machine(plan::local_sizes(run.result.config, run.world).front(), threads);
+    return run.profile ? run.profile->device(here) : here;
+  }
   std::string why_not;
   const train::AcceleratorBackend& backend = train::accelerator_backend();
   if (backend.devices(why_not).empty()) {
@@ -69,9 +72,22 @@ std::vector<std::string> left_out(const Config& c) {
 
 PlannedRun prepare(const PlanRequest& request, bool layouts) {
   PlannedRun run{.overrides = request.overrides, .result = {}, .world = request.world};
-  const bool named = request.device != "auto" && request.device != "cpu" && request.device != "cuda";
-  if (named) run.gpu = &machine::find_device_model("--device", request.device);
-  if (request.device != "auto") run.overrides.push_back("device=" + (named ? "cuda" : request.device));
+  std::string device = request.device;
+  if (!request.profile.empty()) {
+    run.profile = std::make_shared<machine::Profile>(machine::read_profile(request.profile));
+    if (device == "auto") device = run.profile->base;
+    if (device != run.profile->base)
+      fail(Exit::usage,
+           "--profile: {} is of {}, but the plan is for {}. Fix: leave out --device, or the profile",
+           request.profile, run.profile->base, device);
+  }
+  const bool named = device != "auto" && device != "cpu" && device != "cuda";
+  if (named) run.gpu = &machine::find_device_model("--device", device);
+  if (named && run.profile) {
+    run.described = std::make_shared<machine::DeviceModel>(run.profile->device(*run.gpu));
+    run.gpu = run.described.get();
+  }
+  if (device != "auto") run.overrides.push_back("device=" + (named ? "cuda" : device));
   run.result = load_config(request.config, run.overrides);
   ConfigResult& result = run.result;
   run.spec = train::check_but_memory(
@@ -105,7 +121,8 @@ RunEstimate estimate_run(const PlannedRun& run) {
   const int threads = train::threads_for(c.kernels, local.front());
   const std::optional<machine::DeviceModel> model = model_of(run, threads, out.unknown);
   if (!model) return out;
-  const predict::ModeledDevice device(*model, c.kernels.tf32, threads);
+  const predict::ModeledDevice device(*model, c.kernels.tf32, threads,
+                                      run.profile ? std::optional(*run.profile) : std::nullopt);
   const std::vector<ClusterNode> nodes = plan::configured_nodes(c, run.world);
   const size_t memory = train::memory_for_rank(c.kernels, run.device.type, run.device.memory,
                                                *std::max_element(local.begin(), local.end()));

@@ -2,11 +2,13 @@
 // A configuration as `nrl-train plan` takes it: loaded, checked and decided for a number of ranks that need
 // not be there, and the estimated time of its steps.
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "apps/machine/device_models.h"
+#include "apps/machine/profile.h"
 #include "apps/model/spec/spec.h"
 #include "apps/planner/report.h"
 #include "apps/predict/run_forecast.h"
@@ -23,17 +25,20 @@ struct PlanRequest {
   int world = 1;
   /// auto: as configured; cpu, cuda, or the name of a GPU (machine::find_device_model()).
   std::string device = "auto";
+  std::string profile = {};  ///< file of measured rates (machine::Profile); empty: none
 };
 
 struct PlannedRun {
-  std::vector<std::string> overrides = {};  ///< of the request, with that of its device
+  std::vector<std::string> overrides = {};  ///< of the request, and its device
   ConfigResult result;                      ///< with the diagnostics of all checks
   std::optional<model::ModelSpec> spec = {};
   int world = 1;
-  const machine::DeviceModel* gpu = nullptr;  ///< the GPU that the request names
+  const machine::DeviceModel* gpu = nullptr;  ///< the GPU that the request names, or its profile is of
+  std::shared_ptr<const machine::Profile> profile = {};
+  std::shared_ptr<const machine::DeviceModel> described = {};  ///< `gpu` with the facts of the profile
   train::DeviceChoice device = {};
   BatchPlan batch = {};   ///< as decided
-  bool complete = false;  ///< all checks but that of the memory passed, so that it can be planned
+  bool complete = false;  ///< all checks but the one of the memory passed, so that it can be planned
 };
 
 /// Reads and checks a configuration. What is wrong with it is in PlannedRun::result; only bad options fail

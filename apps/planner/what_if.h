@@ -19,7 +19,7 @@ struct Variant {
 
 /// Plans and estimates `request`, which must be complete as prepare() has it in `run`.
 Variant variant_of(std::string name, const PlannedRun& run);
-/// `keys`: one of the command line's --what-if: "key=value ..." over those of `base`. `device=NAME` is the
+/// `keys`: one of the command line's --what-if: "key=value ..." over the keys of `base`. `device=NAME` is the
 /// option --device. Fails with Exit::usage for a word without '='.
 Variant variant_of(const PlanRequest& base, const std::string& keys);
 

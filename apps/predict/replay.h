@@ -51,7 +51,7 @@ struct SlotTime {
   double total() const;
   /// In layers: tensor, context and expert parallelism.
   double layers() const { return of(comm::Purpose::layers) + of(comm::Purpose::experts); }
-  /// Of gradients and weights, and of the gradient norm.
+  /// For gradients and weights, and for the gradient norm.
   double data() const {
     return of(comm::Purpose::gradients) + of(comm::Purpose::weights) + of(comm::Purpose::scalars);
   }

@@ -12,7 +12,7 @@
 
 namespace nrl::predict {
 
-/// What the times of a rank's calls and operations follow from.
+/// The rates that the times of a rank's calls and operations follow from.
 struct Rates {
   const machine::CallTimes& calls;
   const machine::Fabric& fabric;
@@ -36,7 +36,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
 
 /// A step of one rank without other stages.
 struct StageTime {
-  /// Of the first microbatch, the mean of those between, and the last; by chunk of the stage.
+  /// The first microbatch, the mean of those between, and the last; by chunk of the stage.
   pipeline::Costs first, middle, last;
   SlotTime passes;  ///< of all microbatches
   SlotTime end;     ///< reductions that no pass hides, norm, update, gathers that no pass hides

@@ -16,7 +16,7 @@ namespace {
 /// NCCL's channels: multiprocessors that an operation in flight takes from the kernels beside it. Assumed.
 constexpr double nccl_channels = 16;
 
-/// Of the period of a step's program that are dry-run: the others are alike.
+/// Repetitions of the period of a step's program that are dry-run: the others are alike.
 constexpr int repetitions = 2;
 
 /// The fraction by which calls take longer while an operation is in flight.
@@ -91,7 +91,7 @@ DryStages::DryStages(const Config& c, StagePlans plans, const ModeledDevice& dev
     engine::Engine& engine = *stage.engine;
     stage.step = engine.dry_step(engine.objective(), true, repetitions);
     if (expert_load != 1) {
-      // The traffic is that of an even router, which stage_items() scales.
+      // The traffic has an even router, which stage_items() scales.
       decoder.set_expert_load(expert_load);
       engine::DryStep loaded = engine.dry_step(engine.objective(), true, repetitions);
       NRL_CHECK(loaded.calls.size() == stage.step.calls.size(), "{} calls with an uneven router, not {}",

@@ -70,7 +70,7 @@ StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int w
 class DryStages {
  public:
   /// Uses the plans up. `nodes`: of the ranks; empty: as machine::Fabric takes it. `expert_load`: rows that
-  /// the experts of the busiest rank get, over those of a balanced router. `device` must outlive this object.
+  /// the busiest rank gets, over the rows with a balanced router. `device` must outlive this object.
   DryStages(const Config& config, StagePlans plans, const ModeledDevice& device,
             std::span<const ClusterNode> nodes, double expert_load = 1);
   ~DryStages();

@@ -34,8 +34,8 @@ void ChromeWriter::separate() {
 
 void ChromeWriter::name(std::string_view what, int pid, int tid, std::string_view value) {
   separate();
-  text_ += fmt::format(R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"{}": {}}}}})", what, pid,
-                       tid, what == "process_labels" ? "labels" : "name", quoted(value));
+  text_ += fmt::format(R"({{"ph": "M", "name": "{}", "pid": {}, "tid": {}, "args": {{"{}": {}}}}})", what,
+                       pid, tid, what == "process_labels" ? "labels" : "name", quoted(value));
 }
 
 void ChromeWriter::slice(std::string_view category, std::string_view event_name, int pid, int tid,

@@ -1,5 +1,6 @@
 #pragma once
-// Trace events in the JSON of Chrome, which chrome://tracing and Perfetto read, written to a file as they come.
+// Trace events in the JSON of Chrome, which chrome://tracing and Perfetto read, written to a file as they
+// come.
 
 #include <cstdint>
 #include <string>

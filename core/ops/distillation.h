@@ -1,8 +1,8 @@
 #pragma once
 // Distillation from a teacher's k largest logits or log-probabilities per row. The ops work on slices of the
-// vocabulary. Of a teacher's logits each rank finds the largest k that it has, and of those of all ranks the
-// largest k. Of a student's each rank gathers those that it has, the ranks' results are summed, every rank
-// computes the divergence of all k logits and scatters the gradient into its own slice.
+// vocabulary. Of a teacher's logits each rank finds the largest k that it has, and then the ranks together
+// the largest k of all. Of a student's each rank gathers the ones that it has, the ranks' results are summed,
+// every rank computes the divergence of all k logits and scatters the gradient into its own slice.
 
 #include "core/config/objective_enums.h"
 #include "core/ops/exec.h"

@@ -32,7 +32,7 @@ class Points {
   }
   size_t count() const { return next_; }
 
-  /// Of a pass, as the one before an action or after it.
+  /// The number of a pass, as the one before an action or after it.
   static size_t pass(const Action& a, bool after) {
     return 2 * (4 * static_cast<size_t>(a.chunk) + static_cast<size_t>(a.kind)) + (after ? 2 : 1);
   }

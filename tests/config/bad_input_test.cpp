@@ -197,7 +197,7 @@ TEST_CASE("unknown and foreign keys are refused with advice", "[config]") {
       {"distill: {topk: 0}", 1, 17, "out of range"},
       {"distill: {kl_type: both}", 1, 20, "forward | reverse | mixed"},
       {"distill: {temperature: 0}", 1, 24, "out of range"},
-      {"teacher: {model_name: large}", 1, 1, "the teacher's log-probabilities come from files"},
+      {"teacher: {model_name: large}", 1, 1, "the teacher of what the student"},
       {"algorithm: pretrain\ndpo: {loss_type: sigmoid}", 2, 1, "algorithm dpo"},
   };
   for (const Bad& bad : cases) require_problem(bad);

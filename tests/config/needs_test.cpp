@@ -80,10 +80,21 @@ std::vector<Tried> all_needs() {
   for (const Key& key : Schema::get().keys())
     for (const Need& need : key.needs) {
       Tried tried{&key, &need, key.path + "=" + asking_value(key), {}, {}};
-      for (const Algorithm a : key.algorithms) tried.on = {fmt::format("algorithm={}", name_of(a))};
+      // An algorithm that has the key and does not meet the need.
+      bool chosen = false;
+      for (const Algorithm a : key.algorithms) {
+        Config config;
+        config.algorithm = a;
+        if (chosen &&
+            std::any_of(need.begin(), need.end(), [&](const Condition& c) { return c.holds(config); }))
+          continue;
+        tried.on = {fmt::format("algorithm={}", name_of(a))};
+        chosen = true;
+      }
       for (const Need& other : key.needs)
         if (&other != &need) tried.on.push_back(assignment_of(other.front(), true));
-      for (const Condition& condition : need) tried.off.push_back(assignment_of(condition, false));
+      for (const Condition& condition : need)
+        if (!chosen || condition.key != "algorithm") tried.off.push_back(assignment_of(condition, false));
       out.push_back(std::move(tried));
     }
   return out;

@@ -13,7 +13,7 @@ namespace {
 
 class Teacher : public Digits {
  public:
-  /// Of another size than the student, trained to write letters.
+  /// Has another size than the student, and is trained to write letters.
   Teacher() {
     const Finished finished =
         learn("teacher",

@@ -21,7 +21,7 @@ struct Rollout {
   std::string where = {};  ///< of the prompt's record
 };
 
-/// What a teacher says in place of the tokens with a loss of all examples, one after another: the `top_k`
+/// A teacher's answers in place of the tokens with a loss of all examples, one after another: the `top_k`
 /// most probable ids of each and their logits, or these less one number for each token, such as
 /// log-probabilities.
 struct TopNumbers {
@@ -38,9 +38,9 @@ class RolloutSet final : public Examples {
   const std::vector<Rollout>& rollouts() const { return rollouts_; }
   /// Tokens with a loss.
   int64_t loss_tokens() const { return first_.back(); }
-  /// Place of the first token with a loss of an example among those of all.
+  /// Place of the first token with a loss of an example among the tokens of all examples.
   int64_t first_loss_token(int64_t example) const { return first_[static_cast<size_t>(example)]; }
-  /// Of all loss_tokens().
+  /// The numbers must be of all loss_tokens().
   void set_teacher(TopNumbers teacher);
 
   int64_t size() const override { return static_cast<int64_t>(rollouts_.size()); }

@@ -8,7 +8,8 @@
 
 namespace nrl::train {
 
-/// A thread that waits for errors of one device. Without the driver's library it only takes errors from raise().
+/// A thread that waits for errors of one device. Without the driver's library it only takes errors from
+/// raise().
 class GpuWatch {
  public:
   /// `found` gets the text of an error, and true if the GPU cannot be used until it is reset; on the thread.

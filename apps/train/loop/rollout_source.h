@@ -1,6 +1,6 @@
 #pragma once
 // Steps on rollouts that the policy generates: generation, rewards, log-probabilities before the update or
-// those of a teacher, then one or several optimizer steps.
+// a teacher's numbers, then one or several optimizer steps.
 
 #include <memory>
 #include <optional>

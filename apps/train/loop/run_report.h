@@ -54,7 +54,7 @@ class RunReport {
             std::optional<monitor::LayerTable> layers = {});
   /// `metrics`: of the objective.
   void evaluation(const std::vector<double>& metrics, double seconds);
-  /// Of rollouts.
+  /// The same with rollouts.
   void evaluation(std::vector<monitor::Metric> metrics, std::optional<double> loss, double seconds);
   /// Must be called before a checkpoint is saved: a session that starts from it continues the sinks there.
   void before_checkpoint() { sinks_->end_step(); }
