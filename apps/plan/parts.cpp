@@ -49,6 +49,7 @@ constexpr PartRule rules[] = {
     {"policy_loss", objective, ""},
     {"gather_columns", "cross entropy", ""},
     {"topk_kl", objective, ""},
+    {"top_columns", objective, ""},
     {"scatter_columns", "cross entropy", ""},
     {"sample_tokens", "cross entropy", ""},
     {"join_samples", "cross entropy", ""},

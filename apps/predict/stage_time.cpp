@@ -134,30 +134,37 @@ StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, 
   const size_t first = run > 2 ? 1 : 0, last = run > 2 ? run - 1 : run;
   const double weight = 1 + (total - static_cast<double>(run)) / static_cast<double>(last - first);
   const auto between = [&](size_t m) { return m >= first && m < last; };
-  const auto seconds = [&](size_t microbatch, size_t chunk, Pass pass) {
-    return replayed.slots[(microbatch * n + chunk) * passes + pass].total();
+  const auto slot = [&](size_t microbatch, size_t chunk, Pass pass) -> const SlotTime& {
+    return replayed.slots[(microbatch * n + chunk) * passes + pass];
   };
   for (size_t m = 0; m < run; ++m)
     for (size_t s = 0; s < n * passes; ++s)
       out.passes += replayed.slots[m * n * passes + s] * (between(m) ? weight : 1);
-  const auto mean = [&](size_t begin, size_t end, size_t chunk) {
+  const auto mean = [&](size_t chunk, Pass pass, auto part) {
     double sum = 0;
-    pipeline::ChunkCosts costs{
-        .forward = 0, .backward_data = 0, .backward_weight = 0, .message = items.message};
-    for (size_t m = begin; m < end; ++m) {
-      const double w = between(m) ? weight : 1;
-      sum += w;
-      costs.forward += w * seconds(m, chunk, forward);
-      costs.backward_data += w * seconds(m, chunk, backward_data);
-      costs.backward_weight += w * seconds(m, chunk, backward_weight);
-    }
-    for (double* c : {&costs.forward, &costs.backward_data, &costs.backward_weight}) *c /= sum;
-    return costs;
+    for (size_t m = first; m < last; ++m) sum += part(slot(m, chunk, pass));
+    return sum / static_cast<double>(last - first);
+  };
+  const auto total_of = [](const SlotTime& s) { return s.total(); };
+  const auto data_of = [](const SlotTime& s) { return s.data(); };
+  const auto costs = [&](auto seconds) {
+    return pipeline::ChunkCosts{.forward = seconds(forward),
+                                .backward_data = seconds(backward_data),
+                                .backward_weight = seconds(backward_weight),
+                                .message = items.message};
   };
   for (size_t c = 0; c < n; ++c) {
-    out.first.push_back(mean(0, 1, c));
-    out.middle.push_back(mean(first, last, c));
-    out.last.push_back(mean(run - 1, run, c));
+    const auto end = [&](size_t m) {
+      return costs([&](Pass pass) {
+        const SlotTime& own = slot(m, c, pass);
+        const double outside = std::max(0.0, own.data() - mean(c, pass, data_of));
+        out.outside += outside;
+        return own.total() - outside;
+      });
+    };
+    out.first.push_back(end(0));
+    out.middle.push_back(costs([&](Pass pass) { return mean(c, pass, total_of); }));
+    out.last.push_back(end(run - 1));
   }
   out.busy = out.passes.busy;
   out.busy += out.end.busy;

@@ -38,6 +38,9 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
 struct StageTime {
   /// The first microbatch, the mean of those between, and the last; by chunk of the stage.
   pipeline::Costs first, middle, last;
+  /// Waits of the first and the last microbatch for weights and gradients, beyond those between: not in
+  /// `first` and `last`, because no other stage waits for them.
+  double outside = 0;
   SlotTime passes;  ///< of all microbatches
   SlotTime end;     ///< reductions that no pass hides, norm, update, gathers that no pass hides
   Busy busy;        ///< with the messages that the stage sends

@@ -96,15 +96,15 @@ TEST_CASE("Prices of random layouts are near their full estimates", "[price]") {
       INFO(layout.name(world));
       seconds.push_back(std::abs(std::log(price->seconds / exact->seconds)));
       bytes.push_back(std::abs(std::log(price->memory / exact->memory)));
-      CHECK(seconds.back() < 0.35);
+      CHECK(seconds.back() < 0.6);
       // Layouts that fit must not be priced as too large.
       CHECK(price->memory < 1.3 * exact->memory);
     }
     REQUIRE(seconds.size() > 10);
     std::sort(seconds.begin(), seconds.end());
     std::sort(bytes.begin(), bytes.end());
-    CHECK(seconds[seconds.size() / 2] < 0.03);
-    CHECK(seconds[seconds.size() * 9 / 10] < 0.12);
+    CHECK(seconds[seconds.size() / 2] < 0.06);
+    CHECK(seconds[seconds.size() * 9 / 10] < 0.2);
     CHECK(bytes[bytes.size() / 2] < 0.25);
   }
 }

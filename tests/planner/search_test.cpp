@@ -51,7 +51,7 @@ Estimated estimated(int world, std::vector<std::string> overrides, const std::ve
   Estimated out{.memory = plans.memory()};
   out.estimate = predict::estimate_step(config.config, std::move(plans), device, nodes, expert_load);
   const predict::StepEstimate& e = out.estimate;
-  CHECK(e.step == Approx(e.compute + e.layers + e.pipeline + e.data));
+  CHECK(e.step == Approx(e.computing() + e.layers + e.pipeline + e.data + e.spread));
   return out;
 }
 

@@ -68,7 +68,8 @@ double layer_seconds(const DryStages& stages) {
   double sum = 0;
   for (const Item& item : items.items)
     if (item.kind == Item::Kind::start && item.purpose == comm::Purpose::layers) sum += item.seconds;
-  return sum;
+  // Of the microbatches that were dry-run.
+  return sum * static_cast<double>(stages.microbatches()) / stage.step.microbatches;
 }
 
 }  // namespace
@@ -83,7 +84,7 @@ TEST_CASE("Tensor-parallel communication overlaps as the mode says", "[predict]"
   };
   const DryStages none = of("none");
   const StepEstimate alone = none.estimate();
-  CHECK(alone.layers == Approx(layer_seconds(none)));
+  CHECK(alone.layers == Approx(layer_seconds(none)).epsilon(0.001));
   for (const char* mode : {"bulk", "pipelined", "ring"}) {
     CAPTURE(mode);
     const DryStages overlapped = of(mode);
@@ -151,13 +152,34 @@ TEST_CASE("Gradients and weights hide behind passes as far as their links allow"
                      both = of("true", "true", h100());
   CHECK(gradients.data < neither.data);
   CHECK(both.data < gradients.data);
-  CHECK(both.busy.adapter == Approx(neither.busy.adapter));
+  // Microbatches that were not dry-run count as those between, to which gathers ahead may belong.
+  CHECK(both.busy.adapter == Approx(neither.busy.adapter).epsilon(0.1));
   // Links that are too slow to hide anything limit the step, however much overlaps.
   machine::DeviceModel slow = h100();
   slow.network.bandwidth /= 50;
   const StepEstimate limited = of("true", "true", slow);
   CHECK(limited.step >= limited.busy.adapter);
   CHECK(limited.busy.adapter > 0.7 * limited.step);
+}
+
+TEST_CASE("Stages do not wait for each other's reductions one after another", "[predict]") {
+  // Every stage has its gradients in shards of 4 ranks on 4 nodes, over adapters that reductions keep busy.
+  std::vector<ClusterNode> nodes;
+  for (int i = 0; i < 4; ++i) nodes.push_back({"node" + std::to_string(i), 4});
+  const auto of = [&](const std::string& gbit) {
+    return estimated(
+        16,
+        {"distributed.pipeline_parallel_size=4", "distributed.shard_strategy=optim_grads",
+         "policy.train_micro_batch_size=1", "cluster.gpus_per_node=4", "cluster.fabric.adapter_gbit=" + gbit},
+        h100(), nodes);
+  };
+  for (const char* gbit : {"400", "100", "50"}) {
+    CAPTURE(gbit);
+    const StepEstimate e = of(gbit);
+    constexpr double stages = 4, microbatches = 8;
+    // The bubble of 1F1B, and the head of the last stage.
+    CHECK(e.pipeline < 2 * (stages - 1) / microbatches * (e.compute + e.layers + e.data));
+  }
 }
 
 TEST_CASE("Faster resources and fewer layers never make a step slower", "[predict]") {
@@ -251,6 +273,9 @@ TEST_CASE("FLOPs of all ranks are those of the model's formula", "[predict]") {
         fmt::format("distributed.shard_strategy={}", dp * cp > 1 && choose({0, 1}) ? "optim_grads" : "ddp")};
     if (chunks > 1) overrides.push_back("distributed.virtual_pipeline_size=2");
     if (tp > 1 && choose({0, 1})) overrides.push_back("distributed.sequence_parallel=true");
+    // Rings have no windows.
+    if (cp > 1 && std::string_view(family.name) == "gemma3_text")
+      overrides.push_back("distributed.cp_comm_type=all_gather");
     const int world = tp * pp * dp * cp;
     ConfigResult config = load_config_text(yaml_of(family.model), "model.yaml", overrides);
     if (!config.ok() || !validate_for_world(config, world).empty()) continue;
