@@ -3,10 +3,9 @@
 
 namespace nrl::predict {
 
-/// Relative standard deviation of the step times of equal ranks, from silicon, temperature and host. Assumed:
-/// power-limited GPUs of the same model differ by 8 % between the whiskers of a box plot (Sinha et al. 2022,
-/// arXiv:2208.11035), for a normal distribution 5.4 standard deviations, and kernels are two thirds limited
-/// by it.
+/// Relative standard deviation of the step times of equal ranks, from silicon, temperature and host. Assumed,
+/// of the order of what power-limited GPUs of one model show: 8 % between the whiskers of a box plot (Sinha
+/// et al. 2022, arXiv:2208.11035).
 inline constexpr double assumed_spread = 0.01;
 
 /// The expected largest of n standard normal variables: Blom's approximation (1958),

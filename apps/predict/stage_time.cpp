@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 #include <tuple>
+#include <unordered_set>
 
 #include "apps/model/decoder.h"
 
@@ -80,7 +81,12 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
   out.slots = slots.count();
   const bool gpu = rates.calls.device().gpu();
   out.items.reserve(step.calls.size() + step.events.size());
+  // Operations that the step leaves in flight count where the step before it has left them.
+  std::unordered_set<int> waited;
+  for (const plan::TrafficEvent& e : step.events)
+    if (e.what.wait) waited.insert(e.what.operation);
   const auto add_event = [&](const plan::TrafficEvent& e, int index) {
+    if (!waited.contains(e.what.operation)) return;
     Item item{.kind = e.what.wait ? Item::Kind::wait : Item::Kind::start,
               .slot = slots.of(e.step, e.microbatch),
               .operation = e.what.operation,

@@ -204,7 +204,7 @@ TEST_CASE("Any list keeps the bounds of its resources", "[replay]") {
 
 TEST_CASE("The slowest of n ranks is as far from the mean as order statistics say", "[replay]") {
   CHECK(expected_maximum(1) == 0);
-  // Expected maxima of n standard normal variables (Teichroew 1956); Blom's formula is within 1 %.
+  // Expected maxima of n standard normal variables; Blom's formula is within 1 %.
   CHECK(expected_maximum(2) == Approx(0.5642).epsilon(0.05));
   CHECK(expected_maximum(10) == Approx(1.5388).epsilon(0.01));
   CHECK(expected_maximum(20) == Approx(1.8675).epsilon(0.01));

@@ -68,7 +68,7 @@ double layer_seconds(const DryStages& stages) {
   double sum = 0;
   for (const Item& item : items.items)
     if (item.kind == Item::Kind::start && item.purpose == comm::Purpose::layers) sum += item.seconds;
-  // Of the microbatches that were dry-run.
+  // Not all microbatches were dry-run.
   return sum * static_cast<double>(stages.microbatches()) / stage.step.microbatches;
 }
 
