@@ -94,7 +94,8 @@ std::vector<Neighbors> neighbors(const std::vector<Action>& actions) {
   return out;
 }
 
-/// Of the points that `points` numbers afterwards or, if there are `known` ones already, of these alone.
+/// Finds the meetings of the points that `points` numbers afterwards or, if there are `known` ones already,
+/// of these alone.
 Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
   // On one of several stages, some chunk sends its output, or the only one receives its input.
   const auto message = [](const Action& a) {
