@@ -3,6 +3,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include <fcntl.h>
 #include <unistd.h>
 
 #include "core/io/append_file.h"
@@ -12,6 +13,16 @@ namespace nrl::monitor {
 namespace {
 
 constexpr size_t most_bytes = size_t{64} << 10;
+/// Of failure.space: a text of this length is written in place.
+constexpr size_t space_bytes = size_t{16} << 10;
+
+/// The reserved space under this name, or a new file if there is none.
+File take_space(const std::string& log_dir, const std::string& path) {
+  if (::rename(join_path(log_dir, failure_space_file).c_str(), path.c_str()) != 0) return File::create(path);
+  const int fd = ::open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) fail(Exit::io, "{}: cannot open: {}", path, std::strerror(errno));
+  return {fd, path};
+}
 
 }  // namespace
 
@@ -91,15 +102,25 @@ Failure failure_from(const JsonValue& json, const std::string& where) {
   }
 }
 
+void reserve_failure_space(const std::string& log_dir) {
+  // Zeros that are written occupy space where fallocate does not exist.
+  write_file_atomic(join_path(log_dir, failure_space_file), std::string(space_bytes, '\0'), Durable::no);
+}
+
+void release_failure_space(const std::string& log_dir) {
+  remove_tree(join_path(log_dir, failure_space_file));
+}
+
 bool write_failure(const std::string& log_dir, const Failure& failure) {
   const std::string path = join_path(log_dir, failure_file);
   if (path_exists(path)) return false;
   // link() fails if another rank was first, where a rename would replace its file.
   const std::string temporary = path + ".tmp-" + random_nonce();
   {
-    const File file = File::create(temporary);
+    const File file = take_space(log_dir, temporary);
     const std::string text = to_json(failure).dump(2) + "\n";
     file.pwrite_all(text.data(), text.size(), 0);
+    file.truncate(text.size());
     file.sync();
   }
   const bool linked = ::link(temporary.c_str(), path.c_str()) == 0;

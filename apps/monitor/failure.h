@@ -13,6 +13,8 @@ namespace nrl::monitor {
 
 inline constexpr const char* failure_file = "failure.json";
 inline constexpr const char* failures_file = "failures.jsonl";  ///< of earlier attempts, a line each
+/// Disk space that write_failure() takes, so that a failure is recorded on a full disk.
+inline constexpr const char* failure_space_file = "failure.space";
 
 struct Failure {
   std::string kind;  ///< kind_of(exit), or what a verdict found: "rank_killed", "rank_hung", ...
@@ -40,6 +42,10 @@ JsonValue to_json(const Failure& failure);
 /// Inverse. Error(Exit::data), naming `where`, for anything else.
 Failure failure_from(const JsonValue& json, const std::string& where);
 
+/// Reserves the space of a later failure.json. Error(Exit::io, Exit::cannot_create).
+void reserve_failure_space(const std::string& log_dir);
+/// Gives it back if no failure took it.
+void release_failure_space(const std::string& log_dir);
 /// Writes failure.json unless it exists: of several ranks the first one counts. Returns whether it was
 /// written. Error(Exit::io).
 bool write_failure(const std::string& log_dir, const Failure& failure);

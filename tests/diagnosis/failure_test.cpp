@@ -1,5 +1,7 @@
 #include "apps/monitor/failure.h"
 
+#include <cerrno>
+#include <filesystem>
 #include <fstream>
 
 #include "core/io/atomic_file.h"
@@ -58,6 +60,27 @@ TEST_CASE("the first failure of an attempt counts; the next attempt puts it asid
   put_failure_aside(dir.path());  // nothing left
   const std::string lines = read_file(dir / failures_file, 1 << 20);
   CHECK(lines == to_json(example()).dump() + "\n" + to_json(other).dump() + "\n");
+  CHECK(list_directory(dir.path()) == std::vector<std::string>{failures_file});
+}
+
+TEST_CASE("a failure takes the space that was reserved for it", "[failure]") {
+  const TemporaryDirectory dir;
+  reserve_failure_space(dir.path());
+  CHECK(std::filesystem::file_size(dir / failure_space_file) >= to_json(example()).dump(2).size());
+  // As on a full disk: nothing can be created or allocated, but what exists can be overwritten and renamed.
+  set_file_op_hook([](FileOp op, const std::string&) {
+    return op == FileOp::create || op == FileOp::allocate ? ENOSPC : 0;
+  });
+  CHECK(write_failure(dir.path(), example()));
+  CHECK(!write_failure(dir.path(), example()));
+  set_file_op_hook(nullptr);
+  CHECK(to_json(*read_failure(dir.path())).dump() == to_json(example()).dump());
+  CHECK(list_directory(dir.path()) == std::vector<std::string>{failure_file});
+  release_failure_space(dir.path());  // nothing left to release
+  put_failure_aside(dir.path());
+  reserve_failure_space(dir.path());
+  reserve_failure_space(dir.path());  // of an attempt that was killed
+  release_failure_space(dir.path());
   CHECK(list_directory(dir.path()) == std::vector<std::string>{failures_file});
 }
 

@@ -357,9 +357,7 @@ while read -r attempt kind rank step; do
         wrong "attempt $attempt: $host was not replaced"
       ;;
   esac
-  if [[ -z $record ]] && grep -q "^$attempt full-disk " schedule; then # no room for it
-    counted=$((counted - 1)) masked=$((masked + 1))
-  elif ((found)); then
+  if ((found)); then
     named=$((named + 1))
   else
     wrong "attempt $attempt, $kind of rank $rank in step $step: ${record:-no record}"

@@ -42,6 +42,11 @@ RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::strin
   if (world.rank() == 0)
     for (const fault::Fault& f : faults) log::warn("NRL_FAULTS: this run will have {}", fault::describe(f));
   if (world.local_rank() == 0) diagnosis::collect_flights(log_dir_, run_id_, attempt_);
+  if (world.rank() == 0) try {
+      monitor::reserve_failure_space(log_dir_);
+    } catch (const Error& e) {
+      log::warn("a failure on a full disk would not be recorded: {}", e.what());
+    }
   comm::FlightIdentity self = comm::this_process();
   self.run_id = run_id_;
   self.attempt = attempt_;
@@ -62,6 +67,7 @@ RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::strin
 
 RunRecords::~RunRecords() {
   the_records = nullptr;
+  if (!failed_ && world_.rank() == 0) monitor::release_failure_space(log_dir_);
   if (!flight_) return;
   if (!failed_) flight_->remove();
   flight_.reset();

@@ -16,12 +16,12 @@ namespace nrl::train {
 class RunRecords {
  public:
   /// Collective: agrees on the identity of the run, which rank 0 names, opens the flight file of this rank
-  /// and arms NRL_FAULTS. A host without room for flight files is a warning. `world` must outlive the object;
-  /// one object at a time.
+  /// and arms NRL_FAULTS, and rank 0 reserves the space of failure.json. A host without room for flight files
+  /// is a warning. `world` must outlive the object; one object at a time.
   RunRecords(comm::World& world, std::string log_dir, const std::string& run_id, int attempt);
   RunRecords(const RunRecords&) = delete;
   RunRecords& operator=(const RunRecords&) = delete;
-  /// Removes the flight file, unless the run has failed.
+  /// Removes the flight file and the space of failure.json, unless the run has failed.
   ~RunRecords();
 
   /// Runs the steps of the run. Records an exception of it, which goes on, and an exit code that is a

@@ -29,8 +29,8 @@ constexpr const char* own_files[] = {config_file,           memory_file,
                                      monitor::metrics_file, monitor::telemetry_file,
                                      monitor::alerts_file,  monitor::target_file,
                                      monitor::run_file,     monitor::summary_file,
-                                     monitor::failure_file, samples_file,
-                                     stragglers_file};
+                                     monitor::failure_file, monitor::failure_space_file,
+                                     samples_file,          stragglers_file};
 
 double directory_bytes(const std::string& path) {
   double sum = 0;
