@@ -9,6 +9,7 @@
 #include "apps/monitor/layers.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 
 namespace nrl::monitor {
@@ -16,6 +17,7 @@ namespace {
 
 constexpr size_t read_bytes = size_t{1} << 20;
 constexpr size_t max_line = size_t{1} << 20;  // far longer than any row
+constexpr size_t most_unwritten = size_t{4} << 20;
 
 // `where` ("path:line") is for the error message.
 JsonValue parse_row(std::string_view line, const std::string& where) {
@@ -181,14 +183,19 @@ void MetricsLog::drop_rows_after(int64_t resume_step) {
 }
 
 void MetricsLog::append(const JsonValue& row) {
-  if (!file_.is_open() || failed_) return;
+  if (!file_.is_open()) return;
   row.get_int("step");  // drop_rows_after() relies on it
-  const std::string line = row.dump() + "\n";
+  const bool failed = !unwritten_.empty();
+  unwritten_ += row.dump() + "\n";
   try {
-    file_.append(line);
+    file_.append(unwritten_);
+    unwritten_.clear();
   } catch (const Error& e) {
-    failed_ = true;
-    fail(e.code(), "{}; further metrics are dropped", e.what());
+    if (unwritten_.size() > most_unwritten)
+      unwritten_.erase(0, unwritten_.find('\n', unwritten_.size() - most_unwritten) + 1);
+    if (!failed)
+      fail(e.code(), "{}; rows stay in memory, at most {}, until they can be written", e.what(),
+           human_bytes(most_unwritten));
   }
 }
 

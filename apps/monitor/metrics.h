@@ -41,8 +41,9 @@ class MetricsLog {
 
   void step(const StepFacts& facts) { append(step_row(facts)); }
   void eval(const EvalFacts& facts) { append(eval_row(facts)); }
-  /// Appends a row, which must have an integer "step". The first write error is Error(Exit::io); a partial
-  /// line is removed, and later rows are dropped silently, so that the caller may continue.
+  /// Appends a row, which must have an integer "step". A write error, as on a full disk, is Error(Exit::io)
+  /// once; the rows that are not written stay in memory, the last 4 MiB of them, and every later row tries to
+  /// write them again.
   void append(const JsonValue& row);
 
   const std::string& path() const { return path_; }
@@ -54,7 +55,7 @@ class MetricsLog {
 
   std::string path_;
   AppendFile file_;
-  bool failed_ = false;
+  std::string unwritten_;  // whole lines
   double kept_ms_ = 0;
 };
 
