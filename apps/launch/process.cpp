@@ -1,17 +1,23 @@
 #include "apps/launch/process.h"
 
+#include <algorithm>
 #include <cerrno>
+#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstring>
 #include <ctime>
+#include <fstream>
+#include <set>
 
 #include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "core/base/error.h"
+#include "core/io/atomic_file.h"
 
 namespace nrl::launch {
 namespace {
@@ -89,6 +95,25 @@ void Process::signal(int number) {
 
 void Process::kill_group() {
   ::kill(-pid_, SIGKILL);
+}
+
+std::vector<pid_t> processes_with(std::span<const std::string> words) {
+  std::vector<pid_t> out;
+  for (const std::string& name : list_directory("/proc")) {
+    const std::string directory = "/proc/" + name;
+    struct stat st = {};
+    pid_t pid = 0;
+    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (error != std::errc() || end != name.data() + name.size() || pid == ::getpid() ||
+        ::stat(directory.c_str(), &st) != 0 || st.st_uid != ::getuid())
+      continue;
+    std::ifstream file(directory + "/cmdline", std::ios::binary);
+    std::set<std::string> found;
+    for (std::string word; std::getline(file, word, '\0');) found.insert(std::move(word));
+    if (std::all_of(words.begin(), words.end(), [&](const std::string& w) { return found.contains(w); }))
+      out.push_back(pid);
+  }
+  return out;
 }
 
 void block_signals() {

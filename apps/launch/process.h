@@ -2,6 +2,7 @@
 // A program that the supervisor starts and that must not outlive it.
 
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,9 @@ class Process {
   pid_t pid_ = 0;
   std::optional<int> code_;
 };
+
+/// Processes of this user on this host whose command line has all these words.
+std::vector<pid_t> processes_with(std::span<const std::string> words);
 
 /// Signals that the supervisor handles, SIGCHLD among them; they are blocked from now on in this thread and
 /// in those that it starts. SIGHUP only if it is not ignored, as under nohup.

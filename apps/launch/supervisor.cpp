@@ -63,6 +63,11 @@ class Supervisor {
   bool wait(
       double seconds, const std::function<bool()>& until = [] { return false; });
   void wait_for_ranks();
+  void end_launcher();
+  /// Environment variables that name the attempt.
+  std::vector<std::string> variables() const {
+    return {"NRL_RUN_ID=" + state_.run_id, fmt::format("NRL_ATTEMPT={}", state_.attempt)};
+  }
   bool examine_nodes(const Decision& decision);
   void find_spare();
   std::vector<std::string> unhealthy(const std::vector<std::string>& hosts);
@@ -159,8 +164,8 @@ Outcome Supervisor::attempt() {
   Outcome outcome;
   outcome.saved_before = newest_checkpoint(options_.checkpoint_dir);
   std::vector<std::string> words = command(options_.ranks, state_.hosts, path("launch.hosts"));
-  words.insert(words.end(),
-               {"env", "NRL_RUN_ID=" + state_.run_id, fmt::format("NRL_ATTEMPT={}", state_.attempt)});
+  words.emplace_back("env");
+  for (const std::string& variable : variables()) words.push_back(variable);
   if (const char* faults = std::getenv("NRL_FAULTS")) words.push_back(fmt::format("NRL_FAULTS={}", faults));
   words.push_back(options_.launcher.program);
   words.insert(words.end(), options_.arguments.begin(), options_.arguments.end());
@@ -220,6 +225,13 @@ void Supervisor::wait_for_ranks() {
   const double seconds = options_.network_timeout_seconds + verdict_seconds;
   say("ranks of attempt {} may still run on other hosts: waiting for {:.0f} s", state_.attempt, seconds);
   wait(seconds, gone);
+}
+
+// A launcher whose supervisor was killed is asked to end, which Open MPI's may fail to do when hosts vanish.
+void Supervisor::end_launcher() {
+  for (const pid_t pid : processes_with(variables()))
+    if (::kill(pid, SIGKILL) == 0)
+      say("process {}, the launcher of attempt {}, had not ended and is killed", pid, state_.attempt);
 }
 
 // The hosts whose examination finds a problem, or does not answer; none if no host at all answers.
@@ -341,6 +353,7 @@ int Supervisor::run() {
       }
     } else {
       wait_for_ranks();
+      end_launcher();
       outcome.code = static_cast<int>(Exit::peer_lost);
       outcome.failure = failure();
       outcome.saved = outcome.saved_before = newest_checkpoint(options_.checkpoint_dir);

@@ -154,6 +154,21 @@ case $case_name in
     nothing_left
     expect 0 run 2 plain.yaml "${long[@]}" checkpointing.save_period=0
     same plain/logs/metrics.jsonl run/logs/metrics.jsonl 0
+    # A launcher that stays when its ranks and its supervisor are gone, as Open MPI's may.
+    rm -r run
+    cat >stays <<'TEXT'
+#!/usr/bin/env bash
+mpirun --oversubscribe -n 2 "$@" &
+trap 'kill $!' TERM
+while :; do sleep 0.1; done
+TEXT
+    chmod +x stays
+    begin --launcher ./stays --ranks 2 -- run.yaml
+    kill -KILL $!
+    wait $! || true
+    expect 0 launch --ranks 2 -- run.yaml "${long[@]}"
+    says out.txt 'the launcher of attempt 1, had not ended and is killed' 'launch: attempt 2 starts: 2 ranks' 'Exit 0'
+    ! processes ./stays >left.txt || fail "the launcher is left: $(cat left.txt)"
     ;;
   *) fail "no case $case_name" ;;
 esac

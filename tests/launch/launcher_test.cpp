@@ -114,3 +114,15 @@ TEST_CASE("the health of a host", "[launch]") {
   for (int i = 0; i < test::fuzz_iterations() / 20; ++i)
     problem_in(test::mutated(text, static_cast<uint64_t>(i)));
 }
+
+TEST_CASE("processes are found by words of their command lines", "[launch]") {
+  const Words words{"NRL_RUN_ID=words-of-this-test", "NRL_ATTEMPT=3"};
+  CHECK(processes_with(words).empty());
+  Words command{"sh", "-c", "sleep 60; :", "sh"};
+  command.insert(command.end(), words.begin(), words.end());
+  const Process process(command);
+  const Words other{words[0], "NRL_ATTEMPT=4"}, part{"NRL_RUN_ID=words-of-this"};
+  CHECK(processes_with(words).size() == 1);
+  CHECK(processes_with(other).empty());
+  CHECK(processes_with(part).empty());
+}
