@@ -88,6 +88,8 @@ awk -v seed="$seed" -v failures="$failures" -v ending="$ends" -v harmless="$mild
         at = step + 2 + int(rand() * (last - step - 3))
         mild_kind = gentle[++used <= mild ? used : int(rand() * mild) + 1]
         if (mild_kind ~ /^(io-|full)/ && files++) continue
+        # What continues a launcher or a host continues its stopped ranks as well.
+        if (kind ~ /^stop/ && mild_kind ~ /^pause/) continue
         print attempt, mild_kind, mild_kind ~ /^io-/ ? 0 : int(rand() * 4), at
       }
       print attempt, kind, int(rand() * 4), last
@@ -101,7 +103,7 @@ faults=$(awk '
   BEGIN { text = "slow:all@step=1:seconds=0.02,steps=1000000,attempt=any" }
   $2 ~ /^(flip|nan)@/ {
     split($2, part, "@")
-    text = text "; " part[1] ":rank=" $3 "@step=" $4 ":" (part[2] == "repeat" ? "site=repeat" : "tensor=" part[2]) ",element=7,attempt=" $1
+    text = text "; " part[1] ":rank=" $3 "@step=" $4 ":" (part[2] == "repeat" ? "site=repeat" : "tensor=" part[2]) ",element=7" (part[1] == "flip" ? ",bit=12" : "") ",attempt=" $1
     next
   }
   $2 ~ /@/ {
@@ -188,12 +190,12 @@ chmod +x supervise
 start_supervisor() {
   rm -f cut-* power-*
   if ((hosts == 1)); then
-    NRL_FAULTS=$faults "$nrl_train" launch --max-restarts 1000 --ranks 4 -- run.yaml "${settings[@]}" > >(stamp >>lines.txt) 2>>err.txt &
+    NRL_FAULTS=$faults "$nrl_train" launch --max-restarts 1000 --ranks 4 -- run.yaml "${settings[@]}" > >(stamp >>lines.txt) 2> >(tee -a err.txt | stamp >>lines.txt) &
   else
     local losses=() i
     for i in 0 1 2; do losses+=(--cut "node$i,$work/cut-node$i" --kill "node$i,$work/power-node$i"); done
     NRL_FAULTS=$faults "$source_dir/scripts/multihost.sh" --hosts 2,2,2 "${losses[@]}" --supervise ./supervise '{hostfile}' "$nrl_train" launch \
-      --max-restarts 1000 --hosts '{hostfile}' --spares 1 -- run.yaml "${settings[@]}" > >(stamp >>lines.txt) 2>>err.txt &
+      --max-restarts 1000 --hosts '{hostfile}' --spares 1 -- run.yaml "${settings[@]}" > >(stamp >>lines.txt) 2> >(tee -a err.txt | stamp >>lines.txt) &
   fi
   runner=$!
 }
