@@ -13,7 +13,7 @@ namespace nrl::monitor {
 namespace {
 
 constexpr size_t most_bytes = size_t{64} << 10;
-/// Of failure.space: a text of this length is written in place.
+/// The size of failure.space: a text of this length is written in place.
 constexpr size_t space_bytes = size_t{16} << 10;
 
 /// The reserved space under this name, or a new file if there is none.

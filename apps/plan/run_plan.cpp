@@ -445,10 +445,10 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
 }
 
 std::string recompute_text(const RunPlan& plan) {
+  const std::vector<bool> held = model::held_blocks(plan.layout, plan.spec.layers);
   std::vector<int> blocks;
   for (int b = 0; b < static_cast<int>(plan.recompute.size()); ++b)
-    if (plan.recompute_reason.empty() || model::holds_block(plan.layout, plan.spec.layers, b))
-      blocks.push_back(b);
+    if (plan.recompute_reason.empty() || held[b]) blocks.push_back(b);
   std::string text = model::recompute_text(plan.recompute, blocks);
   if (text.empty() && !plan.recompute_reason.empty()) text = "nothing";
   return text + (plan.recompute_reason.empty() ? "" : ": " + plan.recompute_reason);

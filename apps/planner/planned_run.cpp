@@ -202,7 +202,7 @@ JsonValue json_of(const RunEstimate& e) {
 
 JsonValue json_of(const PlannedRun& run, const RankPlans& plans, const RunEstimate& estimate) {
   const Config& c = run.result.config;
-  const plan::RunPlan& plan = *plans.ranks.front().plan;
+  const plan::RunPlan& plan = plans.largest();
   const parallel::ProcessGrid& grid = plan.position.grid;
   const parallel::GridPoint &dense = grid.dense().sizes(), &expert = grid.expert().sizes();
   JsonValue memory = JsonValue::object();

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <map>
+#include <exception>
 #include <optional>
 #include <tuple>
 
@@ -25,41 +25,30 @@
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
+#include "core/device/cpu/features.h"
+#include "core/device/cpu/parallel.h"
 
 namespace nrl::planner {
 namespace {
 
-using Bytes = std::array<int64_t, memory::category_count>;
-
-Bytes bytes_of(const memory::MemoryPlan& memory) {
-  Bytes bytes;
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = memory.bytes(static_cast<memory::Category>(i));
-  return bytes;
-}
-
-/// The facts that the memory of a rank depends on.
-struct MemoryNeed {
+/// The part of the model that a rank holds.
+struct PartKey {
   int stage = 0, threads = 1;
   /// Elements of the parameters, in their order. They differ where the vocabulary is not a multiple of the
   /// tensor-parallel ranks, and buffers beside the parameters differ with them.
   std::vector<int64_t> elements;
-  Bytes groups;  ///< of the parameter groups
-  auto operator<=>(const MemoryNeed&) const = default;
+  auto operator<=>(const PartKey&) const = default;
 };
 
-MemoryNeed need_of(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
-                   const precision::Recipe& recipe, DeviceType device, int threads) {
+/// Bytes of the parameter groups' buffers on the rank at `position`, which holds `parameters`.
+int64_t group_bytes(const Config& config, const plan::GridPosition& position, const precision::Recipe& recipe,
+                    model::ParameterList& parameters) {
   memory::MemoryPlan memory;
-  model::ParameterList parameters =
-      model::make_parameters(spec, plan::model_layout(config, spec, position, device));
-  model::keep_in_fp8(recipe, parameters);
   plan::make_param_groups(
       parameters,
       [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
   memory.solve();
-  MemoryNeed need{.stage = position.at.pp, .threads = threads, .elements = {}, .groups = bytes_of(memory)};
-  for (const model::Parameter& p : parameters.all) need.elements.push_back(p.numel());
-  return need;
+  return memory.total_bytes();
 }
 
 /// The memory that auto may plan with, of a rank on the node with most ranks.
@@ -69,54 +58,71 @@ size_t rank_memory(const Config& config, int world, const train::DeviceChoice& d
                                 *std::max_element(local.begin(), local.end()));
 }
 
-// Sorted by total memory, the largest first. Ranks that differ only in their data have equal plans, except
-// that shards of parameters have ends of different sizes: of the first `most_shards` ranks each counts, so
-// that the work does not grow with their number.
-std::vector<EqualRanks> plan_ranks(const ConfigResult& result, int world, const BatchPlan& batch,
-                                   const train::DeviceChoice& device) {
+// Sorted by total memory, the largest first. Ranks of a part differ in the ends of their shards: of the first
+// `most_shards` ranks each counts, so that the work does not grow with their number.
+std::vector<PartPlan> plan_parts(const ConfigResult& result, int world, const BatchPlan& batch,
+                                 const train::DeviceChoice& device) {
   const Config& c = result.config;
   const model::ModelSpec spec = train::load_model_spec(result);
   const std::vector<int> local = plan::local_sizes(c, world);
   const precision::Recipe recipe = plan::recipe_for(c, device.type, spec.layers);
   constexpr size_t most_shards = 64;
   const bool shards = c.distributed.shard_strategy != ShardStrategy::ddp;
-  std::map<std::tuple<int, int, int>, std::vector<int>> by_part;  // of the model: tp, pp; ranks on the node
+  std::map<std::tuple<int, int, int>, std::vector<int>> by_place;  // of the grid: tp, pp; ranks on the node
   const parallel::RankGrid grid(plan::grid_position(c, world, 0).sizes);
   for (int rank = 0; rank < world; ++rank) {
     const parallel::GridPoint at = grid.coordinates(rank);
-    by_part[{at.tp, at.pp, local[rank]}].push_back(rank);
+    by_place[{at.tp, at.pp, local[rank]}].push_back(rank);
   }
-  std::map<MemoryNeed, std::vector<int>> by_need;
-  for (const auto& [part, ranks] : by_part) {
-    const int threads = train::threads_for(c.kernels, std::get<2>(part));
-    std::vector<int>* equal = nullptr;
+  struct Part {
+    std::array<std::vector<int64_t>, 2> bytes;  // of the parameter groups: tp 0 or not; by index in a place
+    std::map<int64_t, std::vector<int>> ranks;
+  };
+  std::map<PartKey, Part> parts;
+  std::map<int, int> threads;  // of a rank, by the ranks on its node
+  for (const auto& [place, ranks] : by_place) {
+    const int on_node = std::get<2>(place);
+    if (!threads.contains(on_node)) threads[on_node] = train::threads_for(c.kernels, on_node);
+    const plan::GridPosition position = plan::grid_position(c, world, ranks.front());
+    model::ParameterList parameters =
+        model::make_parameters(spec, plan::model_layout(c, spec, position, device.type));
+    model::keep_in_fp8(recipe, parameters);
+    PartKey key{.stage = position.at.pp, .threads = threads[on_node], .elements = {}};
+    for (const model::Parameter& p : parameters.all) key.elements.push_back(p.numel());
+    Part& part = parts[key];
+    std::vector<int64_t>& bytes = part.bytes[position.at.tp == 0 ? 0 : 1];
     for (size_t i = 0; i < ranks.size(); ++i) {
-      if (i == 0 || (shards && i < most_shards)) {
-        const plan::GridPosition position = plan::grid_position(c, world, ranks[i]);
-        equal = &by_need[need_of(c, spec, position, recipe, device.type, threads)];
-      }
-      equal->push_back(ranks[i]);
+      const size_t shard = !shards ? 0 : std::min(i, most_shards - 1);
+      if (shard == bytes.size())
+        bytes.push_back(group_bytes(c, plan::grid_position(c, world, ranks[i]), recipe, parameters));
+      part.ranks[-bytes[shard]].push_back(ranks[i]);
     }
   }
-  std::map<Bytes, EqualRanks> by_bytes;
-  for (const auto& [need, ranks] : by_need) {
-    const int first = *std::min_element(ranks.begin(), ranks.end()), threads = need.threads;
-    auto plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
-                                    threads, {}, rank_memory(c, world, device));
-    EqualRanks& equal = by_bytes[bytes_of(plan->memory)];
-    equal.ranks.insert(equal.ranks.end(), ranks.begin(), ranks.end());
-    if (equal.plan) continue;
-    equal.threads = threads;
-    equal.plan = std::move(plan);
+  std::vector<PartPlan> out;
+  for (auto& [key, part] : parts) {
+    PartPlan& planned = out.emplace_back();
+    planned.threads = key.threads;
+    const int64_t most = part.ranks.begin()->first;
+    for (auto& [negative, ranks] : part.ranks) {
+      std::sort(ranks.begin(), ranks.end());
+      planned.ranks[negative - most] = std::move(ranks);
+    }
   }
-  std::vector<EqualRanks> out;
-  for (auto& [bytes, equal] : by_bytes) {
-    std::sort(equal.ranks.begin(), equal.ranks.end());
-    out.push_back(std::move(equal));
-  }
-  std::stable_sort(out.begin(), out.end(), [](const EqualRanks& a, const EqualRanks& b) {
-    const int64_t left = a.plan->memory.total_bytes(), right = b.plan->memory.total_bytes();
-    return left != right ? left > right : a.ranks < b.ranks;
+  const size_t memory = rank_memory(c, world, device);
+  std::vector<std::exception_ptr> errors(out.size());
+  cpu::parallel_tasks(cpu::available_cores(), static_cast<int64_t>(out.size()), [&](int64_t i, int) {
+    const int first = out[i].ranks.begin()->second.front();
+    try {
+      out[i].plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
+                                        out[i].threads, {}, memory);
+    } catch (...) {
+      errors[i] = std::current_exception();
+    }
+  });
+  for (const std::exception_ptr& error : errors)
+    if (error) std::rethrow_exception(error);
+  std::stable_sort(out.begin(), out.end(), [](const PartPlan& a, const PartPlan& b) {
+    return a.plan->memory.total_bytes() > b.plan->memory.total_bytes();
   });
   return out;
 }
@@ -145,11 +151,14 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
 
 /// Prints what is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for
 /// itself.
-void print_layers(const std::vector<EqualRanks>& ranks) {
+void print_layers(const std::vector<PartPlan>& parts) {
   std::map<std::string, std::vector<int>> by_text;
-  for (const EqualRanks& equal : ranks) {
-    std::vector<int>& same = by_text[plan::recompute_text(*equal.plan)];
-    same.insert(same.end(), equal.ranks.begin(), equal.ranks.end());
+  std::map<int64_t, std::string> by_bytes;  // stages with equal layers recompute alike
+  for (const PartPlan& part : parts) {
+    std::string& text = by_bytes[part.plan->memory.total_bytes()];
+    if (text.empty()) text = plan::recompute_text(*part.plan);
+    std::vector<int>& same = by_text[text];
+    for (const auto& [less, ranks] : part.ranks) same.insert(same.end(), ranks.begin(), ranks.end());
   }
   for (auto& [text, of] : by_text) {
     std::sort(of.begin(), of.end());
@@ -160,17 +169,16 @@ void print_layers(const std::vector<EqualRanks>& ranks) {
 }
 
 /// Prints both figures where the configured recomputation takes more memory than auto would.
-void print_recompute_advice(const Config& c, int world, const EqualRanks& ranks,
+void print_recompute_advice(const Config& c, int world, const PartPlan& part,
                             const train::DeviceChoice& device) {
   if (!plan::recompute_is_configured(c.policy) ||
       c.policy.recompute.granularity == RecomputeGranularity::none)
     return;
   Config open = c;
   open.policy = plan::with_open_recompute(c.policy);
-  const plan::RunPlan& plan = *ranks.plan;
-  const auto automatic =
-      plan::make_run_plan(open, plan.spec, plan.batch, plan::grid_position(c, world, ranks.ranks.front()),
-                          device.type, ranks.threads, {}, rank_memory(c, world, device));
+  const plan::RunPlan& plan = *part.plan;
+  const auto automatic = plan::make_run_plan(open, plan.spec, plan.batch, plan.position, device.type,
+                                             part.threads, {}, rank_memory(c, world, device));
   const auto bytes = [](const plan::RunPlan& p) {
     return static_cast<uint64_t>(p.memory.bytes(memory::Category::activations));
   };
@@ -250,6 +258,18 @@ bool assumes_this_machine(const Config& config, int world, const train::DeviceCh
          plan::configured_nodes(config, world).empty();
 }
 
+std::map<int64_t, std::vector<int>> RankPlans::by_need() const {
+  std::map<int64_t, std::vector<int>> out;
+  const int64_t most = largest().memory.total_bytes();
+  for (const PartPlan& part : parts)
+    for (const auto& [less, ranks] : part.ranks) {
+      std::vector<int>& same = out[most - part.plan->memory.total_bytes() + less];
+      same.insert(same.end(), ranks.begin(), ranks.end());
+    }
+  for (auto& [less, ranks] : out) std::sort(ranks.begin(), ranks.end());
+  return out;
+}
+
 RankPlans plan_all(const ConfigResult& result, int world, const BatchPlan& batch,
                    const train::DeviceChoice& choice, const machine::DeviceModel* gpu) {
   const Config& c = result.config;
@@ -258,8 +278,8 @@ RankPlans plan_all(const ConfigResult& result, int world, const BatchPlan& batch
       gpu ? ops::DryDevice(gpu->properties(), {})
           : plan::usual_device(choice.type, 1,
                                plan::recipe_for(c, choice.type, train::load_model_spec(result).layers)));
-  out.ranks = plan_ranks(result, world, batch, choice);
-  out.traffic = engine::step_traffic(out.ranks.front().plan, engine::training_options(c), *out.device);
+  out.parts = plan_parts(result, world, batch, choice);
+  out.traffic = engine::step_traffic(out.parts.front().plan, engine::training_options(c), *out.device);
   return out;
 }
 
@@ -268,9 +288,10 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
                 bool buffers) {
   const Config& c = result.config;
   const DeviceType device = choice.type;
-  const std::vector<EqualRanks>& ranks = plans.ranks;
+  const std::map<int64_t, std::vector<int>> ranks = plans.by_need();
   const std::vector<plan::Traffic>& traffic = plans.traffic;
-  const plan::RunPlan& plan = *ranks.front().plan;
+  const plan::RunPlan& plan = plans.largest();
+  const int threads = plans.parts.front().threads;
   log::info("model    {} parameters{}, {} layers, {:.4f} GFLOP per token in training at length {}",
             grouped(plan.whole.total()),
             plan.spec.head == model::HeadKind::scalar ? model::head_text(plan.spec) : "", plan.spec.layers,
@@ -281,7 +302,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
     log::info("trains   {}", trained);
   const std::string fp8 = plan::fp8_text(c, plan);
   log::info("device   {}, {} per rank, weights and activations in {}{}",
-            device == DeviceType::cuda ? "cuda" : "cpu", counted(ranks.front().threads, "thread"),
+            device == DeviceType::cuda ? "cuda" : "cpu", counted(threads, "thread"),
             name_of(plan.recipe.activations()), fp8.empty() ? "" : " + " + fp8);
   if (assumes_this_machine(c, world, choice))
     log::info("         all {} ranks on this machine (others: --device h100, or cluster.gpus_per_node)",
@@ -309,11 +330,11 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   const double mib = static_cast<double>(bound) * size_of(DType::f32) / (1 << 20);
   log::info("buckets  {} of up to {:.6g} MiB{}, {} elements with padding", buckets, mib,
             c.distributed.bucket_size_mb.is_auto() ? " (auto)" : "", grouped(elements));
-  print_layers(ranks);
-  print_recompute_advice(c, world, ranks.front(), choice);
+  print_layers(plans.parts);
+  print_recompute_advice(c, world, plans.parts.front(), choice);
   print_offloaded(plan);
   log::info("memory   in bytes, {}",
-            ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.front().ranks)));
+            ranks.size() == 1 ? "per rank" : fmt::format("{} (largest)", rank_list(ranks.begin()->second)));
   const auto row = [](std::string_view name, int64_t bytes) {
     log::info("  {:<12} {:>16}   {}", name, grouped(bytes), human_bytes(static_cast<uint64_t>(bytes)));
   };
@@ -333,7 +354,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   std::string no_reference;
   if (generates_rollouts(c)) {
     try {
-      reference = train::reference_bytes(c, *ranks.front().plan);
+      reference = train::reference_bytes(c, plan);
     } catch (const Error& e) {
       no_reference = e.what();
     }
@@ -342,7 +363,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
     std::optional<int64_t> left;
     if (const size_t memory = rank_memory(c, world, choice); memory > 0)
       left = static_cast<int64_t>(memory) - total;
-    generation = plan::plan_generation(c, *ranks.front().plan, left);
+    generation = plan::plan_generation(c, plan, left);
     total += generation->memory.total();
     row("generation", generation->memory.total());
   }
@@ -372,13 +393,13 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
               human_bytes(static_cast<uint64_t>(offloaded)),
               on_host ? "in a file (memory.offload_dir)" : "in page-locked host memory");
   constexpr size_t shown = 16;
-  for (size_t i = 1; i < std::min(ranks.size(), shown); ++i) {
-    const int64_t less = plan.memory.total_bytes() - ranks[i].plan->memory.total_bytes();
-    log::info("  {}: {} less", rank_list(ranks[i].ranks), human_bytes(static_cast<uint64_t>(less)));
+  for (auto kind = std::next(ranks.begin()); kind != ranks.end(); ++kind) {
+    if (static_cast<size_t>(std::distance(ranks.begin(), kind)) == shown) break;
+    log::info("  {}: {} less", rank_list(kind->second), human_bytes(static_cast<uint64_t>(kind->first)));
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
-  print_host(c, plan, traffic, ranks.front().threads, order, generation ? generation->memory.total() : 0,
-             reference, on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0);
+  print_host(c, plan, traffic, threads, order, generation ? generation->memory.total() : 0, reference,
+             on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0);
   if (unknown.empty())
     log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

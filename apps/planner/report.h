@@ -1,6 +1,7 @@
 #pragma once
 // Output of `nrl-train plan`.
 
+#include <map>
 #include <memory>
 #include <vector>
 
@@ -21,17 +22,22 @@ bool knows_memory(const Config& config, int world, const train::DeviceChoice& de
 /// not name the CPU (device: cpu) or the nodes (cluster), for several ranks and without a GPU here.
 bool assumes_this_machine(const Config& config, int world, const train::DeviceChoice& device);
 
-/// Ranks that need the same memory in every category.
-struct EqualRanks {
-  std::vector<int> ranks;
+/// Ranks that hold equal parts of the model: they differ in their data and in their shards of parameters.
+struct PartPlan {
   int threads = 1;                      ///< of a rank
-  std::unique_ptr<plan::RunPlan> plan;  ///< of the first of these ranks
+  std::unique_ptr<plan::RunPlan> plan;  ///< of the first rank with the largest shards
+  /// By the bytes that their shards are smaller; ascending ranks.
+  std::map<int64_t, std::vector<int>> ranks;
 };
 /// The plans of a run's ranks, those that need most memory first, and the traffic of a step of the first one.
 struct RankPlans {
   std::unique_ptr<ops::DryDevice> device;  ///< that the first plan is bound to
-  std::vector<EqualRanks> ranks;
+  std::vector<PartPlan> parts;
   std::vector<plan::Traffic> traffic;
+
+  const plan::RunPlan& largest() const { return *parts.front().plan; }
+  /// All ranks by the bytes that they need less than the largest().
+  std::map<int64_t, std::vector<int>> by_need() const;
 };
 RankPlans plan_all(const ConfigResult& result, int world, const BatchPlan& batch,
                    const train::DeviceChoice& device, const machine::DeviceModel* gpu);

@@ -13,7 +13,7 @@ Variant variant_of(std::string name, const PlannedRun& run) {
   Variant out{.name = std::move(name)};
   const RankPlans plans = plan_all(run.result, run.world, run.batch, run.device, run.gpu);
   out.estimate = estimate_run(run);
-  out.memory = plans.ranks.front().plan->memory.total_bytes();
+  out.memory = plans.largest().memory.total_bytes();
   out.capacity = static_cast<int64_t>(run.device.memory);
   out.json = json_of(run, plans, out.estimate);
   return out;

@@ -67,7 +67,7 @@ TEST_CASE("the parameters of all ranks cover the model, and only copies overlap"
     CHECK((list.head >= 0) == rank.last_stage());
     REQUIRE(static_cast<int64_t>(list.layers.size()) == spec.layers);
     for (int l = 0; l < spec.layers; ++l)
-      CHECK((list.layers[l].qkv >= 0) == holds_block(rank, spec.layers, l));
+      CHECK((list.layers[l].qkv >= 0) == held_blocks(rank, spec.layers)[l]);
     for (const Parameter& p : list.all) {
       int64_t in_parts = 0;
       const bool copy = (p.copies == Copies::tp && rank.tensor_rank > 0) ||
@@ -122,9 +122,9 @@ TEST_CASE("blocks are spread over the chunks of all stages in the order of the m
     next = blocks.end;
   }
   CHECK(next == 7);
-  CHECK(holds_block(layout, 7, 0));
-  CHECK_FALSE(holds_block(layout, 7, 1));  // chunk 1 of the model is the first of stage 1
-  CHECK(holds_block(layout, 7, 3));
+  CHECK(held_blocks(layout, 7)[0]);
+  CHECK_FALSE(held_blocks(layout, 7)[1]);  // chunk 1 of the model is the first of stage 1
+  CHECK(held_blocks(layout, 7)[3]);
 }
 
 TEST_CASE("blocks are spread as the split says", "[layout]") {

@@ -75,8 +75,9 @@ std::string split_problem(const ModelLayout& layout, int64_t layers) {
   return sum == layers ? "" : fmt::format("its chunks have {} layers, the model {}", sum, layers);
 }
 
-BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk) {
-  const std::vector<int64_t> sizes = chunk_sizes(layout, layers);
+namespace {
+
+BlockRange blocks_of(const std::vector<int64_t>& sizes, int model_chunk) {
   NRL_CHECK(model_chunk >= 0 && model_chunk < static_cast<int>(sizes.size()), "chunk {} of {}", model_chunk,
             sizes.size());
   int64_t begin = 0;
@@ -84,19 +85,27 @@ BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chu
   return {static_cast<int>(begin), static_cast<int>(begin + sizes[model_chunk])};
 }
 
+}  // namespace
+
+BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chunk) {
+  return blocks_of(chunk_sizes(layout, layers), model_chunk);
+}
+
 int64_t held_expert_layers(const ModelSpec& spec, const ModelLayout& layout, int64_t blocks) {
+  const std::vector<bool> held = held_blocks(layout, spec.layers);
   int64_t layers = 0;
-  for (int l = 0; l < static_cast<int>(blocks); ++l)
-    layers += spec.has_experts(l) && holds_block(layout, spec.layers, l) ? 1 : 0;
+  for (int l = 0; l < static_cast<int>(blocks); ++l) layers += spec.has_experts(l) && held[l] ? 1 : 0;
   return layers;
 }
 
-bool holds_block(const ModelLayout& layout, int64_t layers, int block) {
+std::vector<bool> held_blocks(const ModelLayout& layout, int64_t layers) {
+  const std::vector<int64_t> sizes = chunk_sizes(layout, layers);
+  std::vector<bool> held(static_cast<size_t>(layers));
   for (int c = 0; c < layout.chunks; ++c) {
-    const BlockRange blocks = chunk_blocks(layout, layers, layout.model_chunk(c));
-    if (block >= blocks.begin && block < blocks.end) return true;
+    const BlockRange blocks = blocks_of(sizes, layout.model_chunk(c));
+    std::fill(held.begin() + blocks.begin, held.begin() + blocks.end, true);
   }
-  return false;
+  return held;
 }
 
 std::vector<ContextKind> context_kinds(const ModelSpec& spec, const ModelLayout& layout) {

@@ -80,8 +80,8 @@ BlockRange chunk_blocks(const ModelLayout& layout, int64_t layers, int model_chu
 /// Why this many blocks cannot be spread over the layout's chunks; empty if they can. Only the first and the
 /// last chunk of the model may be without blocks.
 std::string split_problem(const ModelLayout& layout, int64_t layers);
-/// Whether one of this rank's chunks has the block.
-bool holds_block(const ModelLayout& layout, int64_t layers, int block);
+/// By block of the model: true if one of this rank's chunks has it.
+std::vector<bool> held_blocks(const ModelLayout& layout, int64_t layers);
 
 /// This rank's blocks with experts among the first `blocks` of the model.
 int64_t held_expert_layers(const ModelSpec& spec, const ModelLayout& layout, int64_t blocks);

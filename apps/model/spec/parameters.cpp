@@ -30,9 +30,8 @@ class Builder {
                                Init::normal, false);
       replicated(list_.positions, false);  // its gradient is computed from all tokens
     }
-    for (int64_t i = 0; i < spec_.layers; ++i)
-      list_.layers.push_back(holds_block(layout_, spec_.layers, static_cast<int>(i)) ? layer(i)
-                                                                                     : LayerParameters{});
+    const std::vector<bool> held = held_blocks(layout_, spec_.layers);
+    for (int64_t i = 0; i < spec_.layers; ++i) list_.layers.push_back(held[i] ? layer(i) : LayerParameters{});
     if (layout_.last_stage()) {
       norm("final_norm", gpt2_ ? "transformer.ln_f" : "model.norm", list_.final_norm, list_.final_norm_bias);
       if (spec_.head == HeadKind::scalar)
