@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 #include <spdlog/fmt/ranges.h>
 
+#include "apps/diagnosis/stale_segments.h"
 #include "apps/launch/health.h"
 #include "apps/nrl-train/commands.h"
 #include "core/base/log.h"
@@ -100,6 +101,7 @@ int run_doctor() {
 
 // 69: this host should not be used.
 int run_health(bool json) {
+  diagnosis::remove_stale_segments();
   const launch::Health health = launch::examine(1);
   if (json) {
     log::info("{}", to_json(health).dump());

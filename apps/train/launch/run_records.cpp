@@ -9,6 +9,7 @@
 
 #include "apps/diagnosis/flight_files.h"
 #include "apps/diagnosis/stacks.h"
+#include "apps/diagnosis/stale_segments.h"
 #include "apps/monitor/timers.h"
 #include "apps/train/launch/agreed.h"
 #include "apps/train/launch/faults.h"
@@ -41,7 +42,10 @@ RunRecords::RunRecords(comm::World& world, std::string log_dir, const std::strin
   fault::arm(faults, world.rank(), node, attempt_);
   if (world.rank() == 0)
     for (const fault::Fault& f : faults) log::warn("NRL_FAULTS: this run will have {}", fault::describe(f));
-  if (world.local_rank() == 0) diagnosis::collect_flights(log_dir_, run_id_, attempt_);
+  if (world.local_rank() == 0) {
+    diagnosis::collect_flights(log_dir_, run_id_, attempt_);
+    diagnosis::remove_stale_segments();
+  }
   if (world.rank() == 0) try {
       monitor::reserve_failure_space(log_dir_);
     } catch (const Error& e) {
