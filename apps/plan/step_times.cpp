@@ -49,7 +49,8 @@ StepTimes forward_step_times(PlannedRank rank, const machine::DeviceModel& devic
   add_operations();
   rank.decoder.watch_ticks({});
   for (const ops::Call& call : calls)
-    add(call.step, machine::estimate(device, call, machine::likely).seconds());
+    if (call.step >= 0)  // Copies after the last step belong to none.
+      add(call.step, machine::estimate(device, call, machine::likely).seconds());
   return times;
 }
 
