@@ -33,6 +33,10 @@ constexpr Protocol nccl_tree[] = {
     {"tree LL", 6.8e-6, 0.6e-6, 5e-6, 0.92 / 3.8, {141e9, 45e9, 35e9}}};
 // PAT (arXiv:2506.20252), with one rank in each domain. The tuner counts a part that is linear in the ranks.
 constexpr double pat_start = 8.4e-6, pat_step = 14e-6 / 3.5, pat_rank = 2.8e-6, pat_fraction = 0.75;
+// NVLS: switches add and multicast, a rank sends its bytes once and a part of the results. All-reduce on 8
+// H100 and 8 H200 takes these seconds within 4 % from 32 MiB to 8 GiB (Azure, AI-benchmarking-guide, ND H100
+// v5 and ND H200 v5: 295 to 479 GB/s of bus bandwidth); NCCL's tuner has 0.85 for the fraction.
+constexpr double nvls_start = 75e-6, nvls_fraction = 0.83;
 /// A message to another domain occupies the sender's proxy thread for this long (getNetOverhead).
 constexpr double message_overhead = 1e-6;
 
@@ -72,6 +76,11 @@ class Estimate {
     if (!f_.nccl() || c_.domains < c_.ranks) return;
     consider("PAT", pat_start + doublings(c_.ranks) * pat_step + c_.ranks * pat_rank,
              bytes / (pat_fraction * ring_));
+  }
+  /// Sums in the switches of an NVLink domain.
+  void switches(double bytes) {
+    if (!f_.nvls() || c_.domains > 1 || c_.ranks < 3) return;
+    consider("NVLS", nvls_start, bytes * (1 + 1.0 / c_.ranks) / (nvls_fraction * f_.node_bandwidth()));
   }
   /// Between all pairs, `bytes` to each.
   void pairs(double bytes) {
@@ -122,6 +131,7 @@ CollectiveTime modeled(const Fabric& fabric, const Crossing& c, Op op, double by
     case Op::barrier:
       e.ring(2, wire);
       e.tree(op == Op::barrier ? 0 : bytes);
+      e.switches(op == Op::barrier ? 0 : bytes);
       break;
     case Op::all_gather:
     case Op::reduce_scatter:

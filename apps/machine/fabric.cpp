@@ -103,7 +103,11 @@ std::vector<int> even_sizes(const DeviceModel& device, int world) {
 
 Fabric::Fabric(const ClusterConfig& cluster, const DeviceModel& device, std::span<const ClusterNode> nodes,
                int world)
-    : world_(world), nccl_(device.gpu()), node_(device.node), network_(device.network) {
+    : world_(world),
+      nccl_(device.gpu()),
+      nvls_(device.major >= 9 && device.node_ranks > 2),
+      node_(device.node),
+      network_(device.network) {
   const FabricConfig& f = cluster.fabric;
   if (f.adapter_gbit) network_.bandwidth = adapter_efficiency * *f.adapter_gbit * 1e9 / 8;
   network_.bandwidth *= f.adapters_per_rank;

@@ -70,6 +70,8 @@ class Fabric {
   const LinkModel& network() const { return network_; }
   /// GPUs: operations run in kernels of NCCL, whose protocols collective_time.h chooses from.
   bool nccl() const { return nccl_; }
+  /// GPUs whose NVLink switches add and multicast: from compute capability 9.0, more than two on a node.
+  bool nvls() const { return nvls_; }
   int world() const { return world_; }
   /// Ranks of the largest NVLink domain.
   int domain_ranks() const { return domain_ranks_; }
@@ -88,7 +90,7 @@ class Fabric {
   Crossing worst_of(const parallel::ProcessGrid& grid, const parallel::GroupId& id) const;
 
   int world_, domain_ranks_;
-  bool nccl_;
+  bool nccl_, nvls_;
   std::vector<Place> places_;  // by rank; empty: domains of domain_ranks_ consecutive ranks
   LinkModel node_, network_;
   int leaf_ranks_;

@@ -139,6 +139,25 @@ TEST_CASE("steps cost time, and NCCL's algorithm is the fastest one", "[machine]
     }
 }
 
+TEST_CASE("switches add within a domain of Hopper GPUs", "[machine]") {
+  const auto sum = time_of(h100(), 1, 8, Op::all_reduce, gib);
+  CHECK(sum.algorithm == "NVLS");
+  CHECK(sum.time.value == Approx(75e-6 + gib * (1 + 1.0 / 8) / (0.83 * 370e9)).epsilon(1e-9));
+  // Azure's ND H100 v5, bus bandwidth of 8 ranks: seconds are 7 / 4 of the bytes over it.
+  const std::map<double, double> published{{32, 295.5e9},  {64, 361.8e9},   {128, 400.6e9},
+                                           {256, 423.4e9}, {1024, 466.4e9}, {8192, 478.9e9}};
+  for (const auto& [mebibytes, bandwidth] : published) {
+    INFO(mebibytes << " MiB");
+    CHECK(seconds(h100(), 1, 8, Op::all_reduce, mebibytes * mib) ==
+          Approx(1.75 * mebibytes * mib / bandwidth).epsilon(0.05));
+  }
+  for (const auto& [device, domains] : {std::pair("h100", 2), std::pair("a100", 1), std::pair("h100-nvl", 1)})
+    CHECK(time_of(machine::find_device_model("--device", device), domains, domains > 1 ? 8 : 2,
+                  Op::all_reduce, gib)
+              .algorithm != "NVLS");
+  CHECK(time_of(h100(), 1, 8, Op::reduce_scatter, gib).algorithm == "ring");
+}
+
 TEST_CASE("more bandwidth and fewer limits are never slower", "[machine]") {
   for (const Op op : {Op::all_reduce, Op::all_gather, Op::all_to_all, Op::send, Op::broadcast, Op::exchange})
     for (const double bytes : {1e3, 1e6, 1e9}) {
