@@ -16,8 +16,11 @@ namespace {
 constexpr double own_forward = 0.30, own_backward = 0.17, own_f32 = 0.30;
 /// At this many keys per query fused attention reaches half of its rate on long sequences.
 constexpr double attention_half_keys = 256;
-/// A GEMM with this inner dimension spends half of its time outside the main loop.
-constexpr double gemm_half_inner = 128;
+/// A GEMM with this inner dimension spends half of its time outside the main loop. FP8: cuBLASLt on an H100
+/// and an H200 loses 12 % from 16,384 to 4,096 (Azure, AI-benchmarking-guide, ND H100 v5 and ND H200 v5:
+/// 1,377 and 1,217 TFLOP/s), and the GEMMs of a layer gain a factor of 1.90 over bf16 (TransformerEngine,
+/// docs/examples/gemm_profiling).
+constexpr double gemm_half_inner = 128, fp8_half_inner = 512;
 /// The part of a GEMM's epilogue traffic that no main loop hides.
 constexpr double exposed_epilogue = 0.6;
 
@@ -27,8 +30,23 @@ struct OpFraction {
   std::string_view op;
   double fraction;
 };
-/// Measured on an H200. Cross entropy reads half of a long row again.
-constexpr OpFraction slower_ops[] = {{"cross_entropy", 0.61}, {"qk_norm_rope_backward", 0.75}};
+/// Measured on an H200 by `bench ops` (docs/gpu-results.md, "Memory-bound kernels"), times 4.18 over 4.30
+/// TB/s, its copy there and in device_models.cpp. Norms as they come in layers, with a residual; rounding to
+/// FP8 with and without an activation. The cross entropy reads half of a long row again.
+constexpr OpFraction op_fractions[] = {{"norm_forward", 0.88},
+                                       {"norm_backward", 0.83},
+                                       {"rope", 0.87},
+                                       {"activation_forward", 0.97},
+                                       {"activation_backward", 0.98},
+                                       {"qk_norm_rope_forward", 0.69},
+                                       {"qk_norm_rope_backward", 0.76},
+                                       {"cross_entropy", 0.68},
+                                       {"adamw", 0.95},
+                                       {"quantize", 0.89},
+                                       {"dropout", 0.67},
+                                       {"column_sums", 0.67},
+                                       {"embedding_forward", 0.80},
+                                       {"embedding_backward", 0.59}};
 
 /// Our own FP8 GEMMs of experts beside a library's, on an H200 with scales of tensors.
 constexpr OpFraction fp8_experts[] = {{"grouped_linear_forward", 0.79},
@@ -92,14 +110,17 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
   if (cost.bytes() + cost.flops == 0) return time;
   switch (cost.work) {
     case ops::Work::memory:
-      time.memory = (cost.bytes() + cost.scratch) / (copy * fraction_of(call.op, slower_ops, op_bandwidth));
+      time.memory = (cost.bytes() + cost.scratch) /
+                    (copy * (gpu.gpu() ? fraction_of(call.op, op_fractions, op_bandwidth) : op_bandwidth));
       break;
     case ops::Work::gemm: {
       const auto inner = static_cast<double>(cost.gemm[2]);
-      const double rate =
-          peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic * tile_utilization(gpu, cost.gemm) * inner /
-          (inner + gemm_half_inner) *
-          (gpu.gpu() && size_of(cost.operands) == 1 ? fraction_of(call.op, fp8_experts, 1) : 1);
+      const bool fp8 = gpu.gpu() && size_of(cost.operands) == 1;
+      const double experts = fp8 ? fraction_of(call.op, fp8_experts, 0) : 0;  // 0: a GEMM of the library
+      const double half = fp8 && experts == 0 ? fp8_half_inner : gemm_half_inner;
+      const double rate = peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic *
+                          tile_utilization(gpu, cost.gemm) * inner / (inner + half) *
+                          (experts > 0 ? experts : 1);
       time.arithmetic = cost.flops / rate + exposed_epilogue * cost.epilogue / copy;
       time.memory = cost.bytes() / (copy * op_bandwidth);
       break;
@@ -169,15 +190,20 @@ std::string assumptions(const DeviceModel& gpu) {
   const auto attention = [&](const AttentionRates& r) {
     return fmt::format("{}, {}, {} %", percent(r.d64), percent(r.d128), percent(r.d256));
   };
+  const auto [slowest, fastest] =
+      std::minmax_element(std::begin(op_fractions), std::end(op_fractions),
+                          [](const OpFraction& a, const OpFraction& b) { return a.fraction < b.fraction; });
   return fmt::format(
       "assumed     {:.0f} TFLOP/s dense bf16 (data sheet), {:.2f} TB/s in a copy\n"
-      "assumed     GEMMs reach {} % of the peak, less by tiles and epilogue; other kernels {} % of the copy\n"
+      "assumed     GEMMs reach {} % of the peak, less by tiles and epilogue; other kernels {} to {} % of the "
+      "copy\n"
       "assumed     cuDNN's attention at head dimension 64, 128, 256: forward {}, backward {} of the peak\n"
       "assumed     our own attention: forward {}, backward {} % of the peak; {:.0f} us between kernels\n"
       "assumed     poor and good rates: arithmetic x {:.2f} and x {:.2f}, bandwidth x {:.2f} and x {:.2f}",
-      gpu.bf16_flops() * 1e-12, gpu.copy * 1e-12, percent(gpu.gemm), percent(op_bandwidth),
-      attention(gpu.forward), attention(gpu.backward), percent(own_forward), percent(own_backward),
-      launch_gap * 1e6, poor.arithmetic, good.arithmetic, poor.bandwidth, good.bandwidth);
+      gpu.bf16_flops() * 1e-12, gpu.copy * 1e-12, percent(gpu.gemm), percent(slowest->fraction),
+      percent(fastest->fraction), attention(gpu.forward), attention(gpu.backward), percent(own_forward),
+      percent(own_backward), launch_gap * 1e6, poor.arithmetic, good.arithmetic, poor.bandwidth,
+      good.bandwidth);
 }
 
 }  // namespace nrl::machine

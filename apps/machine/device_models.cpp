@@ -19,9 +19,10 @@ namespace {
 // steps of training, at its power limit (docs/gpu-results.md): its attention at head dimensions 64 and 128,
 // cuDNN 9.14 and 9.19 alike, and that its GEMMs and its copy are as assumed. The rest is assumed:
 //   memory     as nvidia-smi reports it with ECC, B200: cudaMemGetInfo's total
-//   copy       about 90 % of the data sheet's bandwidth (A100 2.04 and 1.56, H100 3.35, PCIe 2.0, NVL 3.94,
-//   H20
-//              4.0, H200 4.8, B200 and GB200 8.0 TB/s)
+//   copy       about 90 % of the data sheet's bandwidth (A100 40 GB 1.56, H100 3.35, PCIe 2.0, NVL 3.94,
+//   H20 4.0,
+//              H200 4.8, B200 and GB200 8.0 TB/s); A100 80 GB: 1.61 in the copy of BabelStream (Azure,
+//              AI-benchmarking-guide, ND A100 v4), where an H200 has 4.01
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
 //              near what llm.c and llmq publish for whole steps; A100: about 255 of 312. PCIe and NVL cards
 //              reach their power limit earlier, an H20 never
@@ -29,7 +30,8 @@ namespace {
 //              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100. An H20 has an H100's
 //              exponentials per multiprocessor beside a quarter of its FLOP/s
 //   node       82 % of NVLink each way, 370 of 450 GB/s in rings (maintainers of NCCL, nccl-tests#212):
-//              NVLink 4 450 (H800 200), NVLink 5 900, NVLink 3 300 GB/s, bridges of NVL and PCIe cards 300
+//              NVLink 4 450 (H800 200), bridges of NVL and PCIe cards 300 GB/s; rings of an A100 232 of 300,
+//              of a GB200 680 of 900 GB/s (Azure, as above, all-reduce of 8 GiB, ND A100 v4 and ND GB200 v6)
 //   network    a 400 Gbit/s adapter for each GPU, A100: 200 Gbit/s, at adapter_efficiency
 //   idle       15 % of the power limit: clocks stay up between kernels
 // Fractions of a B200, a GB200, an H20 and of PCIe and NVL cards are guesses from an H100's.
@@ -109,7 +111,7 @@ constexpr DeviceModel blackwell(std::string_view name, std::string_view product,
           .gemm = 0.70,
           .forward = {.d64 = 0.40, .d128 = 0.62, .d256 = 0.55},
           .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40},
-          .node = {7.4e11, 15e-6},
+          .node = {6.8e11, 15e-6},
           .network = {link(400), 30e-6},
           .node_ranks = 8,
           .power_limit = 1000,
@@ -137,7 +139,7 @@ constexpr DeviceModel ampere(std::string_view name, double memory_mib, double co
           .gemm = 0.82,
           .forward = {.d64 = 0.58, .d128 = 0.64, .d256 = 0.58},
           .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45},
-          .node = {2.46e11, 15e-6},
+          .node = {2.32e11, 15e-6},
           .network = {link(200), 30e-6},
           .node_ranks = 8,
           .power_limit = 400,
@@ -151,7 +153,7 @@ constexpr DeviceModel models[] = {hopper("h200", "H200", 143771, 4.3e12),
                                   h20(),
                                   blackwell("b200", "B200", 182630),
                                   gb200(),
-                                  ampere("a100", 81920, 1.75e12),
+                                  ampere("a100", 81920, 1.68e12),
                                   ampere("a100-40g", 40960, 1.35e12)};
 
 /// CPU efficiencies: fractions of the FMA peak that `nrl-train bench gemm` and `bench attention` measure with

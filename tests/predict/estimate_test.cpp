@@ -308,10 +308,12 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   norm.cost.read = 0.5 * h200().copy;
   norm.cost.written = 0.2 * h200().copy;
   norm.cost.scratch = 0.15 * h200().copy;
-  CHECK(machine::estimate(h200(), norm, machine::likely).seconds() == Approx(1));
-  CHECK(machine::estimate(h200(), norm, machine::poor).seconds() == Approx(1 / 0.88));
+  CHECK(machine::estimate(h200(), norm, machine::likely).seconds() == Approx(0.85 / 0.88));
+  CHECK(machine::estimate(h200(), norm, machine::poor).seconds() == Approx(0.85 / 0.88 / 0.88));
   norm.op = "qk_norm_rope_backward";
   CHECK(machine::estimate(h200(), norm, machine::likely).seconds() > 1.1);
+  norm.op = "add_rows";  // not measured
+  CHECK(machine::estimate(h200(), norm, machine::likely).seconds() == Approx(1));
 
   // f32 operands do not run at the rate of bf16, TF32 between both.
   Call f32 = gemm(8192, 8192, 8192), tf32 = f32;
@@ -358,7 +360,7 @@ TEST_CASE("measured times stand beside the estimates of the same parts", "[predi
   CHECK(prediction.parts().size() == 4);
   CHECK(part("layer GEMMs, forward").calls == 2);
   CHECK(part("layer GEMMs, forward").seconds == Approx(2 * part("head GEMM, forward").seconds));
-  CHECK(part("recomputed").seconds == Approx(1e9 / (4.3e12 * 0.85)));
+  CHECK(part("recomputed").seconds == Approx(1e9 / (4.3e12 * 0.88)));
   CHECK(part("between kernels").calls == 4);
   double sum = 0;
   for (const predict::PredictedPart& p : prediction.parts()) sum += p.seconds;
