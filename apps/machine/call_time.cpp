@@ -58,22 +58,33 @@ double fraction_of(std::string_view op, std::span<const OpFraction> table, doubl
   return at == table.end() ? otherwise : at->fraction;
 }
 
+/// The rows and columns of a result that a multiprocessor computes at a time.
+struct Tile {
+  int64_t rows, columns;
+  /// The rate of the main loop: smaller tiles load more per FLOP. 0.93 and 0.8 with 128 and 64 rows of 128
+  /// columns.
+  double rate() const {
+    const double loads = 1.0 / static_cast<double>(rows) + 1.0 / static_cast<double>(columns),
+                 least = 1.0 / 128 + 1.0 / 256;
+    return std::min(1.0, 1 - 17 * (loads - least));
+  }
+};
+constexpr Tile ampere_tiles[] = {{128, 256}, {256, 128}, {128, 128}, {64, 128}, {128, 64}};
+/// From Hopper on cuBLASLt has more of them, by the names of its kernels: nvjet_hsh_192x192, 320x128
+/// (cuBLASLt 12 on an H100), nvjet_tst_144x128, 128x160.
+constexpr Tile hopper_tiles[] = {{128, 256}, {256, 128}, {192, 192}, {320, 128}, {128, 320}, {128, 160},
+                                 {160, 128}, {144, 128}, {128, 144}, {128, 128}, {64, 128},  {128, 64}};
+
 /// The fraction of the multiprocessors' time that the tiles of a result occupy: the last wave of tiles leaves
 /// some idle, tiles at the edges are partly empty. The inner dimension is split where tiles are few.
 double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& gemm) {
   if (!gpu.gpu()) return 1;
-  struct Tile {
-    int64_t rows, columns;
-    double rate;  // of the main loop; smaller tiles load more per FLOP
-  };
-  constexpr Tile tiles[] = {
-      {128, 256, 1.0}, {256, 128, 1.0}, {128, 128, 0.93}, {64, 128, 0.8}, {128, 64, 0.8}};
   constexpr int64_t least_inner = 512;
   constexpr double split_rate = 0.9;
   const auto [rows, columns, inner] = gemm;
   const auto processors = static_cast<int64_t>(gpu.multiprocessors);
   double best = 0;
-  for (const Tile& tile : tiles) {
+  for (const Tile& tile : gpu.major >= 9 ? std::span<const Tile>(hopper_tiles) : ampere_tiles) {
     const int64_t count =
         ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
     const int64_t splits = std::clamp<int64_t>(processors / std::max<int64_t>(count, 1), 1,
@@ -81,7 +92,7 @@ double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& ge
     const int64_t waves = (count * splits + processors - 1) / processors;
     const double used = static_cast<double>(rows * columns * splits),
                  available = static_cast<double>(waves * processors * tile.rows * tile.columns);
-    best = std::max(best, used / available * tile.rate * (splits > 1 ? split_rate : 1.0));
+    best = std::max(best, used / available * tile.rate() * (splits > 1 ? split_rate : 1.0));
   }
   return best;
 }

@@ -48,6 +48,22 @@ TEST_CASE("GEMMs reach what cuBLASLt does by their size", "[machine]") {
   }
 }
 
+TEST_CASE("the tiles of a GEMM fill the multiprocessors as far as their sizes allow", "[machine]") {
+  const auto used = [](const char* device, int64_t m, int64_t n, int64_t k) {
+    const ops::Call call = gemm(DType::bf16, m, n, k);
+    const DeviceModel& d = model(device);
+    const double inner = static_cast<double>(k) / static_cast<double>(k + 128);
+    return call.cost.flops / seconds(device, call) / (d.bf16_flops() * d.gemm * inner);
+  };
+  // GPT-2 XL: 640 tiles of 128 x 320 in 5 waves. An A100 has tiles of 256 and 128 only: 13 columns for 12.5.
+  CHECK(used("h100", 16384, 1600, 6400) == Approx(640.0 / 660));
+  CHECK(used("a100", 16384, 1600, 6400) == Approx(64 * 12.5 / (8 * 108)));
+  // Tiles of 128 x 160 load more per FLOP.
+  CHECK(used("h100", 128 * 132, 160, 6400) == Approx(1 - 17 * (1.0 / 160 - 1.0 / 256)));
+  CHECK(used("h100", 192 * 132, 192, 4096) == Approx(1));
+  CHECK(used("h100", 8192, 8192, 8192) == Approx(2048.0 / 2112));
+}
+
 TEST_CASE("FP8 gains less than a factor of two over bf16 in the GEMMs of a layer", "[machine]") {
   // TransformerEngine, docs/examples/gemm_profiling: 15,872 tokens, width 4,096, MLP 16,384: 32.0 and 16.8
   // ms.

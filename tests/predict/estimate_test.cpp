@@ -290,10 +290,10 @@ TEST_CASE("a call takes the longer of its arithmetic and its memory traffic", "[
   const auto rate = [&](const Call& call) {
     return call.cost.flops / machine::estimate(h200(), call, machine::likely).seconds() / h200().bf16_flops();
   };
-  // Large GEMMs come near the assumed fraction, never above; a last wave with one tile halves it.
+  // Large GEMMs come near the assumed fraction, never above; a last wave with few tiles costs a whole one.
   CHECK(rate(gemm(132 * 128, 256 * 4, 1 << 20)) == Approx(h200().gemm).epsilon(1e-3));
   CHECK(rate(gemm(128 * 12 * 11, 256, 1 << 20)) == Approx(h200().gemm).epsilon(1e-3));
-  CHECK(rate(gemm(128 * 133, 256, 4096)) < 0.75 * h200().gemm);
+  CHECK(rate(gemm(128 * 133, 256, 4096)) < 0.85 * h200().gemm);
   CHECK(rate(gemm(8192, 8192, 128)) < 0.51 * h200().gemm);
   CHECK(rate(gemm(128, 128, 1 << 20)) > 0.3 * h200().gemm);  // the inner dimension is split
   CHECK(rate(gemm(128, 128, 256)) < 0.02 * h200().gemm);
