@@ -16,11 +16,11 @@ namespace {
 constexpr double own_forward = 0.30, own_backward = 0.17, own_f32 = 0.30;
 /// At this many keys per query fused attention reaches half of its rate on long sequences.
 constexpr double attention_half_keys = 256;
-/// A GEMM with this inner dimension spends half of its time outside the main loop. FP8: cuBLASLt on an H100
-/// and an H200 loses 12 % from 16,384 to 4,096 (Azure, AI-benchmarking-guide, ND H100 v5 and ND H200 v5:
-/// 1,377 and 1,217 TFLOP/s), and the GEMMs of a layer gain a factor of 1.90 over bf16 (TransformerEngine,
-/// docs/examples/gemm_profiling).
-constexpr double gemm_half_inner = 128, fp8_half_inner = 512;
+/// A GEMM with this inner dimension spends half of its time outside the main loop. FP8 on Hopper: cuBLASLt on
+/// an H100 and an H200 loses 12 % from 16,384 to 4,096 (Azure, AI-benchmarking-guide, ND H100 v5 and ND H200
+/// v5: 1,377 and 1,217 TFLOP/s), and the GEMMs of a layer gain a factor of 1.90 over bf16 (TransformerEngine,
+/// docs/examples/gemm_profiling). Blackwell has sums in a memory of their own and loses less (ND GB200 v6).
+constexpr double gemm_half_inner = 128, hopper_fp8_half_inner = 512;
 /// The part of a GEMM's epilogue traffic that no main loop hides.
 constexpr double exposed_epilogue = 0.6;
 
@@ -128,7 +128,7 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
       const auto inner = static_cast<double>(cost.gemm[2]);
       const bool fp8 = gpu.gpu() && size_of(cost.operands) == 1;
       const double experts = fp8 ? fraction_of(call.op, fp8_experts, 0) : 0;  // 0: a GEMM of the library
-      const double half = fp8 && experts == 0 ? fp8_half_inner : gemm_half_inner;
+      const double half = fp8 && experts == 0 && gpu.major == 9 ? hopper_fp8_half_inner : gemm_half_inner;
       const double rate = peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic *
                           tile_utilization(gpu, cost.gemm) * inner / (inner + half) *
                           (experts > 0 ? experts : 1);

@@ -20,12 +20,13 @@ namespace {
 // cuDNN 9.14 and 9.19 alike, and that its GEMMs and its copy are as assumed. The rest is assumed:
 //   memory     as nvidia-smi reports it with ECC, B200: cudaMemGetInfo's total
 //   copy       about 90 % of the data sheet's bandwidth (A100 40 GB 1.56, H100 3.35, PCIe 2.0, NVL 3.94,
-//   H20 4.0,
-//              H200 4.8, B200 and GB200 8.0 TB/s); A100 80 GB: 1.61 in the copy of BabelStream (Azure,
-//              AI-benchmarking-guide, ND A100 v4), where an H200 has 4.01
+//              H20 4.0, H200 4.8, B200 and GB200 8.0 TB/s); A100 80 GB: 1.61 in the copy of BabelStream
+//              (Azure, AI-benchmarking-guide, ND A100 v4), where an H200 has 4.01
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
-//              near what llm.c and llmq publish for whole steps; A100: about 255 of 312. PCIe and NVL cards
-//              reach their power limit earlier, an H20 never
+//              near what llm.c and llmq publish for whole steps; A100: about 255 of 312. GB200: 2,973 of
+//              5,000 in FP8 (Azure, AI-benchmarking-guide, ND GB200 v6); B200: the same chip at the clocks of
+//              its power limit (profile.cpp). PCIe and NVL cards reach their power limit earlier, an H20
+//              never
 //   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 on an H100,
 //              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100. An H20 has an H100's
 //              exponentials per multiprocessor beside a quarter of its FLOP/s
@@ -34,7 +35,8 @@ namespace {
 //              of a GB200 680 of 900 GB/s (Azure, as above, all-reduce of 8 GiB, ND A100 v4 and ND GB200 v6)
 //   network    a 400 Gbit/s adapter for each GPU, A100: 200 Gbit/s, at adapter_efficiency
 //   idle       15 % of the power limit: clocks stay up between kernels
-// Fractions of a B200, a GB200, an H20 and of PCIe and NVL cards are guesses from an H100's.
+// The fractions of attention on a B200 and a GB200, and all of an H20 and of PCIe and NVL cards are guesses
+// from an H100's.
 constexpr double gbit = 1e9 / 8, mib = 1 << 20;
 constexpr double link(double gbits) {
   return adapter_efficiency * gbits * gbit;
@@ -108,7 +110,7 @@ constexpr DeviceModel blackwell(std::string_view name, std::string_view product,
           .copy = 7.2e12,
           .f32_flops = 75e12,
           .tf32_flops = 1125e12,
-          .gemm = 0.70,
+          .gemm = 0.63,
           .forward = {.d64 = 0.40, .d128 = 0.62, .d256 = 0.55},
           .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40},
           .node = {6.8e11, 15e-6},
@@ -122,6 +124,7 @@ constexpr DeviceModel gb200() {
   m.multiprocessors = 152;
   m.f32_flops = 80e12;
   m.tf32_flops = 1250e12;
+  m.gemm = 0.60;
   m.node_ranks = 72;  // NVL72
   m.power_limit = 1200;
   m.idle_power = 180;
