@@ -24,7 +24,10 @@ void add(Program& to, Step step, const Buckets& buckets) {
 }
 
 Step for_visit(StepKind kind, const Step& visit) {
-  return {.kind = kind, .backward = visit.backward || visit.again, .chunk = visit.chunk};
+  return {.kind = kind,
+          .backward = visit.backward || visit.again,
+          .chunk = visit.chunk,
+          .microbatch = visit.microbatch};
 }
 
 Buckets without(Buckets set, const Buckets& others) {
