@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <unistd.h>
@@ -14,10 +16,12 @@
 #include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/nodes.h"
+#include "apps/planner/pictures.h"
 #include "apps/planner/planned_run.h"
 #include "apps/planner/progress.h"
 #include "apps/planner/report.h"
 #include "apps/planner/search.h"
+#include "apps/planner/timeline.h"
 #include "apps/planner/what_if.h"
 #include "apps/state/model_source.h"
 #include "apps/train/launch/device_choice.h"
@@ -44,6 +48,9 @@ struct PlanArgs {
   std::vector<std::string> what_if = {};   ///< keys of other plans, side by side
   std::string json = {};                   ///< file, or "-"
   std::string profile = {};                ///< file of measured rates
+  std::string trace = {};                  ///< file of trace events
+  std::string html = {};                   ///< file of a page
+  bool diagram = false;                    ///< print the pipeline
   double within = 0;                       ///< percent; of the search
   std::vector<std::string> fixed = {};     ///< key=value; of the search
 };
@@ -75,6 +82,36 @@ JsonValue json_of(const planner::Result& result) {
                             {"tried", result.tried},
                             {"too_large", result.too_large},
                             {"layouts", JsonValue(std::move(rows))}});
+}
+
+void write_page(const std::string& path, const PlanArgs& args, const planner::PlannedRun& run,
+                const planner::RunEstimate& estimate, const predict::DryStages& stages,
+                std::span<const planner::LayoutPoint> layouts = {}) {
+  const std::string heading =
+      fmt::format("{}{}{}: {}, {}", args.config.path, args.config.overrides.empty() ? "" : " ",
+                  fmt::join(args.config.overrides, " "), counted(args.world, "rank"),
+                  run.gpu ? std::string(run.gpu->name) : "this machine's CPU");
+  write_file_atomic(path, planner::plan_page(heading, estimate, stages, layouts));
+}
+
+/// The page of the fastest layout with the others as points.
+void write_page(const std::string& path, const PlanArgs& args, const planner::Result& result) {
+  planner::PlanRequest request{.config = args.config.path,
+                               .overrides = args.config.overrides,
+                               .world = args.world,
+                               .device = args.device,
+                               .profile = args.profile};
+  for (const auto& keys : {args.fixed, result.found.front().keys})
+    request.overrides.insert(request.overrides.end(), keys.begin(), keys.end());
+  const planner::PlannedRun run = planner::prepare(request);
+  NRL_CHECK(run.complete, "the layout that was found is refused: {}", render(run.result.diagnostics));
+  planner::EstimatedStages stages;
+  const planner::RunEstimate estimate = planner::estimate_run(run, &stages);
+  NRL_CHECK(estimate.unknown.empty(), "the layout that was found has no estimate: {}", estimate.unknown);
+  std::vector<planner::LayoutPoint> points;
+  for (const planner::Found& f : result.found)
+    points.push_back({f.layout.name(args.world), f.estimate.step, f.memory});
+  write_page(path, args, run, estimate, *stages.stages, points);
 }
 
 int search(const PlanArgs& args, const std::vector<std::string>& overrides, const ConfigResult& config,
@@ -131,7 +168,10 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
          counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));
   }
   if (!args.json.empty()) write_json(args.json, json_of(result));
-  if (args.json == "-") return 0;
+  if (args.json == "-") {
+    if (!args.html.empty()) write_page(args.html, args, result);
+    return 0;
+  }
   size_t shown = static_cast<size_t>(args.search);
   const double longest = result.found.front().estimate.step * (1 + args.within / 100);
   while (args.within > 0 && shown < result.found.size() && result.found[shown].estimate.step <= longest)
@@ -141,6 +181,10 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
                            model::training_flops_per_token(spec, c.policy.max_total_sequence_length), shown));
   if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
     log::warn("the times do not contain copies to and from the host (policy.offload_*)");
+  if (!args.html.empty()) {
+    write_page(args.html, args, result);
+    log::info("wrote    {}", args.html);
+  }
   return 0;
 }
 
@@ -160,6 +204,17 @@ void check_options(const PlanArgs& args) {
       fail(Exit::usage, "--program {}: the ranks are 0 to {} (--world {})", *args.program, args.world - 1,
            args.world);
   }
+  if (const char* option = !args.trace.empty() ? "--trace"
+                           : args.diagram      ? "--diagram"
+                                               : nullptr;
+      option && (layouts || args.program || !args.what_if.empty()))
+    fail(Exit::usage, "{} is of the step of one plan. Fix: leave out {}", option,
+         layouts        ? "--search"
+         : args.program ? "--program"
+                        : "--what-if");
+  if (!args.html.empty() && (args.program || !args.what_if.empty()))
+    fail(Exit::usage, "--html is of the step of one plan, or of --search. Fix: leave out {}",
+         args.program ? "--program" : "--what-if");
   if (!args.profile.empty() && (layouts || args.program))
     fail(Exit::usage, "--profile changes the estimate of a plan. Fix: leave out {}",
          layouts ? "--search" : "--program");
@@ -215,12 +270,31 @@ int run_plan(const PlanArgs& args) {
     return code;
   }
   const planner::RankPlans plans = planner::plan_all(result, args.world, run.batch, run.device, run.gpu);
-  const planner::RunEstimate estimate = planner::estimate_run(run);
+  planner::EstimatedStages stages;
+  const planner::RunEstimate estimate = planner::estimate_run(run, &stages);
+  for (const auto& [wanted, option] :
+       {std::pair(!args.trace.empty(), "--trace"), std::pair(!args.html.empty(), "--html"),
+        std::pair(args.diagram, "--diagram")})
+    if (wanted && !estimate.unknown.empty())
+      fail(Exit::usage, "{} needs an estimate: {}", option, estimate.unknown);
   if (args.json != "-") {
     planner::print_plan(result, args.world, run.batch, run.device, run.gpu, plans, args.buffers);
     log::info("{}", planner::text_of(estimate));
+    if (args.diagram)
+      log::info("{}", planner::pipeline_text(predict::step_timeline(
+                          *stages.stages, stages.stages->microbatches(), predict::Detail::none)));
   }
   if (!args.json.empty()) write_json(args.json, planner::json_of(run, plans, estimate));
+  if (!args.html.empty()) {
+    write_page(args.html, args, run, estimate, *stages.stages);
+    if (args.json != "-") log::info("wrote    {}", args.html);
+  }
+  if (!args.trace.empty()) {
+    const size_t events = planner::write_step_trace(args.trace, *stages.stages);
+    if (args.json != "-")
+      log::info("wrote    {}: {} events, for ui.perfetto.dev", args.trace,
+                grouped(static_cast<int64_t>(events)));
+  }
   return code;
 }
 
@@ -261,6 +335,13 @@ void add_plan(CommandLine& line) {
        "Estimate with the rates that nrl-train bench calibrate has measured, or that describe hardware "
        "which --device does not know")
       ->type_name("FILE");
+  c->add_option("--trace", args->trace,
+                "Write the predicted step as trace events (JSON) for ui.perfetto.dev to FILE")
+      ->type_name("FILE");
+  c->add_option("--html", args->html,
+                "Draw the predicted step and the layouts of --search on a self-contained page in FILE")
+      ->type_name("FILE");
+  c->add_flag("--diagram", args->diagram, "Print the passes of the pipeline's stages over time");
   c->add_option("--expert-load", args->expert_load,
                 "--search: rows that the experts of the busiest rank get, over those of a balanced router "
                 "(default 1)")

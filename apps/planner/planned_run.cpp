@@ -114,21 +114,25 @@ PlannedRun prepare(const PlanRequest& request, bool layouts) {
   return run;
 }
 
-RunEstimate estimate_run(const PlannedRun& run) {
+RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept) {
   const Config& c = run.result.config;
   RunEstimate out{.gpu = run.device.type == DeviceType::cuda, .world = run.world, .without = left_out(c)};
   const std::vector<int> local = plan::local_sizes(c, run.world);
   const int threads = train::threads_for(c.kernels, local.front());
   const std::optional<machine::DeviceModel> model = model_of(run, threads, out.unknown);
   if (!model) return out;
-  const predict::ModeledDevice device(*model, c.kernels.tf32, threads,
-                                      run.profile ? std::optional(*run.profile) : std::nullopt);
+  EstimatedStages own;
+  EstimatedStages& of = kept ? *kept : own;
+  of.device = std::make_unique<predict::ModeledDevice>(
+      *model, c.kernels.tf32, threads, run.profile ? std::optional(*run.profile) : std::nullopt);
+  const predict::ModeledDevice& device = *of.device;
   const std::vector<ClusterNode> nodes = plan::configured_nodes(c, run.world);
   const size_t memory = train::memory_for_rank(c.kernels, run.device.type, run.device.memory,
                                                *std::max_element(local.begin(), local.end()));
   predict::StagePlans plans = predict::plan_stages(
       c, *run.spec, run.world, device, c.memory.max_memory * static_cast<double>(memory), run.batch);
-  const predict::DryStages stages(c, std::move(plans), device, nodes);
+  of.stages = std::make_unique<predict::DryStages>(c, std::move(plans), device, nodes);
+  const predict::DryStages& stages = *of.stages;
   out.likely = stages.estimate();
   out.good = stages.estimate(machine::good).step;
   out.poor = stages.estimate(machine::poor).step;

@@ -64,8 +64,15 @@ struct RunEstimate {
   double rank_hours() const { return 1e9 / tokens_per_second() * world / 3600; }
 };
 
-/// `run` must be complete. A CPU's rates are measured once per process, which takes about 50 ms.
-RunEstimate estimate_run(const PlannedRun& run);
+/// The dry runs that an estimate is from; empty where there is none.
+struct EstimatedStages {
+  std::unique_ptr<predict::ModeledDevice> device;
+  std::unique_ptr<predict::DryStages> stages;
+};
+
+/// `run` must be complete. A CPU's rates are measured once per process, which takes about 50 ms. `kept`: gets
+/// the dry runs if it is not null.
+RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept = nullptr);
 
 /// The lines `estimate` and `run` of a plan, without the last line break.
 std::string text_of(const RunEstimate& estimate);

@@ -22,6 +22,8 @@ class Rank {
         return start(item);
       case Item::Kind::wait:
         return wait(item);
+      case Item::Kind::until:
+        return until(item);
     }
   }
 
@@ -97,6 +99,15 @@ class Rank {
     out_.slots[item.slot].exposed[static_cast<size_t>(o.purpose)] += o.end - now_;
     note(Span::Resource::waits, now_, o.end, item.source);
     now_ = o.end;
+  }
+
+  void until(const Item& item) {
+    if (item.seconds > now_) {
+      out_.slots[item.slot].exposed[static_cast<size_t>(item.purpose)] += item.seconds - now_;
+      note(Span::Resource::waits, now_, item.seconds, item.source);
+      now_ = item.seconds;
+    }
+    out_.reached.push_back(now_);
   }
 
   void note(Span::Resource resource, double begin, double end, int source) {

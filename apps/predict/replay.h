@@ -21,6 +21,7 @@ struct Item {
     call,   ///< computes
     start,  ///< issues an operation
     wait,   ///< waits for one
+    until,  ///< waits until the time `seconds`, for another rank
   };
   Kind kind = Kind::call;
   int slot = 0;        ///< Replay::slots: where the time that passes is counted
@@ -72,7 +73,8 @@ struct Replay {
   double end = 0;  ///< all items are done; operations that nothing waits for do not count
   std::vector<SlotTime> slots;
   Busy busy;
-  std::vector<Span> spans;  ///< if asked for, by time on each resource
+  std::vector<Span> spans;      ///< if asked for, by time on each resource
+  std::vector<double> reached;  ///< when the rank went on after each item of kind `until`
 };
 
 /// `slots`: number of slots of the items. `slowdown`: calls take 1 + slowdown times as long while an

@@ -116,8 +116,8 @@ Rates DryStages::rates(const machine::CallTimes& calls) const {
   return {.calls = calls, .fabric = fabric_, .expert_load = expert_load_, .slowdown = slowdown_};
 }
 
-StepEstimate DryStages::estimate(const machine::Scenario& scenario) const {
-  const machine::CallTimes calls(device_.model(), device_.profile(), scenario);
+StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivation* derivation) const {
+  const machine::CallTimes calls = call_times(scenario);
   pipeline::MicrobatchCosts costs;
   for (pipeline::Costs* c : {&costs.first, &costs.middle, &costs.last})
     c->resize(static_cast<size_t>(layout_.model_chunks()));
@@ -125,7 +125,7 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario) const {
   double longest = 0, afterwards = 0;
   for (size_t i = 0; i < stages_.size(); ++i) {
     const engine::Engine& engine = *stages_[i].engine;
-    const StageItems items =
+    StageItems items =
         stage_items(stages_[i].step, *engine.plan().decoder, engine.plan().position.grid, rates(calls));
     const StageTime time = stage_time(items, layout_.chunks, microbatches_, slowdown_);
     out.kernels = weakest(out.kernels, items.kernels);
@@ -150,17 +150,24 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario) const {
         costs.middle[of_model] = time.middle[chunk];
         costs.last[of_model] = time.last[chunk];
       }
+    if (derivation) derivation->items.push_back(std::move(items));
   }
   const double alone = at_least(longest, out.busy);
   out.step = alone;
   out.data += alone - longest;
-  if (layout_.stages > 1) {
+  if (layout_.stages > 1 || derivation) {
     std::vector<pipeline::Schedule> schedules;
     for (int stage = 0; stage < layout_.stages; ++stage) schedules.push_back(make_schedule(schedule_, stage));
-    const pipeline::Simulation simulation = simulate(schedules, costs);
+    pipeline::Simulation simulation = simulate(schedules, costs);
     NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
-    out.step = at_least(simulation.makespan + afterwards, out.busy);
-    out.pipeline = std::max(0.0, out.step - alone);
+    if (layout_.stages > 1) {
+      out.step = at_least(simulation.makespan + afterwards, out.busy);
+      out.pipeline = std::max(0.0, out.step - alone);
+    }
+    if (derivation) {
+      derivation->schedules = std::move(schedules);
+      derivation->simulation = std::move(simulation);
+    }
   }
   out.spread = out.step * spread_ * expected_maximum(fabric_.world());
   out.step += out.spread;

@@ -66,6 +66,13 @@ StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int w
                        const ModeledDevice& device, double capacity,
                        const std::optional<BatchPlan>& batch = std::nullopt);
 
+/// The schedules of all stages and their times, from which a step was estimated.
+struct StepDerivation {
+  std::vector<StageItems> items;  ///< by DryStages::stages()
+  std::vector<pipeline::Schedule> schedules;
+  pipeline::Simulation simulation;
+};
+
 /// The dry runs of these plans, from which a step is estimated at any rates.
 class DryStages {
  public:
@@ -76,8 +83,9 @@ class DryStages {
   ~DryStages();
   DryStages(DryStages&&) noexcept;
 
-  /// Copies to and from the host (policy.offload_*) are not contained.
-  StepEstimate estimate(const machine::Scenario& scenario = machine::likely) const;
+  /// Copies to and from the host (policy.offload_*) are not contained. `derivation`: set if it is not null.
+  StepEstimate estimate(const machine::Scenario& scenario = machine::likely,
+                        StepDerivation* derivation = nullptr) const;
 
   /// A stage whose rank was dry-run; the stages after it, before the next such stage, have the same times.
   struct Stage {
@@ -86,9 +94,13 @@ class DryStages {
     engine::DryStep step;
   };
   const std::vector<Stage>& stages() const { return stages_; }
+  const ModeledDevice& device() const { return device_; }
   const machine::Fabric& fabric() const { return fabric_; }
   int64_t microbatches() const { return microbatches_; }
   Rates rates(const machine::CallTimes& calls) const;
+  machine::CallTimes call_times(const machine::Scenario& scenario = machine::likely) const {
+    return {device_.model(), device_.profile(), scenario};
+  }
   const model::ModelLayout& layout() const { return layout_; }
   pipeline::ScheduleOptions schedule() const { return schedule_; }
 

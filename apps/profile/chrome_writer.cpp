@@ -25,8 +25,7 @@ std::string_view ChromeWriter::quoted(std::string_view text) {
 }
 
 void ChromeWriter::separate() {
-  if (!first_) text_ += ",\n";
-  first_ = false;
+  if (events_++ > 0) text_ += ",\n";
   if (text_.size() < size_t{1} << 20) return;
   file_.write(text_);
   text_.clear();

@@ -2,6 +2,7 @@
 // Trace events in the JSON of Chrome, which chrome://tracing and Perfetto read, written to a file as they
 // come.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -28,6 +29,8 @@ class ChromeWriter {
   void counter(std::string_view counter_name, int pid, int64_t at, std::string_view values);
   /// The text as JSON, quoted once per text.
   std::string_view quoted(std::string_view text);
+  /// Names, slices, ends of arrows and values of counters so far.
+  size_t events() const { return events_; }
   /// Ends the file, which appears under its name.
   void commit();
 
@@ -37,7 +40,7 @@ class ChromeWriter {
   AtomicFile file_;
   std::string text_;
   std::unordered_map<std::string, std::string> quoted_;
-  bool first_ = true;
+  size_t events_ = 0;
 };
 
 }  // namespace nrl::profile

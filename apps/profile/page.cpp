@@ -14,6 +14,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/monitor/html.h"
+#include "apps/profile/page_parts.h"
 #include "apps/profile/page_svg.h"
 #include "apps/profile/summary.h"
 #include "core/base/text.h"
@@ -28,16 +29,6 @@ using nrl::grouped;
 
 constexpr size_t most_ranks = 64, most_operations = 100, most_alive = 50, most_buffers = 200;
 
-constexpr std::string_view page_style = R"(h2 { font-size: 16px; margin: 28px 0 8px; }
-p { margin: 6px 0; } .soft { color: var(--soft); } code { overflow-wrap: anywhere; }
-.facts { display: flex; flex-wrap: wrap; gap: 8px 32px; margin: 12px 0; } .facts b { display: block; font-size: 20px; }
-.findings li { margin: 8px 0; } .high { color: #d9541e; } .medium { color: #b8860b; } .low { color: var(--soft); }
-.bars { display: grid; grid-template-columns: max-content minmax(0, 1fr) max-content; gap: 3px 12px; align-items: center; }
-.legend { display: flex; flex-wrap: wrap; gap: 2px 18px; margin: 8px 0; }
-.legend svg { width: 10px; height: 10px; margin-right: 6px; }
-pre { overflow-x: auto; }
-)";
-
 std::string ms(double seconds) {
   return fmt::format("{:.2f}", seconds * 1e3);
 }
@@ -51,12 +42,6 @@ std::string bytes_text(double bytes) {
   return human_bytes(static_cast<uint64_t>(std::max(0.0, bytes)));
 }
 
-std::string legend_entry(std::string_view shape_class, std::string_view text) {
-  return fmt::format(
-      "<span><svg viewBox=\"0 0 10 10\"><rect class=\"{}\" width=\"10\" height=\"10\"/></svg>{}</span>\n",
-      shape_class, html_escaped(text));
-}
-
 std::string escaped_lines(std::string_view text) {
   std::string out;
   while (!text.empty()) {
@@ -66,24 +51,6 @@ std::string escaped_lines(std::string_view text) {
   }
   return out;
 }
-
-class Table {
- public:
-  explicit Table(const std::vector<std::string_view>& headings) {
-    html_ = "<table><tr>";
-    for (const std::string_view h : headings) html_ += fmt::format("<th>{}</th>", h);
-    html_ += "</tr>\n";
-  }
-  void row(const std::vector<std::string>& cells) {
-    html_ += "<tr>";
-    for (const std::string& cell : cells) html_ += fmt::format("<td>{}</td>", html_escaped(cell));
-    html_ += "</tr>\n";
-  }
-  std::string end() { return std::move(html_) + "</table>\n"; }
-
- private:
-  std::string html_;
-};
 
 double mean_wall(const Profile& p) {
   double sum = 0;

@@ -13,6 +13,7 @@
 #include "apps/monitor/chart.h"
 #include "apps/monitor/html.h"
 #include "apps/profile/lifetimes.h"
+#include "apps/profile/page_parts.h"
 #include "core/base/text.h"
 #include "memory/plan.h"
 
@@ -22,42 +23,12 @@ namespace {
 using monitor::axis_ticks;
 using monitor::html_escaped;
 
-constexpr double page_width = 1140, left = 150, right = 28;
-
 constexpr std::array<std::string_view, 13> part_colors{"#76b900", "#4b6b7a", "#b8860b", "#c0356f", "#d9541e",
                                                        "#a04fc4", "#6a3d9a", "#7a7a1a", "#1a9a6c", "#5c6bc0",
                                                        "#8fa8d8", "#9aa6b2", "#c9ced4"};
 static_assert(part_colors.size() == split_parts.size());
 constexpr std::array<std::string_view, memory::category_count> category_colors{
     "#2a78d6", "#d9541e", "#4b6b7a", "#76b900", "#9aa6b2", "#1a9a6c"};
-
-std::string svg_ms(double seconds) {
-  return fmt::format("{:.3g} ms", seconds * 1e3);
-}
-
-std::string svg_bytes(double bytes) {
-  return human_bytes(static_cast<uint64_t>(std::max(0.0, bytes)));
-}
-
-std::string open_svg(double width, double height, std::string_view label) {
-  return fmt::format("<svg viewBox=\"0 0 {:.0f} {:.0f}\" role=\"img\" aria-label=\"{}\">\n", width, height,
-                     html_escaped(label));
-}
-
-// A time axis below a drawing of `seconds`.
-std::string time_axis(double seconds, double top, double bottom) {
-  std::string s;
-  if (!(seconds > 0)) return s;
-  for (const double t : axis_ticks(0, seconds * 1e3, 8)) {
-    if (t > seconds * 1e3) continue;
-    const double x = left + t * 1e-3 / seconds * (page_width - left - right);
-    s += fmt::format(
-        "<path class=\"grid\" d=\"M{0:.1f} {1:.0f}V{2:.0f}\"/><text class=\"tick\" text-anchor=\"middle\" "
-        "x=\"{0:.1f}\" y=\"{3:.0f}\">{4:.4g} ms</text>\n",
-        x, top, bottom, bottom + 15, t);
-  }
-  return s;
-}
 
 }  // namespace
 
@@ -78,30 +49,35 @@ std::string svg_style() {
          ".peak { stroke: var(--text); stroke-dasharray: 4 3; }\n";
 }
 
-std::string split_svg(const Split& split, double longest) {
+std::string parts_svg(std::span<const BarPart> parts, double whole, double longest) {
   std::string s =
       "<svg viewBox=\"0 0 1000 18\" preserveAspectRatio=\"none\" role=\"img\" aria-label=\"split\">";
   double x = 0;
-  for (size_t i = 0; i < split_parts.size(); ++i) {
-    const double seconds = split.*split_parts[i].second;
-    if (!(seconds > 0) || !(longest > 0)) continue;
-    const double width = seconds / longest * 1000;
+  for (const BarPart& part : parts) {
+    if (!(part.seconds > 0) || !(longest > 0)) continue;
+    const double width = part.seconds / longest * 1000;
     s += fmt::format(
         "<rect class=\"s{}\" x=\"{:.2f}\" y=\"0\" width=\"{:.2f}\" height=\"18\"><title>{} {}, {:.1f} % of "
-        "the "
-        "step</title></rect>",
-        i, x, width, split_parts[i].first, svg_ms(seconds), split.wall > 0 ? seconds / split.wall * 100 : 0);
+        "the step</title></rect>",
+        part.color, x, width, part.name, svg_ms(part.seconds), whole > 0 ? part.seconds / whole * 100 : 0);
     x += width;
   }
   return s + "</svg>";
+}
+
+std::string split_svg(const Split& split, double longest) {
+  std::vector<BarPart> parts;
+  for (size_t i = 0; i < split_parts.size(); ++i)
+    parts.push_back({static_cast<int>(i), split_parts[i].first, split.*split_parts[i].second});
+  return parts_svg(parts, split.wall, longest);
 }
 
 std::string timeline_svg(const Timeline& timeline) {
   if (timeline.lanes.empty() || !(timeline.seconds > 0)) return "";
   constexpr double lane_height = 24, top = 6;
   const double bottom = top + lane_height * static_cast<double>(timeline.lanes.size());
-  const double scale = (page_width - left - right) / timeline.seconds;
-  std::string s = open_svg(page_width, bottom + 22,
+  const double scale = (svg_width - svg_left - svg_right) / timeline.seconds;
+  std::string s = open_svg(svg_width, bottom + 22,
                            fmt::format("timeline of step {} of rank {}", timeline.step, timeline.rank));
   s += time_axis(timeline.seconds, top, bottom);
   double y = top;
@@ -114,7 +90,7 @@ std::string timeline_svg(const Timeline& timeline) {
           "<rect class=\"p{}\" x=\"{:.2f}\" y=\"{:.0f}\" width=\"{:.2f}\" height=\"{:.0f}\"><title>{}{}: {} "
           "at "
           "{}</title></rect>\n",
-          static_cast<int>(bar.paint), left + bar.begin * scale, y + 2,
+          static_cast<int>(bar.paint), svg_left + bar.begin * scale, y + 2,
           std::max(0.3, (bar.end - bar.begin) * scale), lane_height - 4, html_escaped(bar.name), others,
           svg_ms(bar.end - bar.begin), svg_ms(bar.begin));
     }
@@ -200,16 +176,17 @@ std::string memory_svg(const MemoryUse& memory, double seconds) {
   constexpr double height = 260, top = 8, bottom = 230;
   const double most = static_cast<double>(std::max<int64_t>({memory.arena, memory.peak, 1}));
   const auto px = [&](double t) {
-    return left + std::clamp(t / seconds, 0.0, 1.0) * (page_width - left - right);
+    return svg_left + std::clamp(t / seconds, 0.0, 1.0) * (svg_width - svg_left - svg_right);
   };
   const auto py = [&](double bytes) { return bottom - bytes / most * (bottom - top); };
-  std::string s = open_svg(page_width, height, "live memory");
+  std::string s = open_svg(svg_width, height, "live memory");
   for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0})
     s += fmt::format(
         "<path class=\"grid\" d=\"M{0:.0f} {1:.1f}H{2:.0f}\"/><text class=\"tick\" text-anchor=\"end\" "
         "x=\"{3:.0f}\" "
         "y=\"{4:.1f}\">{5}</text>\n",
-        left, py(share * most), page_width - right, left - 6, py(share * most) + 4, svg_bytes(share * most));
+        svg_left, py(share * most), svg_width - svg_right, svg_left - 6, py(share * most) + 4,
+        svg_bytes(share * most));
   // At most one point per half pixel; the largest total of those at one place.
   using Values = std::array<int64_t, memory::category_count>;
   const auto total = [](const Values& v) {
@@ -231,7 +208,7 @@ std::string memory_svg(const MemoryUse& memory, double seconds) {
     std::string up, down;
     int64_t largest = 0;
     for (size_t i = 0; i < points.size(); ++i) {
-      const double next = i + 1 < points.size() ? points[i + 1].first : page_width - right;
+      const double next = i + 1 < points.size() ? points[i + 1].first : svg_width - svg_right;
       const double low = below[i], high = low + static_cast<double>(points[i].second[c]);
       up += fmt::format("{}{:.1f} {:.1f}H{:.1f}", i ? "L" : "M", points[i].first, py(high), next);
       down.insert(0, fmt::format("L{:.1f} {:.1f}H{:.1f}", next, py(low), points[i].first));
@@ -263,17 +240,18 @@ std::string arena_svg(const Recorded& recorded, size_t most) {
   constexpr double height = 640, top = 8, bottom = 600;
   const auto arena = static_cast<double>(recorded.arena_bytes);
   const auto px = [&](int64_t t) {
-    return left + static_cast<double>(t - begin) / static_cast<double>(std::max<int64_t>(1, end - begin)) *
-                      (page_width - left - right);
+    return svg_left + static_cast<double>(t - begin) /
+                          static_cast<double>(std::max<int64_t>(1, end - begin)) *
+                          (svg_width - svg_left - svg_right);
   };
   const auto py = [&](double offset) { return bottom - offset / arena * (bottom - top); };
-  std::string s = open_svg(page_width, height, "arena over time");
+  std::string s = open_svg(svg_width, height, "arena over time");
   for (const double share : {0.0, 0.25, 0.5, 0.75, 1.0})
     s += fmt::format(
         "<path class=\"grid\" d=\"M{0:.0f} {1:.1f}H{2:.0f}\"/><text class=\"tick\" text-anchor=\"end\" "
         "x=\"{3:.0f}\" "
         "y=\"{4:.1f}\">{5}</text>\n",
-        left, py(share * arena), page_width - right, left - 6, py(share * arena) + 4,
+        svg_left, py(share * arena), svg_width - svg_right, svg_left - 6, py(share * arena) + 4,
         svg_bytes(share * arena));
   for (const LiveRange& range : live_ranges(recorded, recorded.first_step)) {
     if (!std::binary_search(largest.begin(), largest.end(), range.buffer)) continue;

@@ -4,6 +4,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "apps/profile/profile.h"
 #include "apps/profile/recorded.h"
@@ -13,6 +14,15 @@ namespace nrl::profile {
 
 /// The rules of CSS that the drawings need besides the common style.
 std::string svg_style();
+
+/// A part of a stacked bar, in the color of the part of a Split with this index.
+struct BarPart {
+  int color = 0;
+  std::string_view name;
+  double seconds = 0;
+};
+/// One stacked bar of parts of a step of `whole` seconds, as wide as they are of `longest` seconds.
+std::string parts_svg(std::span<const BarPart> parts, double whole, double longest);
 
 /// One stacked bar of the parts of a step, as wide as its wall time is of `longest` seconds.
 std::string split_svg(const Split& split, double longest);

@@ -1,0 +1,15 @@
+#pragma once
+// The memory of a rank over a predicted step: the lifetimes of its plan at the times of its passes.
+
+#include "apps/plan/run_plan.h"
+#include "apps/predict/step_timeline.h"
+#include "apps/profile/profile.h"
+
+namespace nrl::planner {
+
+/// `plan`: of the rank that `stage` follows. The curve has each pass at its begin and where it needs most
+/// memory. Between its calls, memory changes when the call of the program's step begins; in passes without
+/// calls, at equal distances.
+profile::MemoryUse predicted_memory(const plan::RunPlan& plan, const predict::StageTimeline& stage);
+
+}  // namespace nrl::planner

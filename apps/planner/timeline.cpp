@@ -1,0 +1,238 @@
+#include "apps/planner/timeline.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <string_view>
+#include <utility>
+
+#include <spdlog/fmt/fmt.h>
+
+#include "apps/planner/predicted_memory.h"
+#include "apps/profile/chrome_writer.h"
+#include "core/io/json.h"
+
+namespace nrl::planner {
+namespace {
+
+using pipeline::ActionKind;
+using predict::Detail;
+using predict::PassSpan;
+using predict::Span;
+using predict::StageTimeline;
+using predict::WorkSpan;
+
+enum Thread : uint8_t { passes = 1, compute, node, adapter, waits, to_next, to_previous };
+
+int64_t nanoseconds(double seconds) {
+  return std::llround(seconds * 1e9);
+}
+
+Thread thread_of(Span::Resource resource) {
+  switch (resource) {
+    case Span::Resource::processors:
+      return compute;
+    case Span::Resource::node:
+      return node;
+    case Span::Resource::adapter:
+      return adapter;
+    default:
+      return waits;
+  }
+}
+
+/// Passes that are not in full.
+size_t hidden_passes(const StageTimeline& stage) {
+  return stage.hidden.second - stage.hidden.first;
+}
+
+class StepTrace {
+ public:
+  StepTrace(const std::string& path, const predict::DryStages& stages, const predict::StepTimeline& timeline)
+      : out_(path, fmt::format("\"displayTimeUnit\": \"ms\",\n\"otherData\": {{\"predicted_step_s\": {}, "
+                               "\"spread_s\": {}, \"microbatches\": {}}},\n",
+                               JsonValue(timeline.estimate.step).dump(),
+                               JsonValue(timeline.estimate.spread).dump(), stages.microbatches())),
+        stages_(stages),
+        timeline_(timeline) {}
+
+  void write() {
+    for (const StageTimeline& stage : timeline_.stages) {
+      names(stage);
+      add_passes(stage);
+      for (const WorkSpan& w : stage.work) add_work(stage, w);
+    }
+    messages();
+    for (const StageTimeline& stage : timeline_.stages)
+      if (stages_.stages()[stage.dry].stage == stage.stage) memory(stage);
+    out_.commit();
+  }
+  size_t events() const { return out_.events(); }
+
+ private:
+  const engine::DryStep& step_of(const StageTimeline& stage) const {
+    return stages_.stages()[stage.dry].step;
+  }
+  const plan::RunPlan& plan_of(const StageTimeline& stage) const {
+    return stages_.stages()[stage.dry].engine->plan();
+  }
+  /// As in recorded traces, because viewers keep process 0 for the idle one.
+  int process_of(int stage) const { return first_rank(stage) + 1; }
+  int first_rank(int stage) const { return stages_.fabric().world() / stages_.layout().stages * stage; }
+
+  void names(const StageTimeline& stage) {
+    const int process = process_of(stage.stage);
+    const machine::DeviceModel& device = stages_.device().model();
+    out_.name(
+        "process_name", process, 0,
+        stages_.layout().stages > 1
+            ? fmt::format("rank {} predicted {}, stage {}", first_rank(stage.stage), device.name, stage.stage)
+            : fmt::format("rank {} predicted {}", first_rank(stage.stage), device.name));
+    std::array<bool, to_previous + 1> used{};
+    used[passes] = used[compute] = true;
+    for (const WorkSpan& w : stage.work) used[thread_of(w.span.resource)] = true;
+    used[to_next] = used[to_previous] = stages_.layout().stages > 1;
+    const std::array<std::string_view, to_previous + 1> texts{
+        "",        "passes",  "compute",       device.gpu() ? "NVLink" : "memory of the node",
+        "adapter", "waiting", "to next stage", "to previous stage"};
+    for (int thread = passes; thread <= to_previous; ++thread)
+      if (used[thread]) out_.name("thread_name", process, thread, texts[thread]);
+  }
+
+  std::string name_of(const PassSpan& pass) const {
+    const std::string_view kind = pass.kind == ActionKind::forward           ? "F"
+                                  : pass.kind == ActionKind::backward_weight ? "W"
+                                                                             : "B";
+    return stages_.layout().chunks > 1 ? fmt::format("{} {}.{}", kind, pass.microbatch, pass.chunk)
+                                       : fmt::format("{} {}", kind, pass.microbatch);
+  }
+
+  void slice(std::string_view category, std::string_view name, int stage, Thread thread, double begin,
+             double end, const std::string& arguments) {
+    out_.slice(category, name, process_of(stage), thread, nanoseconds(begin), nanoseconds(end), arguments);
+  }
+
+  void add_passes(const StageTimeline& stage) {
+    for (size_t p = 0; p < stage.passes.size(); ++p) {
+      const PassSpan& pass = stage.passes[p];
+      if (hidden_passes(stage) > 0 && p == stage.hidden.first) {
+        hidden(stage);
+        p = stage.hidden.second - 1;
+        continue;
+      }
+      slice("pass", name_of(pass), stage.stage, passes, pass.begin, pass.end,
+            fmt::format(R"("chunk": {}, "microbatch": {})", pass.chunk, pass.microbatch));
+    }
+  }
+
+  void hidden(const StageTimeline& stage) {
+    const size_t count = hidden_passes(stage);
+    const double begin = stage.passes[stage.hidden.first].begin,
+                 end = stage.passes[stage.hidden.second - 1].end;
+    const std::string name = fmt::format("{} more passes", count);
+    slice("pass", name, stage.stage, passes, begin, end, fmt::format(R"("passes": {})", count));
+    if (!stage.work.empty())
+      slice("op", name, stage.stage, compute, begin, end,
+            fmt::format(R"("passes": {}, "seconds": {})", count, JsonValue(stage.hidden_compute).dump()));
+  }
+
+  void add_work(const StageTimeline& stage, const WorkSpan& w) {
+    std::string arguments;
+    if (w.call) {
+      arguments =
+          fmt::format(R"("flops": {:.0f}, "bytes": {:.0f}, )", w.call->cost.flops, w.call->cost.bytes());
+    } else {
+      const comm::Ledger::Event& e = w.event->what;
+      arguments = fmt::format(
+          R"("operation": "{}", "bytes": {}, "group": {}, "purpose": "{}", )", comm::name_of(e.op), e.bytes,
+          out_.quoted(parallel::name_of(step_of(stage).groups[e.group].id)), comm::name_of(e.purpose));
+    }
+    if (w.pass >= 0)
+      arguments += fmt::format(R"("chunk": {}, "microbatch": {}, )", stage.passes[w.pass].chunk,
+                               stage.passes[w.pass].microbatch);
+    const Thread thread = thread_of(w.span.resource);
+    const bool waiting = thread == waits;
+    if (waiting)
+      arguments.resize(arguments.size() - 2);
+    else
+      arguments += fmt::format(R"("seconds": {}, "source": "{}")", JsonValue(w.alone).dump(),
+                               machine::name_of(w.source));
+    slice(waiting  ? "wait"
+          : w.call ? "op"
+                   : "communication",
+          waiting  ? "wait"
+          : w.call ? std::string_view(w.call->op)
+                   : comm::name_of(w.event->what.op),
+          stage.stage, thread, w.span.begin, w.span.end, arguments);
+  }
+
+  void messages() {
+    int64_t id = 0;
+    for (const predict::MessageSpan& m : timeline_.messages) {
+      const PassSpan &sender = timeline_.stages[m.from].passes[m.sender],
+                     &receiver = timeline_.stages[m.to].passes[m.receiver];
+      const Thread thread = sender.backward() ? to_previous : to_next;
+      slice("message", "send", m.from, thread, m.begin, m.end,
+            fmt::format(R"("chunk": {}, "microbatch": {}, "to_stage": {})", sender.chunk, sender.microbatch,
+                        m.to));
+      // An arrow starts within the pass that sends. Where that is longer than the schedule has it, because it
+      // waits for weights or gradients, it may end after the pass that receives has begun.
+      const int64_t end = nanoseconds(receiver.begin);
+      const int64_t begin = std::clamp(end, nanoseconds(sender.begin),
+                                       std::max(nanoseconds(sender.begin), nanoseconds(sender.end) - 1));
+      out_.flow("message", ++id, false, process_of(m.from), passes, begin);
+      out_.flow("message", id, true, process_of(m.to), passes, std::max(begin, end));
+    }
+  }
+
+  void memory(const StageTimeline& stage) {
+    const profile::MemoryUse use = predicted_memory(plan_of(stage), stage);
+    std::array<int64_t, memory::category_count> now{};
+    now.fill(-1);
+    const double from = hidden_passes(stage) ? stage.passes[stage.hidden.first].begin : stage.end,
+                 to = hidden_passes(stage) ? stage.passes[stage.hidden.second - 1].end : stage.end;
+    for (const auto& [time, bytes] : use.curve) {
+      if (time > from && time < to) continue;
+      for (size_t c = 0; c < bytes.size(); ++c) {
+        if (bytes[c] == now[c] || (now[c] < 0 && bytes[c] == 0)) continue;
+        now[c] = bytes[c];
+        out_.counter(fmt::format("memory: {}", memory::name_of(static_cast<memory::Category>(c))),
+                     process_of(stage.stage), nanoseconds(time), fmt::format(R"("bytes": {})", bytes[c]));
+      }
+    }
+  }
+
+  profile::ChromeWriter out_;
+  const predict::DryStages& stages_;
+  const predict::StepTimeline& timeline_;
+};
+
+/// At least as many as the trace has: the memory of a pass has two points, and at most activations, weights
+/// and gradients change.
+size_t events_of(const predict::DryStages& stages, const predict::StepTimeline& timeline) {
+  size_t sum = 3 * timeline.messages.size();
+  for (const StageTimeline& stage : timeline.stages) {
+    const size_t shown = stage.passes.size() - hidden_passes(stage);
+    const bool memory = stages.stages()[stage.dry].stage == stage.stage;
+    sum += stage.work.size() + shown * (memory ? 7 : 1) + 20;
+  }
+  return sum;
+}
+
+}  // namespace
+
+size_t write_step_trace(const std::string& path, const predict::DryStages& stages, size_t most) {
+  int64_t shown = 2 * stages.layout().stages;
+  predict::StepTimeline timeline;
+  for (const Detail detail : {Detail::all, Detail::dry_run, Detail::none}) {
+    timeline = predict::step_timeline(stages, shown, detail);
+    if (events_of(stages, timeline) <= most) break;
+  }
+  while (events_of(stages, timeline) > most && shown > 1)
+    timeline = predict::step_timeline(stages, shown /= 2, Detail::none);
+  StepTrace trace(path, stages, timeline);
+  trace.write();
+  return trace.events();
+}
+
+}  // namespace nrl::planner
