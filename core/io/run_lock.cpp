@@ -8,6 +8,7 @@
 #include <ctime>
 #include <limits>
 #include <system_error>
+#include <thread>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -174,12 +175,23 @@ bool RunLock::try_take() {
     // A container has its own host name and process numbers, but shares the kernel, which holds the lock of
     // every process that lives.
     const bool ended = kernel_lock && owner.on_this_kernel();
-    if (owner.host != self.host && !owner.host.empty() && !ended && age < timing_.stale_after_s &&
-        !is_earlier(owner, identity_)) {
-      refuse(path_, owner,
-             fmt::format("Its last heartbeat is {} old. Fix: if that run is dead, start again after {} or "
-                         "remove the file",
-                         human_duration(age), human_duration(timing_.stale_after_s)));
+    if (owner.host != self.host && !owner.host.empty() && !ended && !is_earlier(owner, identity_)) {
+      if (age < timing_.stale_after_s)
+        refuse(path_, owner,
+               fmt::format("Its last heartbeat is {} old. Fix: if that run is dead, start again after {} or "
+                           "remove the file",
+                           human_duration(age), human_duration(timing_.stale_after_s)));
+      // The clocks of two hosts may differ, and this one may have jumped.
+      const auto watched = timing_.heartbeat + timing_.heartbeat / 10;
+      log::warn("{}: looking for {:.0f} s whether {} still beats", path_,
+                std::chrono::duration<double>(watched).count(), describe(owner));
+      std::this_thread::sleep_for(watched);
+      struct stat later;
+      if (::fstat(fd, &later) == 0 &&
+          (later.st_mtim.tv_sec != opened.st_mtim.tv_sec || later.st_mtim.tv_nsec != opened.st_mtim.tv_nsec))
+        refuse(path_, owner,
+               "Its heartbeat goes on; the clocks of the hosts differ. Fix: choose another output directory, "
+               "or stop that run");
     }
     takeover_ = fmt::format("{}: taken over from {}, which did not exit cleanly", path_, describe(owner));
   }

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
+#include <thread>
 
 #include <fcntl.h>
 #include <signal.h>
@@ -300,6 +301,14 @@ TEST_CASE("a lock of a dead process on this kernel is taken over at once") {
   CHECK(error_of([&] { RunLock lock(dir.path()); }).code == 73);
 }
 
+namespace {
+
+// A lock that beats every 5 ms, whatever this thread does.
+constexpr LockTiming fast{.stale_after_s = 60, .heartbeat = std::chrono::milliseconds(5)};
+constexpr LockTiming slow{.stale_after_s = 60, .heartbeat = std::chrono::milliseconds(200)};
+
+}  // namespace
+
 TEST_CASE("a lock of another host counts while its heartbeat is young") {
   const TemporaryDirectory dir;
   const std::string path = dir / "run.lock";
@@ -310,7 +319,23 @@ TEST_CASE("a lock of another host counts while its heartbeat is young") {
   timespec old[2] = {{::time(nullptr) - 100, 0}, {::time(nullptr) - 100, 0}};
   REQUIRE(::utimensat(AT_FDCWD, path.c_str(), old, 0) == 0);
   {
-    const RunLock lock(dir.path());
+    // This host's clock has jumped, or the other one's is wrong: its heartbeats come, and look old.
+    std::atomic<bool> over = false;
+    std::thread other([&] {
+      for (time_t beats = 0; !over; ++beats) {
+        timespec late[2] = {{old[0].tv_sec - 1000 + beats, 0}, {old[0].tv_sec - 1000 + beats, 0}};
+        ::utimensat(AT_FDCWD, path.c_str(), late, 0);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    const Caught beats = error_of([&] { RunLock lock(dir.path(), slow); });
+    over = true;
+    other.join();
+    CHECK(beats.code == 73);
+    CHECK(contains(beats.text, "Its heartbeat goes on; the clocks of the hosts differ"));
+  }
+  {
+    const RunLock lock(dir.path(), fast);
     CHECK(contains(lock.takeover(), "elsewhere.invalid"));
   }
   overwrite(path, "half a na");
@@ -318,9 +343,6 @@ TEST_CASE("a lock of another host counts while its heartbeat is young") {
 }
 
 namespace {
-
-// A lock that beats every 5 ms, whatever this thread does.
-constexpr LockTiming fast{.stale_after_s = 60, .heartbeat = std::chrono::milliseconds(5)};
 
 // Whether `done` holds before a minute has passed.
 template <class Done>
