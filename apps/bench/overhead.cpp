@@ -1,6 +1,7 @@
 #include "apps/bench/overhead.h"
 
 #include <deque>
+#include <fstream>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -86,6 +87,41 @@ double processor_seconds() {
   timespec t{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
   return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+/// Processor time of the threads of the control plane (parallel/control).
+double control_seconds() {
+  double sum = 0;
+  for (const std::string& thread : list_directory("/proc/self/task")) {
+    std::string name;
+    double nanoseconds = 0;
+    std::ifstream("/proc/self/task/" + thread + "/comm") >> name;
+    std::ifstream("/proc/self/task/" + thread + "/schedstat") >> nanoseconds;
+    if (name == "nrl-control" || name == "nrl-helper") sum += 1e-9 * nanoseconds;
+  }
+  return sum;
+}
+
+/// Seconds in which an operation of a group is recorded.
+double seconds_of_record() {
+  comm::CollectiveLog log;
+  const uint32_t group = log.add_group("world", "world[0]");
+  constexpr int operations = 50000;
+  const double begin = monitor::Timers::steady_seconds();
+  for (int i = 0; i < operations; ++i) {
+    comm::LogTicket ticket =
+        log.enqueue(group, static_cast<uint64_t>(i), comm::Op::all_reduce, DType::f32, 4, -1);
+    log.start(ticket);
+    log.finish(ticket, false);
+    log.expose(ticket, 1);
+  }
+  return (monitor::Timers::steady_seconds() - begin) / operations;
+}
+
+int64_t operations_of(comm::World& world) {
+  int64_t count = 0;
+  for (const comm::LogTotal& total : world.collective_log().totals()) count += total.count;
+  return count;
 }
 
 struct Block {
@@ -183,6 +219,8 @@ int overhead(comm::World& world, const Args& args) {
   train::prepare_references(*run, phases);
   Blocks blocks(*run, with);
   std::vector<double> step[arms], report[arms], start[arms];
+  const double began = monitor::Timers::steady_seconds(), control_before = control_seconds();
+  const int64_t operations_before = operations_of(world);
   for (int64_t pair = 0; pair <= pairs; ++pair)
     for (int turn = 0; turn < arms; ++turn) {
       const int arm = (turn + static_cast<int>(pair)) % arms;  // A B, B A, A B, ...
@@ -193,6 +231,12 @@ int overhead(comm::World& world, const Args& args) {
       report[arm].push_back(b.report / count * 1e3);
       start[arm].push_back(b.start * 1e3);
     }
+  // Of a core: its time is lost to the steps where these occupy all cores.
+  double watching[] = {(control_seconds() - control_before) / (monitor::Timers::steady_seconds() - began),
+                       static_cast<double>(operations_of(world) - operations_before) /
+                           static_cast<double>((pairs + 1) * arms * block)};
+  world.comm().all_reduce(std::span(watching), comm::Reduce::max);
+  const double record = seconds_of_record(), recording = watching[1] * record * 1e3 / median(step[0]);
   const Interval ratio = paired_ratio_interval(step[0], step[1]);
   std::vector<double> ratios;
   for (size_t i = 0; i < step[0].size(); ++i) ratios.push_back(step[1][i] / step[0][i]);
@@ -211,6 +255,10 @@ int overhead(comm::World& world, const Args& args) {
   log::info("report    {:.3f} ms of a step without, {:.3f} ms with ({:.3f} % of it)", median(report[0]),
             reports, 100 * reports / median(step[1]));
   log::info("start     {:.1f} ms without, {:.1f} ms with", median(start[0]), median(start[1]));
+  log::info(
+      "watching  control plane {:.3f} % of a core; record of {:.0f} operations a step, {:.0f} ns each: "
+      "{:.4f} % of it",
+      100 * watching[0], watching[1], record * 1e9, 100 * recording);
   if (!args.json.empty()) {
     const JsonValue json = JsonValue::object({{"benchmark", "overhead"},
                                               {"pairs", pairs},
@@ -223,7 +271,9 @@ int overhead(comm::World& world, const Args& args) {
                                               {"report_without_ms", median(report[0])},
                                               {"report_ms", reports},
                                               {"start_without_ms", median(start[0])},
-                                              {"start_ms", median(start[1])}});
+                                              {"start_ms", median(start[1])},
+                                              {"control", watching[0]},
+                                              {"recorder", recording}});
     write_file_atomic(args.json, json.dump(2) + "\n");
   }
   return 0;
