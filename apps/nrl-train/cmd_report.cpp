@@ -16,9 +16,11 @@
 #include "apps/monitor/csv.h"
 #include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
+#include "apps/planner/run_comparison.h"
 #include "apps/profile/compare.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/io/atomic_file.h"
 
 namespace nrl::app {
@@ -32,7 +34,37 @@ struct ReportArgs {
   std::string history;  ///< file of figures of benchmarks; empty: none
   std::string against;  ///< another one, measured in turns with it; empty: none
   double allowed_percent = 5;
+  bool predicted = false;     ///< compare with the estimate
+  planner::RunToCompare run;  ///< for this
+  std::string profile_out;    ///< profile of measured rates to write; empty: none
 };
+
+int report_predicted(const ReportArgs& args) {
+  if (args.runs.size() != 1)
+    fail(Exit::usage, "--predicted compares one run with its estimate, but there are {}. Fix: give one run",
+         args.runs.size());
+  if (!args.html.empty() || !args.csv.empty() || !args.against.empty())
+    fail(Exit::usage, "--predicted draws nothing. Fix: leave out {}",
+         !args.html.empty()  ? "--html"
+         : !args.csv.empty() ? "--csv"
+                             : "--against");
+  planner::RunToCompare run = args.run;
+  run.log_dir = args.runs.front();
+  const planner::RunComparison compared = planner::compare_with_run(run);
+  std::fputs(planner::text_of(compared).c_str(), stdout);
+  if (args.profile_out.empty()) return 0;
+  if (!compared.profile)
+    fail(Exit::no_input,
+         "--profile-out: {} has no window of recorded steps, whose calls the profile is made of. Fix: train "
+         "with "
+         "profiling.enabled=true",
+         run.log_dir);
+  write_file_atomic(args.profile_out, machine::to_json(*compared.profile));
+  for (const std::string& operation : compared.left_out) log::info("not in the profile: {}", operation);
+  log::info("wrote {}: {} of calls", args.profile_out,
+            counted(static_cast<int64_t>(compared.profile->calls.size()), "time"));
+  return 0;
+}
 
 int report_history(const ReportArgs& args) {
   const std::vector<bench::HistoryEntry> entries = bench::load_history(args.history);
@@ -54,7 +86,17 @@ int run_report(const ReportArgs& args) {
     fail(Exit::usage, "{}",
          args.runs.empty() ? "report needs a log directory of a run, or --history FILE"
                            : "report draws runs or, with --history, benchmarks. Fix: leave one out");
-  if (!args.history.empty()) return report_history(args);
+  if (!args.predicted &&
+      (args.run.device != "auto" || !args.run.profile.empty() || !args.profile_out.empty()))
+    fail(Exit::usage, "{} is for --predicted. Fix: add it, or leave the option out",
+         args.run.device != "auto"   ? "--device"
+         : !args.run.profile.empty() ? "--profile"
+                                     : "--profile-out");
+  if (!args.history.empty()) {
+    if (args.predicted) fail(Exit::usage, "--predicted compares a run. Fix: leave out --history");
+    return report_history(args);
+  }
+  if (args.predicted) return report_predicted(args);
   if (!args.against.empty())
     fail(Exit::usage, "--against has no effect without --history. Fix: add --history FILE");
   if (!args.csv.empty() && args.runs.size() != 1)
@@ -102,6 +144,7 @@ void add_report(CommandLine& line) {
   const auto args = std::make_shared<ReportArgs>();
   CLI::App* c = line.add("report", "Draw the loss and other curves of one or more runs",
                          "  nrl-train report results/quickstart/logs\n"
+                         "  nrl-train report results/quickstart/logs --predicted --profile-out profile.json\n"
                          "  nrl-train report results/first/logs results/second/logs --html compare.html");
   c->add_option("runs", args->runs, "Log directories of runs (logger.log_dir)");
   c->add_option("--html", args->html, "Write a self-contained page with all curves to this file");
@@ -116,6 +159,18 @@ void add_report(CommandLine& line) {
       "for a regression");
   c->add_option("--fail-on-regression", args->allowed_percent, "Of --against: percent allowed (default 5)")
       ->check(finite_range(0, 1e6));
+  c->add_flag("--predicted", args->predicted,
+              "Compare the step with its estimate by nrl-train plan, part by part");
+  c->add_option(
+      "--device", args->run.device,
+      "--predicted: the device of the run: auto (as configured), cpu, cuda, or a GPU that is not here: " +
+          machine::device_model_names());
+  c->add_option("--profile", args->run.profile, "--predicted: estimate with these rates, as nrl-train plan")
+      ->type_name("FILE");
+  c->add_option("--profile-out", args->profile_out,
+                "--predicted: write the rates that the run's last window of profiling has measured, for\n"
+                "nrl-train plan --profile")
+      ->type_name("FILE");
   line.on(c, [args] { return run_report(*args); });
 }
 
