@@ -71,9 +71,8 @@ Decoder::Decoder(const ModelSpec& spec, const ParameterList& parameters, Decoder
                             ? options_.head_chunk_tokens
                             : head_chunk_tokens(n, vocabulary, options_.recipe.logits(), options_.device);
   const ModelLayout& layout = options_.layout;
-  NRL_CHECK(options_.training.actions.empty() ||
-                options_.training.stashes.size() == static_cast<size_t>(layout.chunks),
-            "a schedule of {} chunks for {}", options_.training.stashes.size(), layout.chunks);
+  NRL_CHECK(options_.training.actions.empty() || options_.training.stashes.chunks() == layout.chunks,
+            "a schedule of {} chunks for {}", options_.training.stashes.chunks(), layout.chunks);
   stage_ = std::make_unique<Stage>(decoder_chunks(context_, parameters,
                                                   {.recipe = options_.recipe,
                                                    .device = options_.device,
@@ -286,8 +285,12 @@ std::string Decoder::program_text() const {
 void Decoder::add_training_programs() {
   training_ = stage_->add_program(memory::training, options_.training, options_.layout);
   std::vector<std::pair<const pipeline::Schedule*, int>> programs{{&options_.training, training_}};
-  for (const pipeline::Schedule& s : options_.fewer) {
-    Fewer& f = fewer_.emplace_back(Fewer{.times = s.period.times});
+  fewer_.resize(options_.fewer.size());
+  // From the most microbatches: a program has the stashes of all that it executes.
+  for (size_t i = options_.fewer.size(); i-- > 0;) {
+    const pipeline::Schedule& s = options_.fewer[i];
+    Fewer& f = fewer_[i];
+    f.times = s.period.times;
     if (s.actions.empty()) continue;
     for (const auto& [other, program] : programs)
       if (pipeline::same_but_times(*other, s)) f.program = program;

@@ -1,6 +1,7 @@
 #include "apps/plan/pipeline.h"
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "parallel/pipeline/simulate.h"
@@ -45,6 +46,47 @@ pipeline::ScheduleOptions schedule_options(const Config& config, const model::Mo
           .microbatches = static_cast<int>(microbatches),
           .group = static_cast<int>(config.distributed.microbatch_group_size_per_vp_stage.value_or(0)),
           .overlap_messages = config.distributed.overlap_p2p_comm};
+}
+
+namespace {
+
+/// All that the slots of a block and their policies depend on.
+struct BlockKind {
+  bool experts = false;
+  model::RecomputeRule recompute;
+  model::OffloadRule offload;
+  std::vector<precision::Format> formats = {};
+  std::vector<bool> trains = {};
+  bool operator==(const BlockKind&) const = default;
+};
+
+}  // namespace
+
+std::vector<int> stash_pools(const model::ModelSpec& spec, const model::ModelLayout& layout,
+                             const model::ParameterList& parameters, const precision::Recipe& recipe,
+                             std::span<const model::RecomputeRule> recompute,
+                             std::span<const model::OffloadRule> offload) {
+  const auto kind = [&](int block) {
+    const auto b = static_cast<size_t>(block);
+    BlockKind out{.experts = spec.has_experts(block), .recompute = recompute[b], .offload = offload[b]};
+    for (int gemm = 0; gemm < static_cast<int>(precision::Gemm::lm_head); ++gemm)
+      for (const precision::Role role : precision::all_roles)
+        out.formats.push_back(recipe.of(block, static_cast<precision::Gemm>(gemm), role));
+    for (const int parameter : parameters.layers[b].all())
+      out.trains.push_back(parameters.all[static_cast<size_t>(parameter)].trainable);
+    return out;
+  };
+  std::vector<std::vector<BlockKind>> kinds;  // by pool
+  std::vector<int> pools;
+  for (int c = 0; c < layout.chunks; ++c) {
+    const model::BlockRange blocks = chunk_blocks(layout, spec.layers, layout.model_chunk(c));
+    std::vector<BlockKind> own;
+    for (int b = blocks.begin; b < blocks.end; ++b) own.push_back(kind(b));
+    const auto equal = std::find(kinds.begin(), kinds.end(), own);
+    pools.push_back(static_cast<int>(equal - kinds.begin()));
+    if (equal == kinds.end()) kinds.push_back(std::move(own));
+  }
+  return pools;
 }
 
 double bubble(const pipeline::ScheduleOptions& options) {

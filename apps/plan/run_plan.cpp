@@ -1,6 +1,7 @@
 #include "apps/plan/run_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "apps/plan/dry_rank.h"
@@ -219,26 +220,39 @@ void add_offload_staging(RunPlan& p, const KernelsConfig& kernels, int threads) 
   p.host_threads = threads;
 }
 
-/// The schedules of a pipeline stage, the same for every choice of recomputation.
-struct StageSchedules {
-  pipeline::ScheduleOptions options;
-  pipeline::Schedule training;
-  std::vector<pipeline::Schedule> fewer;  ///< of packed examples
-};
+/// The schedules of a pipeline stage.
+class StageSchedules {
+ public:
+  struct Set {
+    pipeline::Schedule training;
+    std::vector<pipeline::Schedule> fewer;  ///< of packed examples
+  };
+  StageSchedules(const Config& config, const BatchPlan& batch, int stage)
+      : options_(schedule_options(config, stages_of(config.distributed), batch.accumulation)),
+        packed_(trains_on_examples(config)),
+        stage_(stage) {}
 
-StageSchedules stage_schedules(const Config& config, const BatchPlan& batch, int stage) {
-  const pipeline::ScheduleOptions options =
-      schedule_options(config, stages_of(config.distributed), batch.accumulation);
-  return {.options = options,
-          .training = pipeline::shortest_equivalent(options, stage),
-          .fewer = trains_on_examples(config) ? pipeline::equivalents_of_fewer(options, stage)
-                                              : std::vector<pipeline::Schedule>()};
-}
+  /// `pools`: stash_pools(), which depend on what is recomputed.
+  const Set& with(std::vector<int> pools) {
+    const auto [at, added] = sets_.try_emplace(std::move(pools));
+    options_.pools = at->first;
+    if (added) at->second.training = pipeline::shortest_equivalent(options_, stage_);
+    if (added && packed_) at->second.fewer = pipeline::equivalents_of_fewer(options_, stage_);
+    return at->second;
+  }
+  const pipeline::ScheduleOptions& options() const { return options_; }
+
+ private:
+  pipeline::ScheduleOptions options_;
+  const bool packed_;
+  const int stage_;
+  std::map<std::vector<int>, Set> sets_;
+};
 
 std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const Config& config,
                                    model::ModelSpec spec, const BatchPlan& batch,
                                    const GridPosition& position, DeviceType device, int threads,
-                                   const model::LossNeeds& loss, const StageSchedules& schedules) {
+                                   const model::LossNeeds& loss, StageSchedules& schedules) {
   auto plan = std::make_unique<RunPlan>();
   RunPlan& p = *plan;
   p.spec = std::move(spec);
@@ -247,7 +261,7 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   p.group_ids = needed_groups(config, position, p.spec.tied);
   p.channels = needed_channels(config, position);
   // Rounds of experts keep nothing for weight gradients that are computed later.
-  if (schedules.options.kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
+  if (schedules.options().kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
   p.parameters = model::make_parameters(p.spec, p.layout);
   p.whole = model::make_parameters(p.spec);
   p.batch = batch;
@@ -306,6 +320,8 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   model::ShardedParameters sharded = sharded_parameters(p.groups);
   sharded.prefetch = config.distributed.overlap_param_gather;
   sharded.overlap_reduce = config.distributed.overlap_grad_reduce;
+  const StageSchedules::Set& stage =
+      schedules.with(stash_pools(p.spec, p.layout, p.parameters, p.recipe, p.recompute, p.offload));
   const model::DecoderOptions options{
       .tokens = p.microbatch_tokens() / p.layout.context,
       .max_sequence = p.sequence_length,
@@ -317,9 +333,9 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
       .device = device,
       .fuse_activation = config.policy.fusions.bias_activation.value_or(true),
       .layout = p.layout,
-      .training = schedules.training,
-      .fewer = schedules.fewer,
-      .evaluated = p.layout.stages > 1 && !sharded.any() ? schedules.options.microbatches : 1,
+      .training = stage.training,
+      .fewer = stage.fewer,
+      .evaluated = p.layout.stages > 1 && !sharded.any() ? schedules.options().microbatches : 1,
       .sharded = sharded,
       .loss = loss};
   p.decoder = std::make_unique<model::Decoder>(p.spec, p.parameters, options, p.memory);
@@ -348,7 +364,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
                                        const GridPosition& position, DeviceType device, int threads,
                                        std::optional<model::LossNeeds> loss, size_t memory) {
   if (!loss) loss = loss_needs(config);
-  const StageSchedules schedules = stage_schedules(config, batch, position.at.pp);
+  StageSchedules schedules(config, batch, position.at.pp);
   const auto make = [&](const GridPosition& at, const std::optional<Rules>& recompute) {
     return plan_with(recompute, config, spec, batch, at, device, threads, *loss, schedules);
   };
@@ -408,8 +424,9 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   std::vector<double> saved{0};
   for (const RecomputeChoice& choice : choices) saved.push_back(saved.back() + choice.bytes);
   double in_flight = 0;
-  for (const int stashes : schedules.training.stashes)
-    in_flight += static_cast<double>(stashes) / static_cast<double>(schedules.training.stashes.size());
+  const pipeline::Stashes& stashes = first->decoder->options().training.stashes;
+  for (const int count : stashes.counts())
+    in_flight += static_cast<double>(count) / static_cast<double>(stashes.chunks());
   size_t least = choices.empty() ? 0 : 1, most = choices.size();
   int guesses = 4;                // then bisection
   std::unique_ptr<RunPlan> plan;  // with `most` choices, if it is known to fit

@@ -19,7 +19,7 @@ class Slots {
   Slots(const model::Decoder& decoder, int64_t microbatches)
       : decoder_(decoder),
         program_(decoder.program(memory::training)),
-        chunks_(program_.stashes.size()),
+        chunks_(static_cast<size_t>(program_.stashes.chunks())),
         count_(static_cast<size_t>(microbatches) * chunks_ * passes + 1) {}
 
   size_t count() const { return count_; }

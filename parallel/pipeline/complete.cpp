@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <utility>
 
 #include "parallel/pipeline/schedule.h"
@@ -20,8 +21,7 @@ class Completion {
                               [](const Action& a) { return a.kind != Kind::forward; })) {
     pending_[0].resize(static_cast<size_t>(options.chunks_per_stage));
     pending_[1].resize(static_cast<size_t>(options.chunks_per_stage));
-    for (int chunk = 0; chunk < options.chunks_per_stage; ++chunk)
-      schedule_.stashes.push_back(count_stashes(computation, chunk));
+    number_stashes(computation);
     for (size_t i = 0; i < computation.size(); ++i) {
       next_ = i + 1 < computation.size() ? &computation[i + 1] : nullptr;
       add(computation[i]);
@@ -43,23 +43,79 @@ class Completion {
   }
   bool sends() const { return options_.stages > 1; }
 
-  int count_stashes(std::span<const Action> computation, int chunk) const {
-    // In evaluation, the output of one microbatch is sent while the next one is computed.
-    if (!training_) return std::min(options_.microbatches, sends() && !last(chunk) ? 2 : 1);
-    int live = 0, peak = 0;
-    const auto begins = [&](const Action& a) { return a.kind == Kind::forward && a.chunk == chunk; };
-    const bool posted = posts() && !first(chunk);  // a pass earlier, but for the first one
+  /// A chunk's activations of a microbatch.
+  struct Item {
+    int chunk = -1, microbatch = -1;  // -1: none
+  };
+
+  /// Sets Schedule::stashes, and the item that had each stash before.
+  void number_stashes(std::span<const Action> computation) {
+    before_.assign(static_cast<size_t>(options_.chunks_per_stage),
+                   std::vector<Item>(static_cast<size_t>(options_.microbatches)));
+    if (training_)
+      take_in_order(computation);
+    else
+      take_in_turn();
+  }
+
+  /// Evaluation: the output of one microbatch is sent while the next one is computed. Nothing else is kept.
+  void take_in_turn() {
+    std::vector<int> counts;
+    for (int chunk = 0; chunk < options_.chunks_per_stage; ++chunk) {
+      const int count = std::min(options_.microbatches, sends() && !last(chunk) ? 2 : 1);
+      for (int m = count; m < options_.microbatches; ++m) before_[chunk][m] = {chunk, m - count};
+      counts.push_back(count);
+    }
+    schedule_.stashes = Stashes::in_turn(counts, options_.microbatches);
+  }
+
+  /// Training: every microbatch gets the lowest free stash of its chunk's pool when its input is received or,
+  /// in the model's first chunk, with its forward pass. Its last backward pass frees it.
+  void take_in_order(std::span<const Action> computation) {
+    struct Stash {
+      Item item = {};
+      bool free = false;
+    };
+    std::map<int, std::vector<Stash>> pools;
+    std::vector<std::vector<int>> numbers(static_cast<size_t>(options_.chunks_per_stage),
+                                          std::vector<int>(static_cast<size_t>(options_.microbatches), -1));
+    // By item: the number of backward passes before its own one.
+    std::vector<std::vector<int>> backward = numbers;
+    for (int passes = 0; const Action& a : computation)
+      if (a.kind == Kind::backward || a.kind == Kind::backward_data)
+        backward[a.chunk][a.microbatch] = passes++;
+    const auto usable = [&](const Stash& s, const Action& a) {
+      if (!s.free) return false;
+      // The last stage takes up the gradients of the first one's chunks when it has had this chunk's whole
+      // group: a backward pass that overwrites one earlier would wait for it.
+      const bool sent = stage_ == 0 && s.item.chunk > 0;
+      return !sent || backward[a.chunk][a.microbatch] - backward[s.item.chunk][s.item.microbatch] >=
+                          std::min(options_.group, options_.microbatches);
+    };
+    const auto take = [&](const Action& a) {
+      int& number = numbers[a.chunk][a.microbatch];
+      if (a.kind != Kind::forward || number >= 0) return;
+      std::vector<Stash>& pool = pools[pool_of(a.chunk)];
+      const auto found = std::find_if(pool.begin(), pool.end(), [&](const Stash& s) { return usable(s, a); });
+      number = static_cast<int>(found - pool.begin());
+      if (found == pool.end()) pool.emplace_back();
+      Stash& stash = pool[number];
+      before_[a.chunk][a.microbatch] = stash.item;
+      stash = {{a.chunk, a.microbatch}, false};
+    };
     for (size_t i = 0; i < computation.size(); ++i) {
       const Action& a = computation[i];
-      if (begins(a) && (!posted || i == 0)) ++live;
-      if (posted && i + 1 < computation.size() && begins(computation[i + 1])) ++live;
-      peak = std::max(peak, live);
-      if (a.chunk == chunk && (a.kind == Kind::backward || a.kind == Kind::backward_weight)) --live;
+      take(a);
+      // A receive is posted a pass earlier.
+      if (posts() && i + 1 < computation.size() && !first(computation[i + 1].chunk)) take(computation[i + 1]);
+      if (a.kind == Kind::backward || a.kind == Kind::backward_weight)
+        pools[pool_of(a.chunk)][numbers[a.chunk][a.microbatch]].free = true;
     }
-    // The last stage takes up the gradients of the first one's chunks when it has had this chunk's whole
-    // group: a stash that is used again before would wait for it.
-    return stage_ == 0 && chunk > 0 ? std::max(peak, std::min(options_.group, options_.microbatches)) : peak;
+    for (int chunk = 0; chunk < options_.chunks_per_stage; ++chunk)
+      schedule_.stashes.add(pool_of(chunk), std::move(numbers[chunk]));
   }
+
+  int pool_of(int chunk) const { return options_.pools.empty() ? 0 : options_.pools[chunk]; }
 
   bool posts() const { return options_.overlap_messages && training_ && sends(); }
 
@@ -68,7 +124,7 @@ class Completion {
   void add_pass(const Action& a) {
     if (posts() && next_) {
       Action of = *next_;
-      of.stash = of.microbatch % schedule_.stashes[of.chunk];
+      of.stash = schedule_.stashes.of(of.chunk, of.microbatch);
       const bool forward = of.kind == Kind::forward, weight = of.kind == Kind::backward_weight;
       const bool same = a.kind == Kind::forward && a.chunk == of.chunk && a.microbatch == of.microbatch;
       if (forward && !first(of.chunk)) add(Kind::post_forward, of);
@@ -78,12 +134,12 @@ class Completion {
   }
 
   void add(Action a) {
-    const int stashes = schedule_.stashes[a.chunk];
     const bool last_microbatch = training_ && a.microbatch + 1 == options_.microbatches;
-    a.stash = a.microbatch % stashes;
+    a.stash = schedule_.stashes.of(a.chunk, a.microbatch);
+    const Item before = before_[a.chunk][a.microbatch];  // in this stash
     switch (a.kind) {
       case Kind::forward:
-        finish_sends(Kind::send_forward, a.chunk, a.microbatch - stashes);
+        if (before.chunk >= 0) finish_sends(Kind::send_forward, before.chunk, before.microbatch);
         if (!first(a.chunk)) add(Kind::receive_forward, a);
         a.last = last_microbatch && last(a.chunk);
         add_pass(a);
@@ -94,17 +150,19 @@ class Completion {
         if (sends() && !last(a.chunk)) add(Kind::receive_backward, a);
         // The next chunk has sent this gradient, so it has received the activations: does not block.
         finish_sends(Kind::send_forward, a.chunk, a.microbatch);
-        finish_sends(Kind::send_backward, a.chunk, a.microbatch - stashes);
+        if (before.chunk >= 0) finish_sends(Kind::send_backward, before.chunk, before.microbatch);
+        finish_old_gradients();
         a.last = last_microbatch;
         add_pass(a);
         if (sends() && !first(a.chunk)) send(Kind::send_backward, a);
+        gradients_.push_back({a.chunk, a.microbatch});
         // On one rank, copy the gradient now: this stash's next microbatch will overwrite it.
         if (!sends() && !first(a.chunk)) {
-          const int before = a.chunk - 1;
+          const int to = a.chunk - 1;
           add(Kind::receive_backward, {.kind = Kind::backward,
-                                       .chunk = before,
+                                       .chunk = to,
                                        .microbatch = a.microbatch,
-                                       .stash = a.microbatch % schedule_.stashes[before]});
+                                       .stash = schedule_.stashes.of(to, a.microbatch)});
         }
         break;
       default:
@@ -130,6 +188,21 @@ class Completion {
       add(Kind::finish_send, sent.front());
   }
 
+  /// Before a backward pass: completes the sends of gradients of earlier ones that must have been received,
+  /// so that few are in memory. A stage that does the forward pass before this one has its input, which the
+  /// stage before has sent after it received the gradients of the third backward pass back. The last stage
+  /// receives the gradients of the first one's chunks a group of microbatches later, and P - 1 passes
+  /// earlier.
+  void finish_old_gradients() {
+    const int group =
+        options_.group > 0
+            ? options_.group
+            : (options_.microbatches - 1) / std::max(1, options_.microbatches / options_.stages) + 1;
+    const int late = stage_ == 0 ? std::max(0, group - options_.stages) : 0;
+    for (; static_cast<int>(gradients_.size()) > 2 + late; gradients_.pop_front())
+      finish_sends(Kind::send_backward, gradients_.front().chunk, gradients_.front().microbatch);
+  }
+
   std::deque<Action>& pending(Kind send, int chunk) {
     return pending_[send == Kind::send_forward ? 0 : 1][chunk];
   }
@@ -139,6 +212,8 @@ class Completion {
   const bool training_;
   const Action* next_ = nullptr;  // pass after the one that is being added
   Schedule schedule_;
+  std::vector<std::vector<Item>> before_;       // by chunk and microbatch: the item that had its stash before
+  std::deque<Item> gradients_;                  // of the last backward passes, oldest first
   std::vector<std::deque<Action>> pending_[2];  // unfinished sends per chunk, oldest first
 };
 

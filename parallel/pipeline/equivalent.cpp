@@ -102,7 +102,7 @@ Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
     return a.kind == ActionKind::send_forward || (a.kind == ActionKind::receive_forward && a.chunk == 0);
   };
   const bool one_stage = std::none_of(schedule.actions.begin(), schedule.actions.end(), message);
-  const size_t chunks = schedule.stashes.size();
+  const auto chunks = static_cast<size_t>(schedule.stashes.chunks());
   std::vector<size_t> index;  // of ways plus 1, by microbatch and chunk; 0: none
   std::vector<Way> ways;
   std::vector<std::pair<size_t, size_t>> reached;  // way and point, in order; two in a row for a hand-over
@@ -112,7 +112,7 @@ Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
     const size_t at = static_cast<size_t>(a.microbatch) * chunks + static_cast<size_t>(chunk);
     if (at >= index.size()) index.resize(2 * at + chunks);
     if (index[at] == 0) {
-      ways.push_back({chunk, a.microbatch % schedule.stashes[chunk]});
+      ways.push_back({chunk, schedule.stashes.of(chunk, a.microbatch)});
       index[at] = ways.size();
     }
     Way& way = ways[index[at] - 1];
@@ -166,8 +166,8 @@ Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
 }  // namespace
 
 bool covers(const Schedule& shorter, const Schedule& longer) {
-  if (shorter.stashes != longer.stashes) return false;
-  Points points(shorter.stashes.size());
+  if (!longer.stashes.extends(shorter.stashes)) return false;
+  Points points(static_cast<size_t>(shorter.stashes.chunks()));
   const Meetings need = meetings(longer, points);
   return includes(meetings(shorter, points, need.size()), need);
 }
@@ -215,30 +215,39 @@ Period period_of(const std::vector<Action>& list, const std::vector<Action>& who
 
 Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   const Schedule whole = make_schedule(options, stage);
-  Points points(whole.stashes.size());
+  Points points(static_cast<size_t>(whole.stashes.chunks()));
   const Meetings need = meetings(whole, points);
   const int all = options.microbatches;
-  // No chunk has more stashes than there are microbatches.
-  const int least = std::min(all, std::max(2, *std::max_element(whole.stashes.begin(), whole.stashes.end())));
+  // A pool has no more stashes than there are microbatches in all chunks.
+  const int most_stashes = *std::max_element(whole.stashes.counts().begin(), whole.stashes.counts().end());
+  const int chunks = whole.stashes.chunks();
+  const int least = std::min(all, std::max(2, (most_stashes + chunks - 1) / chunks));
   // A way meets those of the next and the previous group of microbatches, and no others.
   const int most = std::min(all, 8 * options.stages + 8);
   for (options.microbatches = least; options.microbatches < most; ++options.microbatches) {
     if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
     Schedule shorter = make_schedule(options, stage);
-    if (shorter.stashes != whole.stashes) continue;
+    if (!whole.stashes.extends(shorter.stashes)) continue;
     shorter.period = period_of(shorter.actions, whole.actions, all - options.microbatches);
     if (shorter.period.times == 0) continue;
-    if (includes(meetings(shorter, points, need.size()), need)) return shorter;
+    if (!includes(meetings(shorter, points, need.size()), need)) continue;
+    shorter.stashes = whole.stashes;
+    return shorter;
   }
   return whole;
 }
 
 namespace {
 
-/// True if a schedule with `more` microbatches repeats its period more often, in the same stashes.
-bool extends(const Schedule& shorter, int more) {
-  return shorter.period.microbatches > 0 && more % shorter.period.microbatches == 0 &&
-         std::all_of(shorter.stashes.begin(), shorter.stashes.end(), [more](int s) { return more % s == 0; });
+/// True if `shorter` with its period more often gives a schedule with `more` microbatches and these stashes:
+/// the same ones meet again.
+bool repeats_for(const Schedule& shorter, int more, const Stashes& stashes) {
+  if (shorter.period.microbatches == 0 || more % shorter.period.microbatches != 0) return false;
+  if (!stashes.extends(shorter.stashes)) return false;
+  for (int chunk = 0; chunk < stashes.chunks(); ++chunk)
+    for (int m = microbatches(shorter) - 1; m >= 0; --m)
+      if (stashes.of(chunk, m) != stashes.of(chunk, m + more)) return false;
+  return true;
 }
 
 }  // namespace
@@ -251,11 +260,13 @@ std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage) {
     options.microbatches = static_cast<int>(out.size()) + 1;
     Schedule next;
     if (unsupported_reason(options).empty()) {
+      const Stashes stashes = make_schedule(options, stage).stashes;
       for (int more = 1; options.microbatches > regular && more <= regular && next.actions.empty(); ++more) {
         const Schedule& shorter = *(out.end() - more);
-        if (!extends(shorter, more)) continue;
+        if (shorter.actions.empty() || !repeats_for(shorter, more, stashes)) continue;
         next = shorter;
         next.period.times += more / next.period.microbatches;
+        next.stashes = stashes;
       }
       if (next.actions.empty()) next = shortest_equivalent(options, stage);
     }
@@ -265,8 +276,9 @@ std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage) {
 }
 
 bool same_but_times(const Schedule& a, const Schedule& b) {
-  return a.actions == b.actions && a.stashes == b.stashes && a.period.begin == b.period.begin &&
-         a.period.end == b.period.end && a.period.microbatches == b.period.microbatches;
+  return a.actions == b.actions && (a.stashes.extends(b.stashes) || b.stashes.extends(a.stashes)) &&
+         a.period.begin == b.period.begin && a.period.end == b.period.end &&
+         a.period.microbatches == b.period.microbatches;
 }
 
 Schedule unrolled(const Schedule& schedule) {
@@ -277,7 +289,7 @@ Schedule unrolled(const Schedule& schedule) {
       Action& a = out.actions.emplace_back(schedule.actions[i]);
       if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
       a.microbatch += repetition * period.microbatches;
-      a.stash = a.microbatch % schedule.stashes[a.chunk];
+      a.stash = schedule.stashes.of(a.chunk, a.microbatch);
     }
   });
   return out;

@@ -24,7 +24,8 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage);
 /// does not support.
 std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage);
 
-/// True if the schedules differ at most in how often they repeat their period.
+/// True if the schedules differ at most in how often they repeat their period. The one with more microbatches
+/// has the stashes of both.
 bool same_but_times(const Schedule& a, const Schedule& b);
 
 /// The schedule with every action of its period in full.

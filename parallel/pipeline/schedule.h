@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/config/enums.h"
+#include "parallel/pipeline/pool.h"
 
 namespace nrl::pipeline {
 
@@ -44,7 +45,7 @@ struct Action {
   ActionKind kind;
   int chunk = 0;  ///< local index
   int microbatch = 0;
-  /// Index of the chunk's stash (its activations of one microbatch): microbatch % stashes[chunk].
+  /// The chunk's stash (its activations of one microbatch), a number in its pool: Stashes::of().
   /// Occupied from post_forward or receive_forward (first chunk: forward) to backward or backward_weight; in
   /// evaluation, to forward or its finish_send.
   int stash = 0;
@@ -72,8 +73,8 @@ struct Period {
 
 struct Schedule {
   std::vector<Action> actions;
-  std::vector<int> stashes;  ///< per local chunk: microbatches whose activations are held at once
-  Period period = {};        ///< of actions (shortest_equivalent())
+  Stashes stashes = {};  ///< of all microbatches, also where the period is repeated
+  Period period = {};    ///< of actions (shortest_equivalent())
 };
 
 /// Each kind is described at its generator in schedule.cpp.
@@ -90,6 +91,8 @@ struct ScheduleOptions {
   /// Training: each receive is posted before the pass that precedes its own. Takes one more stash where the
   /// input of a microbatch arrives during the last pass of another one.
   bool overlap_messages = false;
+  /// The pool of each of the stage's chunks, from 0: chunks with equal blocks share one. Empty: all do.
+  std::vector<int> pools = {};
 };
 
 /// Why the kind does not support the sizes, with the fix; empty if it does.

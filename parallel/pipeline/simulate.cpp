@@ -24,7 +24,7 @@ class Simulator {
       : lists_(lists),
         costs_{&first, &middle, &last},
         stages_(static_cast<int>(lists.size())),
-        chunks_(stages_ * static_cast<int>(lists[0].stashes.size())),
+        chunks_(stages_ * lists[0].stashes.chunks()),
         fifos_(2 * lists.size()),
         states_(lists.size()) {
     for (const Costs* costs : costs_)
@@ -33,15 +33,15 @@ class Simulator {
     size_t actions = 0;
     for (int stage = 0; stage < stages_; ++stage) {
       State& s = state(stage);
-      const size_t chunks = list(stage).stashes.size();
-      s.live.resize(chunks);
-      s.frees.resize(chunks, Kind::forward);
+      const Stashes& stashes = list(stage).stashes;
+      s.live.resize(stashes.counts().size());
+      s.frees.resize(static_cast<size_t>(stashes.chunks()), Kind::forward);
       for (const Action& a : list(stage).actions) {
         microbatches_ = std::max(microbatches_, a.microbatch + 1);
         if (Kind& frees = s.frees[a.chunk]; holds(a.kind) > holds(frees)) frees = a.kind;
       }
       actions += list(stage).actions.size();
-      result_.peak_stashes.emplace_back(chunks);
+      result_.peak_stashes.emplace_back(stashes.counts().size());
     }
     const size_t items = static_cast<size_t>(chunks_) * static_cast<size_t>(microbatches_);
     for (auto& of_value : results_) of_value.assign(items, absent);
@@ -85,7 +85,7 @@ class Simulator {
   struct State {
     size_t next = 0;
     double now = 0, busy = 0;
-    std::vector<int> live;               // occupied stashes per chunk
+    std::vector<int> live;               // occupied stashes per pool
     std::vector<Kind> frees;             // the action that frees a stash, per chunk
     std::optional<Result> awaited = {};  // the receive of another stage that it is blocked on
   };
@@ -287,15 +287,15 @@ class Simulator {
       case Kind::step:
         break;
     }
-    if (a.kind == s.frees[a.chunk]) --s.live[a.chunk];
+    if (a.kind == s.frees[a.chunk]) --s.live[list(stage).stashes.pool(a.chunk)];
     result_.order.push_back({stage, s.next++, begin, end});
     ++result_.visits;
   }
 
   void occupy(int stage, const Action& a) {
-    const auto chunk = static_cast<size_t>(a.chunk);
-    int& peak = result_.peak_stashes[stage][chunk];
-    peak = std::max(peak, ++state(stage).live[chunk]);
+    const int pool = list(stage).stashes.pool(a.chunk);
+    int& peak = result_.peak_stashes[stage][pool];
+    peak = std::max(peak, ++state(stage).live[pool]);
   }
 
   void explain_deadlock() {
@@ -341,8 +341,11 @@ Schedule merge(std::span<const Schedule> stages, const Simulation& simulation) {
   NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
   const int count = static_cast<int>(stages.size());
   Schedule out;
-  for (size_t chunk = 0; chunk < stages[0].stashes.size(); ++chunk)
-    for (const Schedule& stage : stages) out.stashes.push_back(stage.stashes[chunk]);
+  for (int chunk = 0; chunk < stages[0].stashes.chunks(); ++chunk)
+    for (int pools = 0; const Schedule& stage : stages) {
+      out.stashes.add(pools + stage.stashes.pool(chunk), stage.stashes.numbers(chunk));
+      pools += static_cast<int>(stage.stashes.counts().size());
+    }
   bool trains = false;
   for (const Simulation::Completed& done : simulation.order) {
     const int stage = done.stage;

@@ -33,7 +33,7 @@ struct Simulation {
   };
   double makespan = 0;                         ///< from the first action to the last one of any stage
   std::vector<double> bubble;                  ///< per stage: share of the makespan without computation
-  std::vector<std::vector<int>> peak_stashes;  ///< per stage and local chunk
+  std::vector<std::vector<int>> peak_stashes;  ///< per stage and pool
   std::vector<Completed> order;                ///< all actions by the time of their completion
   std::string deadlock;                        ///< empty, or the action that every blocked stage waits at
   size_t visits = 0;  ///< work: how often an action was examined or executed, at most 3 times each

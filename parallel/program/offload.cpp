@@ -116,7 +116,7 @@ class Offloading {
     SlotSet offloaded = 0, fetched = 0;
   };
   Moved& state(int layer, int microbatch) {
-    return moved_[{layer, microbatch % p_.stashes[layers_.of(layer).chunk]}];
+    return moved_[{layer, p_.stashes.of(layers_.of(layer).chunk, microbatch)}];
   }
   const SlotsByLayer& uses(const Visit& v) const {
     static const SlotsByLayer none;
@@ -164,8 +164,7 @@ class Offloading {
     start(StepKind::offload, v.layer, v.microbatch, slots, offloads_);
   }
   bool same_stash(const Step& a, const Step& b) const {
-    const int stashes = p_.stashes[a.chunk];
-    return a.microbatch % stashes == b.microbatch % stashes;
+    return p_.stashes.of(a.chunk, a.microbatch) == p_.stashes.of(b.chunk, b.microbatch);
   }
 
   void fetch(const Step& v) {

@@ -1,6 +1,7 @@
 #include "parallel/program/program.h"
 
 #include <algorithm>
+#include <map>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -57,12 +58,38 @@ Step wait_for(Step step) {
   return step;
 }
 
-Places::Places(const Program& program, const Layers& layers) {
+namespace {
+
+/// The slot of chunk `to` that has the place of `slot` in its own chunk, and its size; -1: none.
+SlotId counterpart(const Layers& layers, SlotId slot, int to) {
+  const SlotInfo& info = layers.slots[slot];
+  const int chunk = layers.of(info.layer).chunk;
+  const int layer = layers.begin(to) + info.layer - layers.begin(chunk);
+  if (layer >= layers.end(to) || layers.end(to) - layers.begin(to) != layers.end(chunk) - layers.begin(chunk))
+    return -1;
+  const Layer &own = layers.of(info.layer), &other = layers.of(layer);
+  const auto id = static_cast<size_t>(info.slot.id);
+  if (id >= other.table->slots().size() || other.table->slots()[id].port) return -1;
+  const memory::SlotSpec &a = own.table->slots()[id], &b = other.table->slots()[id];
+  // The input of a chunk is embedded in one and received in another.
+  const bool inputs = info.layer == layers.begin(chunk) && own.ports.out.bit() == info.slot.bit() &&
+                      other.ports.out.bit() == info.slot.bit();
+  const bool equal = (a.name == b.name || inputs) && a.width == b.width && a.dtype == b.dtype &&
+                     a.rows == b.rows && info.bytes == layers.slots[other.slots[id]].bytes;
+  return equal ? other.slots[id] : -1;
+}
+
+}  // namespace
+
+Places::Places(const Program& program, const Layers& layers) : stashes_(program.stashes) {
+  std::map<int, int> first;  // chunk of each pool
+  for (int chunk = 0; chunk < stashes_.chunks(); ++chunk) first.try_emplace(stashes_.pool(chunk), chunk);
   size_t next = 0;
   for (SlotId s = 0; s < static_cast<SlotId>(layers.slots.size()); ++s) {
-    const int stashes = program.stashes[layers.chunk_of(s)];
-    entries_.push_back({next, stashes});
-    next += static_cast<size_t>(stashes);
+    const int chunk = layers.chunk_of(s), shares = first.at(stashes_.pool(chunk));
+    const SlotId other = shares == chunk ? -1 : counterpart(layers, s, shares);
+    entries_.push_back({other >= 0 ? entries_[other].first : next, chunk});
+    if (other < 0) next += static_cast<size_t>(stashes_.count(chunk));
   }
   second_.assign(next, 0);
 }

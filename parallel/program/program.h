@@ -7,6 +7,7 @@
 //
 // A slot has two buffers per stash: one for what the forward pass writes, one for the contents that a
 // backward pass recomputes or fetches. Which of them a step means follows from the steps before it (Places).
+// Chunks whose stashes are of one pool share the buffers of equal slots.
 
 #include <algorithm>
 #include <array>
@@ -170,7 +171,7 @@ using pipeline::Period;
 
 struct Program {
   memory::Mode mode = memory::training;
-  std::vector<int> stashes = {};  ///< by chunk; microbatch m uses stash m % stashes
+  pipeline::Stashes stashes = {};
   std::vector<Step> steps = {};
   std::vector<Use> uses = {};     ///< of the steps
   std::vector<int> buckets = {};  ///< of the steps, in the groups Step::index
@@ -201,14 +202,17 @@ struct Program {
 /// The step that waits for `step`.
 Step wait_for(Step step);
 
-/// The buffers that slots have their contents in, as a program goes on.
+/// The buffers that slots have their contents in, as a program goes on. The program must outlive it.
 class Places {
  public:
   Places(const Program& program, const Layers& layers);
-  /// Index of the (slot, stash) of a microbatch: its buffers are 2 * index and 2 * index + 1.
+  /// Index of a slot in a stash of its chunk's pool: its buffers are 2 * index and 2 * index + 1. Slots of
+  /// the same name and size in the same place of two chunks with one pool have the same index, as have the
+  /// inputs of these chunks. Other slots, of the embedding and the head, have their own.
+  size_t index_in(SlotId slot, int stash) const { return entries_[slot].first + static_cast<size_t>(stash); }
+  /// The same in the stash of a microbatch.
   size_t index(SlotId slot, int microbatch) const {
-    const Entry& e = entries_[slot];
-    return e.first + static_cast<size_t>(microbatch % e.stashes);
+    return index_in(slot, stashes_.of(entries_[slot].chunk, microbatch));
   }
   /// The buffer with the contents.
   size_t at(SlotId slot, int microbatch) const {
@@ -222,8 +226,9 @@ class Places {
  private:
   struct Entry {
     size_t first = 0;
-    int stashes = 1;
+    int chunk = 0;
   };
+  const pipeline::Stashes& stashes_;
   std::vector<Entry> entries_;
   std::vector<uint8_t> second_;
 };

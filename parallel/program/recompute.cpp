@@ -64,7 +64,7 @@ class Recomputing {
         reruns_(layers),
         out_{.mode = program.mode, .stashes = program.stashes} {
     for (const Layer& layer : layers.layers)
-      made_.emplace_back(static_cast<size_t>(program.stashes[layer.chunk]));
+      made_.emplace_back(static_cast<size_t>(program.stashes.count(layer.chunk)));
   }
 
   Program all() {
@@ -91,8 +91,7 @@ class Recomputing {
     }
   };
   Made& made(int layer, int microbatch) {
-    auto& of_layer = made_[layer];
-    return of_layer[static_cast<size_t>(microbatch) % of_layer.size()];
+    return made_[layer][p_.stashes.of(layers_.of(layer).chunk, microbatch)];
   }
 
   void visit(const Step& v) {

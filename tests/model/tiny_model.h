@@ -112,7 +112,7 @@ class TinyModel {
                   .seed = 5,
                   .device = options.device,
                   .head_chunk_tokens = options.head_chunk_tokens,
-                  .layout = {.chunks = static_cast<int>(options.schedule.stashes.size())},
+                  .layout = {.chunks = options.schedule.stashes.chunks()},
                   .training = std::move(options.schedule),
                   .loss = options.loss},
                  plan_) {

@@ -82,16 +82,17 @@ inline std::string text(const ScheduleOptions& o) {
 /// with all chunks.
 inline std::string violation(const Schedule& s, const ScheduleOptions& o, int stage, bool training) {
   using Kind = ActionKind;
-  using Buffer = std::pair<int /*chunk*/, int /*stash*/>;
+  using Buffer = std::pair<int /*pool*/, int /*stash*/>;
+  using Item = std::pair<int /*chunk*/, int /*microbatch*/>;
   const bool messages = o.stages > 1;
   std::map<std::pair<Kind, int>, int> next;  // per kind and chunk: the microbatch whose turn it is
-  std::map<Buffer, int> activations;         // microbatch in each stash
-  std::map<Buffer, int> output, gradient;    // in flight from the chunk's buffers
-  std::map<Buffer, int> newest_gradient;     // of the chunk's input, in each stash
-  std::set<std::pair<int, int>> received, received_gradient, split;
-  std::map<Kind, std::vector<std::pair<int, int>>> posted;  // and not completed, by kind of the receive
+  std::map<Buffer, Item> activations;        // in each stash
+  std::map<Buffer, Item> output, gradient;   // in flight from the stash's buffers
+  std::map<Buffer, Item> newest_gradient;    // of a chunk's input, in each stash
+  std::set<Item> received, received_gradient, split;
+  std::map<Kind, std::vector<Item>> posted;  // and not completed, by kind of the receive
   size_t steps = 0;
-  if (static_cast<int>(s.stashes.size()) != o.chunks_per_stage) return "a stash count per chunk";
+  if (s.stashes.chunks() != o.chunks_per_stage) return "stashes of every chunk";
   for (size_t i = 0; i < s.actions.size(); ++i) {
     const Action& a = s.actions[i];
     const auto wrong = [&](const char* rule) { return fmt::format("{} of {}: {}", i, describe(a), rule); };
@@ -104,14 +105,14 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
     if (a.chunk < 0 || a.chunk >= o.chunks_per_stage || a.microbatch < 0 || a.microbatch >= o.microbatches)
       return wrong("exists");
     const int m = a.microbatch;
-    const Buffer buffer{a.chunk, a.stash};
-    const std::pair<int, int> item{a.chunk, m};
+    const Buffer buffer{s.stashes.pool(a.chunk), a.stash};
+    const Item item{a.chunk, m};
     const bool first = stage == 0 && a.chunk == 0;
     const bool last = stage + 1 == o.stages && a.chunk + 1 == o.chunks_per_stage;
     const bool last_microbatch = training && m + 1 == o.microbatches;
     const auto done = [&](Kind kind) { return next[{kind, a.chunk}] > m; };
-    const auto occupy = [&] { return activations.emplace(buffer, m).first->second == m; };
-    if (a.stash != m % s.stashes[a.chunk]) return wrong("stash = microbatch % stashes");
+    const auto occupy = [&] { return activations.emplace(buffer, item).first->second == item; };
+    if (a.stash != s.stashes.of(a.chunk, m)) return wrong("the stash of its microbatch");
     // finish_send stands for two kinds; everything else comes once, in order of microbatches.
     const bool post = a.kind == Kind::post_forward || a.kind == Kind::post_backward;
     if (a.kind != Kind::finish_send && !post && next[{a.kind, a.chunk}]++ != m)
@@ -139,12 +140,12 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
         break;
       case Kind::send_forward:
         if (last || !messages || !done(Kind::forward)) return wrong("nothing to send");
-        output[buffer] = m;
+        output[buffer] = item;
         break;
       case Kind::receive_backward:
         if (last || !done(Kind::forward)) return wrong("nothing to receive");
-        if (const Buffer from{a.chunk + 1, m % s.stashes.at(static_cast<size_t>(a.chunk + !messages))};
-            !messages && newest_gradient[from] != m)
+        if (!messages && newest_gradient[{s.stashes.pool(a.chunk + 1), s.stashes.of(a.chunk + 1, m)}] !=
+                             Item(a.chunk + 1, m))
           return wrong("the gradient was overwritten before it was handed over");
         received_gradient.insert(item);
         break;
@@ -158,7 +159,7 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
           activations.erase(buffer);
         else
           split.insert(item);
-        newest_gradient[buffer] = m;
+        newest_gradient[buffer] = item;
         contributes = true;
         break;
       case Kind::backward_weight:
@@ -169,12 +170,12 @@ inline std::string violation(const Schedule& s, const ScheduleOptions& o, int st
       case Kind::send_backward:
         if (first || !messages || !(done(Kind::backward) || done(Kind::backward_data)))
           return wrong("nothing to send");
-        gradient[buffer] = m;
+        gradient[buffer] = item;
         break;
       case Kind::finish_send:
-        if (const auto sent = output.find(buffer); sent != output.end() && sent->second == m)
+        if (const auto sent = output.find(buffer); sent != output.end() && sent->second == item)
           output.erase(sent);
-        else if (const auto back = gradient.find(buffer); back != gradient.end() && back->second == m)
+        else if (const auto back = gradient.find(buffer); back != gradient.end() && back->second == item)
           gradient.erase(back);
         else
           return wrong("no unfinished send");

@@ -92,10 +92,14 @@ Toy three_layers() {
 
 /// A schedule of these passes, with its end.
 Schedule schedule_of(std::vector<Action> passes, int stashes) {
-  for (Action& a : passes) a.stash = a.microbatch % stashes;
+  int microbatches = 0;
+  for (Action& a : passes) {
+    a.stash = a.microbatch % stashes;
+    microbatches = std::max(microbatches, a.microbatch + 1);
+  }
   passes.push_back({ActionKind::finish_reduce});
   passes.push_back({ActionKind::step});
-  return {.actions = std::move(passes), .stashes = {stashes}};
+  return {.actions = std::move(passes), .stashes = pipeline::Stashes::in_turn({stashes}, microbatches)};
 }
 Schedule one_by_one(int microbatches) {
   return pipeline::make_schedule({.microbatches = microbatches}, 0);

@@ -222,8 +222,7 @@ Tensor Executor::with_rows(Tensor t, const memory::SlotSpec& slot, const MicroBa
 }
 
 std::span<int32_t> Executor::host_values(const Run& r) const {
-  const int stashes = list_.stashes[all_.list.of(r.index_).chunk];
-  return memory_.values[r.index_][r.microbatch_ % stashes];
+  return memory_.values[r.index_][list_.stashes.of(all_.list.of(r.index_).chunk, r.microbatch_)];
 }
 
 Executor::ListedRounds Executor::rounds(const Run& r) const {

@@ -49,8 +49,8 @@ Program Stage::lowered(memory::Mode mode, const pipeline::Schedule& schedule,
 }
 
 int Stage::add_program(memory::Mode mode, const pipeline::Schedule& schedule, const ModelLayout& layout) {
-  NRL_CHECK(schedule.stashes.size() == chunks_.size(), "{} stash counts for {} chunks",
-            schedule.stashes.size(), chunks_.size());
+  NRL_CHECK(schedule.stashes.chunks() == static_cast<int>(chunks_.size()), "stashes of {} chunks for {}",
+            schedule.stashes.chunks(), chunks_.size());
   return add_program(lowered(mode, schedule, layout));
 }
 
@@ -76,8 +76,8 @@ void Stage::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas) {
     const program::Places places(p.list, all_.list);
     for (program::SlotId s = 0; s < static_cast<program::SlotId>(all_.list.slots.size()); ++s) {
       const memory::SlotSpec& spec = all_.list.spec(s);
-      for (int m = 0; m < p.list.stashes[all_.list.chunk_of(s)]; ++m) {
-        const size_t i = places.index(s, m);
+      for (int stash = 0; stash < p.list.stashes.count(all_.list.chunk_of(s)); ++stash) {
+        const size_t i = places.index_in(s, stash);
         for (size_t b = 2 * i; b < 2 * i + 2; ++b)
           if (p.buffers.device[b] >= 0)
             p.memory.device[b] =
@@ -87,7 +87,7 @@ void Stage::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas) {
     }
     p.memory.values.clear();
     for (int l = 0; l < static_cast<int>(all_.layers.size()); ++l)
-      p.memory.values.emplace_back(static_cast<size_t>(p.list.stashes[all_.list.of(l).chunk]),
+      p.memory.values.emplace_back(static_cast<size_t>(p.list.stashes.count(all_.list.of(l).chunk)),
                                    std::vector<int32_t>(static_cast<size_t>(layer(l).host_values())));
   }
   const ops::Exec& e = exec();
