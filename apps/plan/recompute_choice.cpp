@@ -2,6 +2,10 @@
 
 #include <algorithm>
 #include <bit>
+#include <map>
+#include <utility>
+
+#include "core/base/error.h"
 
 namespace nrl::plan {
 namespace {
@@ -54,7 +58,7 @@ std::vector<RecomputeChoice> choices_of(const model::Decoder& decoder,
       constexpr double least = 1e-9;
       const double rate = bytes / std::max(seconds, least);
       if (rate <= best.bytes_per_second) return;
-      best = {block.block, std::move(rule), bytes, seconds, rate};
+      best = {{block.block}, std::move(rule), bytes, seconds, rate};
       after = e;
     };
     if (!now.all) {
@@ -76,17 +80,44 @@ std::vector<RecomputeChoice> choices_of(const model::Decoder& decoder,
   }
 }
 
+/// The pool of the block's chunk, and its place in the chunk.
+std::pair<int, int> place_of(const model::Decoder& decoder, size_t layers, int block) {
+  const model::ModelLayout& layout = decoder.options().layout;
+  for (int c = 0; c < layout.chunks; ++c) {
+    const model::BlockRange blocks =
+        chunk_blocks(layout, static_cast<int64_t>(layers), layout.model_chunk(c));
+    if (block >= blocks.begin && block < blocks.end)
+      return {decoder.options().training.stashes.pool(c), block - blocks.begin};
+  }
+  fail(Exit::internal, "block {} is of no chunk", block);
+}
+
 }  // namespace
 
 std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, const StepTimes& times,
                                                const std::vector<model::RecomputeRule>& base,
                                                const std::vector<model::OffloadRule>& offload, bool whole) {
-  std::vector<RecomputeChoice> all;
+  using Choices = std::vector<RecomputeChoice>;
+  const auto alike = [](const RecomputeChoice& a, const RecomputeChoice& b) { return a.rule == b.rule; };
+  std::map<std::pair<int, int>, Choices> by_place;
+  Choices all;
   for (const model::Decoder::BlockTable& block : decoder.blocks()) {
-    auto of_block = choices_of(decoder, block, times.at(block.table), base[block.block],
-                               offloaded_slots(offload[block.block], *block.table), whole);
-    all.insert(all.end(), std::make_move_iterator(of_block.begin()), std::make_move_iterator(of_block.end()));
+    Choices own = choices_of(decoder, block, times.at(block.table), base[block.block],
+                             offloaded_slots(offload[block.block], *block.table), whole);
+    const auto [at, first] = by_place.try_emplace(place_of(decoder, base.size(), block.block), own);
+    Choices& same = at->second;
+    if (first) continue;
+    if (!std::equal(same.begin(), same.end(), own.begin(), own.end(), alike)) {
+      all.insert(all.end(), own.begin(), own.end());
+      continue;
+    }
+    for (size_t i = 0; i < own.size(); ++i) {
+      same[i].blocks.push_back(block.block);
+      same[i].bytes += own[i].bytes;
+      same[i].seconds += own[i].seconds;
+    }
   }
+  for (const auto& [place, choices] : by_place) all.insert(all.end(), choices.begin(), choices.end());
   std::stable_sort(all.begin(), all.end(), [](const RecomputeChoice& a, const RecomputeChoice& b) {
     return a.bytes_per_second > b.bytes_per_second;
   });

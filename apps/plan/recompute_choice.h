@@ -6,12 +6,13 @@
 
 namespace nrl::plan {
 
-/// A further part of a block that is recomputed.
+/// A further part of blocks that is recomputed: of one block, or of those in the same place of all chunks that
+/// take their stashes from one pool, which they would not with different parts.
 struct RecomputeChoice {
-  int block = 0;
-  model::RecomputeRule rule;      ///< of the block from then on
-  double bytes = 0, seconds = 0;  ///< of a microbatch: saved, and spent on recomputation
-  double bytes_per_second = 0;    ///< at most as high as in the block's previous choice
+  std::vector<int> blocks;
+  model::RecomputeRule rule;      ///< of the blocks from then on
+  double bytes = 0, seconds = 0;  ///< of a microbatch in all blocks: saved, and spent on recomputation
+  double bytes_per_second = 0;    ///< at most as high as in the blocks' previous choice
 };
 
 /// All choices beyond `base` (by block of the model), the best first; of equal blocks, lower ones first,

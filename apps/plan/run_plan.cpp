@@ -413,7 +413,8 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const Rules base = rules;
   const auto set_rules = [&](size_t count) {
     rules = base;
-    for (size_t i = 0; i < count; ++i) rules[choices[i].block] = choices[i].rule;
+    for (size_t i = 0; i < count; ++i)
+      for (const int block : choices[i].blocks) rules[block] = choices[i].rule;
   };
   const auto with = [&](size_t count) {
     set_rules(count);

@@ -273,6 +273,30 @@ TEST_CASE("auto recomputes as much as it takes to fit, the cheapest parts first"
   }
 }
 
+TEST_CASE("chunks that auto recomputes in part keep their stashes in one pool", "[plan][recompute]") {
+  const auto stage = [](size_t memory) {
+    const ConfigResult result = load_config_text(
+        "policy: {model: {model_type: llama}, train_global_batch_size: 8, train_micro_batch_size: 1,\n"
+        "         max_total_sequence_length: 1024}\n"
+        "distributed: {pipeline_parallel_size: 2, virtual_pipeline_size: 4}\n"
+        "pretrain: {max_num_steps: 10}\n"
+        "data: {train: {data_path: corpus}}\n",
+        "t.yaml", {});
+    INFO(render(result.diagnostics));
+    REQUIRE(result.ok());
+    const Config& c = result.config;
+    return make_run_plan(c, model::parse_model_config(llama, "test"), resolve_batch(c, 2),
+                         grid_position(c, 2, 0), gpu, 2, {}, memory);
+  };
+  const auto all = stage(size_t{1} << 36);
+  const auto budget = 0.85 * static_cast<double>(all->memory.total_bytes());
+  const auto plan = stage(static_cast<size_t>(budget / 0.9));
+  CHECK(static_cast<double>(plan->memory.total_bytes()) <= budget);
+  CHECK_FALSE(plan->recompute[0] == all->recompute[0]);
+  for (const int block : {2, 4, 6}) CHECK(plan->recompute[block] == plan->recompute[0]);
+  CHECK(plan->decoder->options().training.stashes.counts().size() == 1);
+}
+
 TEST_CASE("nothing is chosen where the configuration says it", "[plan][recompute]") {
   constexpr size_t plenty = size_t{1} << 50;
   CHECK(recompute_text(*plan_for(host, plenty)) == "norm, activation");
