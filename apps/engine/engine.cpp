@@ -193,6 +193,8 @@ int Engine::require_kernels(Objective& objective, std::string_view device) {
 }
 
 void Engine::allocate() {
+  std::optional<ops::DryRun> dry;  // uploads nothing
+  if (dry_ranks_) dry.emplace(exec_);
   if (!options_.objective) options_.objective = std::make_shared<LanguageModeling>();
   const memory::MemoryPlan& memory = plan_->memory;
   if (exec_.device)
@@ -224,6 +226,8 @@ void Engine::register_memory() {
 }
 
 void Engine::bind() {
+  std::optional<ops::DryRun> dry;  // computes no tables
+  if (dry_ranks_) dry.emplace(exec_);
   plan_->tensors->bind(plan_->memory, arenas_, exec_);
   plan_->decoder->bind(
       plan_->memory, arenas_, exec_, parameter_views(plan_->parameters, groups_),

@@ -100,6 +100,9 @@ void adamw(Exec& exec, const AdamW& a) {
 
 std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
   std::vector<int64_t> table;
+  size_t chunks = 0;
+  for (const AdamWRange& r : ranges) chunks += static_cast<size_t>((r.count + adamw_chunk - 1) / adamw_chunk);
+  table.reserve(4 * chunks);
   for (const AdamWRange& r : ranges) {
     NRL_CHECK(r.flat >= 0 && r.state >= 0 && r.count >= 0 && r.rates >= 0 && r.rates < adamw_rates,
               "adamw_chunks: {} elements at {} and {} with rates {}", r.count, r.flat, r.state, r.rates);
