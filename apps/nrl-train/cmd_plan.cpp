@@ -53,6 +53,7 @@ struct PlanArgs {
   bool diagram = false;                    ///< print the pipeline
   double within = 0;                       ///< percent; of the search
   std::vector<std::string> fixed = {};     ///< key=value; of the search
+  std::string objective = "time";          ///< of the search
 };
 
 int report(const ConfigResult& result) {
@@ -71,14 +72,22 @@ void write_json(const std::string& path, const JsonValue& value) {
 /// Groups of a layout of several axes, with other ranks. The search counts on as many for every layout.
 constexpr int usual_communicators = 4;
 
-JsonValue json_of(const planner::Result& result) {
+planner::Objective objective_of(const PlanArgs& args) {
+  return args.objective == "cost"     ? planner::Objective::cost
+         : args.objective == "energy" ? planner::Objective::energy
+                                      : planner::Objective::time;
+}
+
+JsonValue json_of(const planner::Result& result, const std::string& objective) {
   std::vector<JsonValue> rows;
   for (const planner::Found& f : result.found)
     rows.push_back(JsonValue::object({{"keys", JsonValue(f.keys)},
                                       {"memory_bytes", f.memory},
                                       {"tokens_per_step", f.tokens},
+                                      {"value", f.value},
                                       {"estimate", planner::json_of(f.estimate)}}));
   return JsonValue::object({{"schema", 1},
+                            {"objective", objective},
                             {"tried", result.tried},
                             {"too_large", result.too_large},
                             {"layouts", JsonValue(std::move(rows))}});
@@ -114,16 +123,22 @@ void write_page(const std::string& path, const PlanArgs& args, const planner::Re
   write_page(path, args, run, estimate, *stages.stages, points);
 }
 
-int search(const PlanArgs& args, const std::vector<std::string>& overrides, const ConfigResult& config,
-           const machine::DeviceModel* gpu) {
+int search(const PlanArgs& args, const planner::PlannedRun& run) {
+  const ConfigResult& config = run.result;
+  const machine::DeviceModel* const gpu = run.gpu;
   const Config& c = config.config;
   if (!gpu && train::choose_device(c.device).type == DeviceType::cuda)
     fail(Exit::usage, "--search: the GPU is not known. Fix: add --device with one of {}",
          machine::device_model_names());
   const int local = plan::local_sizes(c, args.world).front();
   const int threads = train::threads_for(c.kernels, local);
-  const predict::ModeledDevice device(gpu ? *gpu : machine::measure_cpu_model(local, threads), c.kernels.tf32,
-                                      threads);
+  machine::DeviceModel rates = gpu ? *gpu : machine::measure_cpu_model(local, threads);
+  if (!gpu && run.profile) rates = run.profile->device(rates);
+  const predict::ModeledDevice device(rates, c.kernels.tf32, threads,
+                                      run.profile ? std::optional(*run.profile) : std::nullopt);
+  const planner::Objective objective = objective_of(args);
+  if (const std::string problem = planner::objective_problem(objective, c, rates); !problem.empty())
+    fail(Exit::usage, "--objective {}: {}", args.objective, problem);
   const model::ModelSpec spec = train::load_model_spec(config);
   if (args.expert_load && spec.moe.experts == 0)
     fail(Exit::usage, "--expert-load has no effect: a {} model has no experts. Fix: leave it out",
@@ -136,11 +151,12 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
   const double start = steady_seconds();
   const planner::Result result = planner::search_layouts(
       {.config = args.config.path,
-       .overrides = overrides,
+       .overrides = run.overrides,
        .world = args.world,
        .capacity = c.memory.max_memory * static_cast<double>(device.model().for_plan(communicators)),
        .expert_load = args.expert_load.value_or(1),
        .best = static_cast<size_t>(std::max(args.search, 8)),
+       .objective = objective,
        .within = args.within / 100,
        .fixed = args.fixed,
        .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
@@ -167,18 +183,17 @@ int search(const PlanArgs& args, const std::vector<std::string>& overrides, cons
          "--search: none of {} fits: the smallest needs {} per rank. Fix: use more ranks",
          counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));
   }
-  if (!args.json.empty()) write_json(args.json, json_of(result));
+  if (!args.json.empty()) write_json(args.json, json_of(result, args.objective));
   if (args.json == "-") {
     if (!args.html.empty()) write_page(args.html, args, result);
     return 0;
   }
   size_t shown = static_cast<size_t>(args.search);
-  const double longest = result.found.front().estimate.step * (1 + args.within / 100);
-  while (args.within > 0 && shown < result.found.size() && result.found[shown].estimate.step <= longest)
-    ++shown;
-  log::info("{}",
-            planner::table(result, device, args.world,
-                           model::training_flops_per_token(spec, c.policy.max_total_sequence_length), shown));
+  const double most = result.found.front().value * (1 + args.within / 100);
+  while (args.within > 0 && shown < result.found.size() && result.found[shown].value <= most) ++shown;
+  log::info("{}", planner::table(result, device, args.world,
+                                 model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
+                                 shown, objective));
   if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
     log::warn("the times do not contain copies to and from the host (policy.offload_*)");
   if (!args.html.empty()) {
@@ -215,17 +230,18 @@ void check_options(const PlanArgs& args) {
   if (!args.html.empty() && (args.program || !args.what_if.empty()))
     fail(Exit::usage, "--html is of the step of one plan, or of --search. Fix: leave out {}",
          args.program ? "--program" : "--what-if");
-  if (!args.profile.empty() && (layouts || args.program))
-    fail(Exit::usage, "--profile changes the estimate of a plan. Fix: leave out {}",
-         layouts ? "--search" : "--program");
+  if (!args.profile.empty() && args.program)
+    fail(Exit::usage, "--profile changes the estimate of a plan. Fix: leave out --program");
   if (!args.what_if.empty() && (layouts || args.buffers))
     fail(Exit::usage, "--what-if compares plans. Fix: leave out {}", layouts ? "--search" : "--buffers");
   if (args.expert_load && !layouts)
     fail(Exit::usage,
          "--expert-load changes the times of --search only. Fix: add --search N, or leave it out");
-  if (!layouts && (args.within > 0 || !args.fixed.empty()))
+  if (!layouts && (args.within > 0 || !args.fixed.empty() || args.objective != "time"))
     fail(Exit::usage, "{} is about layouts of --search. Fix: add --search N, or leave it out",
-         args.within > 0 ? "--within" : "--fixed");
+         args.within > 0       ? "--within"
+         : !args.fixed.empty() ? "--fixed"
+                               : "--objective");
 }
 
 int what_if(const PlanArgs& args, const planner::PlanRequest& request, const planner::PlannedRun& run) {
@@ -261,7 +277,7 @@ int run_plan(const PlanArgs& args) {
                                      .profile = args.profile};
   const planner::PlannedRun run = planner::prepare(request, args.search > 0);
   const ConfigResult& result = run.result;
-  if (args.search > 0) return result.ok() ? search(args, run.overrides, result, run.gpu) : report(result);
+  if (args.search > 0) return result.ok() ? search(args, run) : report(result);
   if (!run.complete) return report(result);
   if (!args.what_if.empty()) return what_if(args, request, run);
   const int code = report(result);  // a run that is too large is shown as well
@@ -353,6 +369,10 @@ void add_plan(CommandLine& line) {
   c->add_option("--fixed", args->fixed, "--search: a key that all layouts must have with this value")
       ->type_name("KEY=VALUE")
       ->allow_extra_args(false);
+  c->add_option(
+       "--objective", args->objective,
+       "--search: what the layouts need least of: time, cost (of cluster.cost) or energy (default time)")
+      ->check(CLI::IsMember({"time", "cost", "energy"}));
   line.on(c, [args] { return run_plan(*args); });
 }
 

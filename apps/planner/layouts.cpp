@@ -68,6 +68,12 @@ std::string key_of(std::string_view setting) {
   return std::string(setting.substr(0, setting.find('=')));
 }
 
+template <class E>
+E value_of(std::string_view name) {
+  const auto& names = EnumNames<E>::names;
+  return static_cast<E>(std::find(std::begin(names), std::end(names), name) - std::begin(names));
+}
+
 /// Calls `use` with every way to run the blocks through the pipeline.
 template <class Use>
 void for_each_pipeline(Layout layout, int64_t layers, const Use& use) {
@@ -127,6 +133,34 @@ std::vector<std::string> Layout::overrides() const {
   std::vector<std::string> out(std::begin(resets), std::end(resets));
   for (std::string& setting : settings(*this)) out.push_back(std::move(setting));
   return out;
+}
+
+Config Layout::applied(Config given) const {
+  DistributedConfig& d = given.distributed;
+  d.tensor_parallel_size = tp;
+  d.pipeline_parallel_size = pp;
+  d.context_parallel_size = cp;
+  d.expert_parallel_size = ep;
+  d.pipeline_schedule = {};
+  if (schedule != "auto") d.pipeline_schedule = value_of<ScheduleKind>(schedule);
+  d.virtual_pipeline_size = chunks > 1 ? std::optional<int64_t>(chunks) : std::nullopt;
+  d.data_parallel_size = {};
+  d.shard_strategy = value_of<ShardStrategy>(strategy);
+  d.dp_replicate_size = replicas;
+  d.overlap_param_gather = param_gather;
+  d.overlap_p2p_comm = messages;
+  d.tp_comm_overlap = {};
+  if (tp_overlap != "auto") d.tp_comm_overlap = value_of<TpCommOverlap>(tp_overlap);
+  d.tp_comm_overlap_splits.reset();
+  d.account_for_embedding_in_pipeline_split = d.account_for_loss_in_pipeline_split = count_ends;
+  d.pipeline_layout.reset();
+  d.num_layers_in_first_pipeline_stage.reset();
+  d.num_layers_in_last_pipeline_stage.reset();
+  d.microbatch_group_size_per_vp_stage.reset();
+  d.hierarchical_context_parallel_sizes.reset();
+  given.policy.gradient_accumulation_steps.reset();
+  given.policy.train_micro_batch_size = micro;
+  return given;
 }
 
 std::vector<Layout> candidates(const Config& config, const model::ModelSpec& spec, int world, int node,

@@ -33,6 +33,8 @@ struct Layout {
   /// The keys to add to the configuration `given`: overrides() that this layout needs, or that
   /// `given` has otherwise than `config`, which is `given` with overrides().
   std::vector<std::string> keys(const Config& given, const Config& config) const;
+  /// `given` as load_config() returns it with overrides(), unchecked; policy.recompute stays as it is.
+  Config applied(Config given) const;
 };
 
 /// All grids whose tensor-parallel ranks are on one node of `node` ranks; context parallelism where a rank

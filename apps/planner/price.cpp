@@ -5,75 +5,48 @@
 #include <numeric>
 
 #include "apps/machine/collective_time.h"
-#include "apps/model/spec/layout.h"
-#include "core/config/load.h"
+#include "apps/plan/grid_position.h"
+#include "apps/plan/pipeline.h"
+#include "apps/predict/spread.h"
+#include "core/base/error.h"
 
 namespace nrl::planner {
 namespace {
 
-/// Layers of the same kind have the same calls and buffers.
-using LayerSignature = std::tuple<int64_t, size_t, bool>;  // window, RoPE, experts
+using pipeline::ScheduleKind;
 
-LayerSignature signature(const model::ModelSpec& spec, int64_t layer) {
-  const model::LayerKind kind =
-      spec.layer_kinds.empty() ? model::LayerKind{} : spec.layer_kinds[static_cast<size_t>(layer)];
-  return {kind.window, kind.rope, spec.has_experts(layer)};
-}
-
-/// The model that has only these layers.
-model::ModelSpec with_layers(const model::ModelSpec& spec, const std::vector<int64_t>& layers) {
-  model::ModelSpec out = spec;
-  out.layers = std::ssize(layers);
-  out.layer_kinds.clear();
-  out.moe.dense.clear();
-  for (const int64_t layer : layers) {
-    if (!spec.layer_kinds.empty()) out.layer_kinds.push_back(spec.layer_kinds[static_cast<size_t>(layer)]);
-    if (!spec.moe.dense.empty()) out.moe.dense.push_back(spec.moe.dense[static_cast<size_t>(layer)]);
+/// The pieces of a stage whose first `recomputed` blocks recompute as `more`, the others as `less`.
+StagePieces stage_pieces(const StageShape& shape, const Pieces& less, const Pieces& more, size_t recomputed) {
+  StagePieces out{.ends = &less, .without_head = (recomputed > 0 ? more : less).without_head};
+  size_t block = 0;
+  for (const auto& chunk : shape.chunks) {
+    out.blocks.emplace_back();
+    for (const LayerKind& kind : chunk)
+      out.blocks.back().push_back(&(block++ < recomputed ? more : less).layers.at(kind));
   }
   return out;
 }
 
-/// The ranks in front, on their nodes.
-std::vector<ClusterNode> first_ranks(const std::vector<ClusterNode>& nodes, int ranks) {
-  std::vector<ClusterNode> out;
-  for (const ClusterNode& node : nodes) {
-    if (ranks <= 0) break;
-    out.push_back(node);
-    out.back().ranks = std::min(node.ranks, ranks);
-    ranks -= node.ranks;
-  }
+/// Calls `use` with the pieces of a chunk.
+template <class Use>
+void for_each_piece(const StageShape& shape, const StagePieces& pieces, size_t chunk, const Use& use) {
+  if (shape.embedding && chunk == 0) use(pieces.ends->embedding);
+  for (const LayerPiece* piece : pieces.blocks[chunk]) use(*piece);
+  if (shape.head && chunk + 1 == shape.chunks.size()) use(pieces.ends->head);
+}
+
+Passes chunk_passes(const StageShape& shape, const StagePieces& pieces, size_t chunk) {
+  Passes out;
+  for_each_piece(shape, pieces, chunk, [&](const LayerPiece& p) { out += p.seconds; });
   return out;
 }
 
-/// Backward passes take about twice as long as forward passes.
-constexpr double backward_share = 2.0 / 3;
-
-double exposed(double seconds, double work, double pieces) {
-  return std::max(seconds - work, seconds / std::max(pieces, 1.0));
+/// A schedule of so many microbatches has as many in flight as one of `all`.
+int enough_microbatches(int all, int stages) {
+  return all <= 3 * stages ? all : 2 * stages + all % stages;
 }
 
 }  // namespace
-
-Pricer::Part& Pricer::Part::operator+=(const Part& o) {
-  seconds += o.seconds;
-  activations += o.activations;
-  weights += o.weights;
-  gradients += o.gradients;
-  optimizer += o.optimizer;
-  parameters += o.parameters;
-  experts += o.experts;
-  return *this;
-}
-
-Pricer::Part Pricer::Part::operator*(double f) const {
-  return {.seconds = f * seconds,
-          .activations = f * activations,
-          .weights = f * weights,
-          .gradients = f * gradients,
-          .optimizer = f * optimizer,
-          .parameters = f * parameters,
-          .experts = f * experts};
-}
 
 Pricer::Pricer(const Config& given, const model::ModelSpec& spec, int world,
                const std::vector<ClusterNode>& nodes, const predict::ModeledDevice& device, double capacity,
@@ -84,225 +57,243 @@ Pricer::Pricer(const Config& given, const model::ModelSpec& spec, int world,
       nodes_(nodes),
       device_(device),
       capacity_(capacity),
-      expert_load_(expert_load),
       load_(std::move(load)),
-      fabric_(given.cluster, device.model(), nodes, world) {}
+      fabric_(given.cluster, device.model(), nodes, world),
+      slowdown_(predict::slowdown_of(device, fabric_.domain_ranks())),
+      maker_(spec, nodes, device, expert_load) {
+  if (device.profile()) fabric_.set_measured(device.profile()->links);
+}
 
-Pricer::Part Pricer::measure(const Config& config, const Layout& layout, int ranks,
-                             const std::vector<int64_t>& layers, int64_t microbatches) {
-  ++dry_runs_;
-  const int64_t replicas = ranks / layout.tp / layout.cp;
-  BatchPlan batch = resolve_batch(config, ranks);
-  batch.micro = layout.micro;
-  batch.accumulation = microbatches;
-  batch.global = layout.micro * replicas * microbatches;
-  batch.tokens_per_step = batch.global * config.policy.max_total_sequence_length;
-  predict::StagePlans plans;
-  plans.stages.push_back(0);
-  plans.plans.push_back(plan::make_run_plan(config, with_layers(spec_, layers), batch,
-                                            plan::grid_position(config, ranks, 0), device_.type(),
-                                            device_.threads()));
-  const plan::RunPlan& plan = *plans.plans.front();
-  using memory::Category;
-  const auto bytes = [&](Category c) { return static_cast<double>(plan.memory.bytes(c)); };
-  Part out{.weights = bytes(Category::weights),
-           .gradients = bytes(Category::gradients),
-           .optimizer = bytes(Category::optimizer),
-           .parameters = static_cast<double>(plan.parameters.total())};
-  for (const plan::ParamGroup& group : plan.groups)
-    if (group.reduce == parallel::group::edp) out.experts += static_cast<double>(group.layout.total());
-  out.activations =
-      static_cast<double>(plan.memory.total_bytes()) - out.weights - out.gradients - out.optimizer;
-  const predict::StepEstimate estimate =
-      predict::estimate_step(config, std::move(plans), device_, first_ranks(nodes_, ranks), expert_load_);
-  out.seconds = estimate.step - estimate.data;
+const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::string& recompute) {
+  const auto key = [&](bool later) {
+    return Key{layout.tp, layout.cp, layout.ep, layout.micro, recompute, layout.tp_overlap, later};
+  };
+  const bool later = layout.schedule == "zb_h1";
+  if (const auto known = pieces_.find(key(later)); known != pieces_.end()) return known->second;
+  // No more copies than the experts need.
+  const PieceSizes sizes{.ranks = std::lcm(layout.tp * layout.cp, layout.ep), .micro = layout.micro};
+  Layout small{.tp = layout.tp,
+               .cp = layout.cp,
+               .ep = layout.ep,
+               .micro = layout.micro,
+               .recompute = recompute,
+               .strategy = "ddp",
+               .tp_overlap = layout.tp_overlap};
+  std::optional<Config> config = load_(small.overrides(), sizes.ranks);
+  if (config) config->cluster = given_.cluster;
+  small.pp = PieceMaker::stages;
+  if (!pieces_.contains(key(false))) {
+    std::optional<Pieces> made;
+    if (config) made = maker_.make(*config, small.applied(*config), sizes);
+    pieces_[key(false)] = std::move(made);
+  }
+  const std::optional<Pieces>& simple = pieces_[key(false)];
+  if (!later) return simple;
+  small.schedule = "zb_h1";
+  std::optional<Pieces>& out = pieces_[key(true)];
+  if (simple) out = maker_.with_weights_later(*simple, small.applied(*config), sizes);
   return out;
 }
 
-const std::optional<Pricer::Pieces>& Pricer::pieces(const Layout& layout, const std::string& recompute) {
-  const Key key{layout.tp, layout.cp, layout.ep, layout.micro, recompute};
-  if (const auto known = pieces_.find(key); known != pieces_.end()) return known->second;
-  std::optional<Pieces>& out = pieces_[key];
-  // One pipeline stage, and no more copies than the experts need.
-  const int ranks = std::lcm(layout.tp * layout.cp, layout.ep);
-  const Layout small{.tp = layout.tp,
-                     .cp = layout.cp,
-                     .ep = layout.ep,
-                     .micro = layout.micro,
-                     .recompute = recompute,
-                     .strategy = "ddp",
-                     .tp_overlap = layout.tp_overlap};
-  std::optional<Config> config = load_(small.overrides(), ranks);
-  if (!config) return out;
-  config->cluster = given_.cluster;
-  // One layer of each kind, and one more of each kind in turn.
-  std::map<LayerSignature, std::pair<int64_t, int64_t>> kinds;  // first layer, number
-  for (int64_t layer = 0; layer < spec_.layers; ++layer)
-    ++kinds.try_emplace(signature(spec_, layer), layer, 0).first->second.second;
-  std::vector<int64_t> base;
-  for (const auto& [kind, layers] : kinds) base.push_back(layers.first);
-  if (base.size() == 1) base.push_back(base.front());
-  std::sort(base.begin(), base.end());
-  const Part least = measure(*config, small, ranks, base, 1);
-  double& update = updates_[{layout.tp, layout.ep}];
-  if (update == 0) {
-    const double twice = measure(*config, small, ranks, base, 2).seconds;
-    update = std::max(0.0, 2 * least.seconds - twice) / least.parameters;
+std::vector<std::pair<int, std::shared_ptr<const StageShape>>> Pricer::shapes(const Layout& layout) {
+  Layout shape = layout;
+  shape.micro = 1;
+  shape.recompute.clear();
+  shape.schedule = "auto";
+  shape.param_gather = shape.messages = false;
+  shape.tp_overlap = "auto";
+  const auto [known, added] = shapes_.try_emplace(shape.name(world_));
+  if (!added) return known->second;
+  const Config config = shape.applied(given_);
+  for (const int stage : {0, 1, layout.pp - 1}) {
+    if (stage >= layout.pp || (!known->second.empty() && stage <= known->second.back().first)) continue;
+    known->second.emplace_back(
+        stage, std::make_shared<const StageShape>(
+                   stage_shape(config, spec_, plan::grid_position(config, world_, world_ / layout.pp * stage),
+                               device_, fabric_)));
   }
-  Pieces p{.layers = {}, .ends = least, .update = update};
-  for (const auto& [kind, layers] : kinds) {
-    std::vector<int64_t> more = base;
-    more.insert(std::find(more.begin(), more.end(), layers.first), layers.first);
-    Part difference = measure(*config, small, ranks, more, 1);
-    difference += least * -1;
-    p.layers += difference * static_cast<double>(layers.second);
-    p.ends += difference * -static_cast<double>(std::count(base.begin(), base.end(), layers.first));
-  }
-  for (Part* part : {&p.layers, &p.ends}) part->seconds -= update * part->parameters;
-  out = p;
-  return out;
+  return known->second;
 }
 
-parallel::ProcessGrid Pricer::grid_of(const Layout& l) const {
-  const auto etp = static_cast<int>(given_.distributed.expert_tensor_parallel_size);
-  return {{.tp = l.tp, .cp = l.cp, .pp = l.pp, .ep = l.ep, .etp = etp}, world_, 0};
+const pipeline::Schedule& Pricer::schedule_of(const pipeline::ScheduleOptions& options, int stage) {
+  pipeline::ScheduleOptions few = options;
+  few.microbatches = enough_microbatches(few.microbatches, few.stages);
+  const auto [known, added] =
+      schedules_.try_emplace({static_cast<int>(few.kind), few.stages, few.chunks_per_stage, few.microbatches,
+                              few.overlap_messages, stage});
+  if (added) known->second = make_schedule(few, stage);
+  return known->second;
 }
 
-double Pricer::data_seconds(const Layout& layout, const Part& stage, double passes,
-                            double microbatches) const {
-  const parallel::ProcessGrid grid = grid_of(layout);
-  const DistributedConfig& d = given_.distributed;
-  parallel::GroupId group = parallel::group::dp_cp;
-  const int copies = grid.group_size(group);
-  if (copies == 1) return 0;
-  const double sums = stage.parameters * static_cast<double>(size_of(d.grad_reduce_dtype)),
-               weights = stage.weights;
-  double across = 0;
-  const auto buckets = std::max(1.0, std::ceil(stage.parameters * 4 / (40 << 20)));
-  const auto seconds = [&](parallel::GroupId id, comm::Op op, double bytes) {
-    return buckets *
-           machine::collective_seconds(fabric_, fabric_.crossing(grid, id), op, bytes / buckets).value;
+std::optional<Pricer::Composition> Pricer::compose(const Layout& layout) {
+  // auto recomputes as much as it must. Weight gradients that come later read what was recomputed.
+  const bool open = layout.recompute == "auto", more = open && layout.schedule != "zb_h1";
+  static constexpr const char* kinds[] = {"none", "selective", "full"};
+  const auto choice = [&](size_t i) -> const std::optional<Pieces>& {
+    return pieces(layout, open ? kinds[i] : layout.recompute);
   };
-  if (layout.replicas > 1) {
-    const int slice = copies / layout.replicas;
-    across = seconds(group.across_slices(slice), comm::Op::all_reduce, stage.parameters * 4 / slice);
-    group = group.inside(slice);
-  }
-  const bool whole = layout.strategy == "ddp",
-             parameters = layout.strategy == "optim_grads_params" || layout.strategy == "hsdp",
-             gradients = parameters || layout.strategy == "optim_grads";
-  const double times = gradients ? microbatches : 1;
-  const double reduce = whole ? seconds(group, comm::Op::all_reduce, sums)
-                              : times * seconds(group, comm::Op::reduce_scatter, sums);
-  const double gather =
-      whole ? 0 : (parameters ? 2 * microbatches : 1) * seconds(group, comm::Op::all_gather, weights);
-  return across +
-         (d.overlap_grad_reduce ? exposed(reduce, backward_share * passes * times, buckets) : reduce) +
-         (layout.param_gather ? exposed(gather, passes * (parameters ? microbatches : 1), buckets) : gather);
-}
-
-Price Pricer::compose(const Layout& layout, const Pieces& pieces) const {
-  const double stages = layout.pp, dp = layout.data_parallel(world_), chunks = layout.chunks;
-  const auto microbatches =
-      static_cast<double>(given_.policy.train_global_batch_size) / dp / static_cast<double>(layout.micro);
-  const auto layers = static_cast<double>(spec_.layers), parts = stages * chunks;
-  const int64_t units = spec_.layers + (layout.count_ends ? 2 : 0);
-  double of_first = 0, of_last = 0, of_most = 0;  // layers of stages
-  for (int stage = 0; stage < layout.pp; ++stage) {
-    int64_t blocks = 0;
-    for (int chunk = 0; chunk < layout.chunks; ++chunk)
-      blocks +=
-          model::even_part(units, int64_t{layout.pp} * layout.chunks, int64_t{chunk} * layout.pp + stage)
-              .count;
-    const bool is_first = stage == 0, is_last = stage + 1 == layout.pp;
-    if (layout.count_ends) blocks -= (is_first ? 1 : 0) + (is_last ? 1 : 0);
-    if (is_first) of_first = static_cast<double>(blocks);
-    if (is_last) of_last = static_cast<double>(blocks);
-    of_most = std::max(of_most, static_cast<double>(blocks));
-  }
-  const Part first = pieces.layers * (of_first / layers), last = pieces.layers * (of_last / layers);
-  const double head = spec_.tied || layout.pp == 1 ? 1 : 0.5;  // of the ends' parameters, on the last stage
-  Part state = last;
-  state += pieces.ends * head;
-  const Part& larger = state.parameters > first.parameters ? state : first;
-  const double layer = pieces.layers.seconds / layers;
-  const double t = of_most * layer, t_last = last.seconds + pieces.ends.seconds;
-  double seconds = microbatches * t_last;
-  if (layout.pp > 1) {
-    // The last stage starts when the others have passed the first microbatch on.
-    const double others = (layers - of_last) * layer, most = std::max(t, t_last);
-    seconds = (microbatches - 1) * most + t_last + others / (layout.schedule == "zb_h1" ? 3 : chunks);
-    // Chunks wait for each other unless there is a microbatch for every stage.
-    seconds += std::max(0.0, stages - microbatches) * most * (chunks - 1) / chunks;
-    const parallel::ProcessGrid grid = grid_of(layout);
-    const double tokens =
-        static_cast<double>(layout.micro * given_.policy.max_total_sequence_length) / layout.cp / layout.tp;
-    const double message =
-        machine::collective_seconds(fabric_, fabric_.crossing(grid, parallel::group::pp), comm::Op::send,
-                                    2 * tokens * static_cast<double>(spec_.hidden))
-            .value;
-    seconds += 2 * (parts - 1) * message;
-  }
-  const double dense_shards = dp * layout.cp / layout.replicas,
-               expert_shards =
-                   static_cast<double>(grid_of(layout).group_size(parallel::group::edp)) / layout.replicas;
-  // The share of a part's state that a rank keeps.
-  const auto kept_share = [&](const Part& part) {
-    const double experts = part.parameters > 0 ? std::min(1.0, part.experts / part.parameters) : 0;
-    return (1 - experts) / dense_shards + experts / expert_shards;
-  };
-  const bool whole = layout.strategy == "ddp",
-             parameters = layout.strategy == "optim_grads_params" || layout.strategy == "hsdp",
-             gradients = parameters || layout.strategy == "optim_grads";
-  seconds += pieces.update * larger.parameters * (whole ? 1 : kept_share(larger));
-  seconds += data_seconds(layout, larger, std::max(t, t_last), microbatches);
-
-  // The first stage has most microbatches in flight, the last one the head.
-  const double in_flight =
-      layout.pp == 1 ? 1
-      : chunks == 1  ? std::min(microbatches, stages)
-                     : std::min(microbatches * chunks, 2 * (stages - 1) + (chunks - 1) * stages + 1) / chunks;
-  const auto bytes = [&](const Part& part, double flying, double rest) {
-    const double at_once = 2 / std::max(2.0, of_most);  // layers that are gathered or reduced
-    const auto kept = [&](double of, bool sharded) {
-      return sharded ? of * std::min(1.0, kept_share(part) + at_once) : of;
+  if (!choice(0)) return std::nullopt;
+  const Config config = layout.applied(given_);
+  const model::ModelLayout model{.stages = layout.pp, .chunks = layout.chunks};
+  const int64_t microbatches =
+      given_.policy.train_global_batch_size / layout.data_parallel(world_) / layout.micro;
+  Composition out{
+      .schedule = plan::schedule_options(config, model, microbatches), .options = {}, .stages = {}};
+  out.options = {.microbatches = microbatches,
+                 .prefetch = layout.param_gather,
+                 .overlap_reduce = given_.distributed.overlap_grad_reduce,
+                 .weights_later = layout.schedule == "zb_h1"};
+  for (const auto& [stage, shape] : shapes(layout)) {
+    const pipeline::Schedule& held = schedule_of(out.schedule, stage);
+    Stage s{.stage = stage, .shape = shape, .pieces = {}};
+    const auto fits = [&](const Pieces& less, const Pieces& with_more, size_t recomputed) {
+      s.pieces = stage_pieces(*shape, less, with_more, recomputed);
+      s.memory = stage_memory(*shape, s.pieces, held, out.options);
+      return s.memory <= capacity_;
     };
-    return kept(part.weights, parameters) + kept(part.gradients, gradients) +
-           part.optimizer * (whole ? 1 : kept_share(part)) + flying * part.activations + rest;
+    size_t blocks = 0;
+    for (const auto& chunk : shape->chunks) blocks += chunk.size();
+    const Pieces* less = &*choice(0);
+    bool enough = fits(*less, *less, 0);
+    for (size_t i = 1; more && i < std::size(kinds) && !enough; ++i) {
+      if (!choice(i)) continue;
+      const Pieces& next = *choice(i);
+      enough = fits(*less, next, blocks);
+      if (enough) {
+        // The fewest blocks.
+        size_t least = 0, most = blocks;
+        while (most - least > 1) {
+          const size_t middle = (least + most) / 2;
+          (fits(*less, next, middle) ? most : least) = middle;
+        }
+        fits(*less, next, most);
+      }
+      less = &next;
+    }
+    out.stages.push_back(std::move(s));
+  }
+  return out;
+}
+
+double Pricer::with_spread(double seconds) const {
+  const double spread = device_.profile() ? device_.profile()->spread.value_or(predict::assumed_spread)
+                                          : predict::assumed_spread;
+  return seconds * (1 + spread * predict::expected_maximum(world_));
+}
+
+Price Pricer::summary(const Composition& c) const {
+  Price out;
+  for (size_t i = 0; i < c.stages.size(); ++i) {
+    const Stage& s = c.stages[i];
+    out.memory = std::max(out.memory, s.memory);
+    const int until = i + 1 < c.stages.size() ? c.stages[i + 1].stage : c.schedule.stages;
+    const double times = static_cast<double>(c.options.microbatches) * (until - s.stage) / c.schedule.stages;
+    for (size_t chunk = 0; chunk < s.shape->chunks.size(); ++chunk)
+      for_each_piece(*s.shape, s.pieces, chunk, [&](const LayerPiece& p) {
+        out.busy.gemm += times * p.busy.gemm;
+        out.busy.attention += times * p.busy.attention;
+        out.busy.memory += times * p.busy.memory;
+        out.busy.links += times * p.busy.links;
+      });
+  }
+  return out;
+}
+
+std::optional<Price> Pricer::bound(const Layout& layout) {
+  // The state alone may be too large.
+  double state = 0;
+  for (const auto& [stage, shape] : shapes(layout)) state = std::max(state, shape->state);
+  if (state > capacity_) return Price{.memory = state};
+  const std::optional<Composition> c = compose(layout);
+  if (!c) return std::nullopt;
+  Price out = summary(*c);
+  double before = 0, update = 0;  // passes of the stages before that are on the way of the first microbatch
+  for (size_t i = 0; i < c->stages.size(); ++i) {
+    const Stage& s = c->stages[i];
+    update = std::max(update, s.pieces.ends->update * s.shape->elements);
+    double busy = 0;
+    for (size_t chunk = 0; chunk < s.shape->chunks.size(); ++chunk)
+      busy += chunk_passes(*s.shape, s.pieces, chunk).total();
+    out.seconds = std::max(out.seconds, static_cast<double>(c->options.microbatches) * busy + before);
+    const Passes first = chunk_passes(*s.shape, s.pieces, 0);
+    const int until = i + 1 < c->stages.size() ? c->stages[i + 1].stage : layout.pp;
+    before += (until - s.stage) * (c->options.weights_later ? first.forward : first.total());
+  }
+  out.seconds = with_spread(out.seconds + update);
+  return out;
+}
+
+double Pricer::makespan(const pipeline::ScheduleOptions& options, const pipeline::MicrobatchCosts& costs) {
+  std::vector<double> key{static_cast<double>(options.kind), static_cast<double>(options.microbatches),
+                          static_cast<double>(options.overlap_messages)};
+  for (const pipeline::Costs* of : {&costs.first, &costs.middle, &costs.last})
+    for (const pipeline::ChunkCosts& c : *of)
+      key.insert(key.end(), {c.forward, c.backward_data, c.backward_weight, c.message});
+  const auto [known, added] = makespans_.try_emplace(std::move(key));
+  if (!added) return known->second;
+  const auto with = [&](int microbatches) {
+    pipeline::ScheduleOptions few = options;
+    few.microbatches = microbatches;
+    std::vector<pipeline::Schedule> schedules;
+    for (int stage = 0; stage < few.stages; ++stage) schedules.push_back(make_schedule(few, stage));
+    const pipeline::Simulation simulation = simulate(schedules, costs);
+    NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
+    return simulation.makespan;
   };
-  Part embedding = first;
-  embedding += pieces.ends * head;
-  embedding.activations = first.activations;
-  state.activations = last.activations;
-  Price out{.seconds = seconds};
-  out.memory = bytes(state, 1, pieces.ends.activations);
-  if (layout.pp > 1) out.memory = std::max(out.memory, bytes(embedding, in_flight, 0));
+  const int all = options.microbatches, few = enough_microbatches(all, options.stages);
+  double& out = known->second;
+  out = with(few);
+  // In the steady state every further microbatch takes as long.
+  if (few < all) {
+    const double more = with(few + options.stages);
+    out = more + (more - out) / options.stages * (all - few - options.stages);
+  }
   return out;
 }
 
 std::optional<Price> Pricer::price(const Layout& layout) {
-  if (layout.recompute != "auto") {
-    const std::optional<Pieces>& p = pieces(layout, layout.recompute);
-    if (!p) return std::nullopt;
-    Price out = compose(layout, *p);
-    // Weight gradients read what was recomputed, later.
-    if (layout.schedule == "zb_h1" && layout.recompute == "full")
-      if (const std::optional<Pieces>& kept = pieces(layout, "none"))
-        out.memory = compose(layout, *kept).memory;
-    return out;
+  std::optional<Composition> c = compose(layout);
+  if (!c) return std::nullopt;
+  Price out = summary(*c);
+  const int chunks = layout.chunks;
+  pipeline::MicrobatchCosts costs;
+  for (pipeline::Costs* of : {&costs.first, &costs.middle, &costs.last})
+    of->resize(static_cast<size_t>(layout.pp) * static_cast<size_t>(chunks));
+  double message = 0;
+  if (layout.pp > 1) {
+    const Config config = layout.applied(given_);
+    const plan::GridPosition position = plan::grid_position(config, world_, 0);
+    message = machine::collective_seconds(fabric_, fabric_.crossing(position.grid, parallel::group::pp),
+                                          comm::Op::send, c->stages.front().pieces.ends->message)
+                  .value;
   }
-  // auto recomputes as much as it must.
-  const std::optional<Pieces>& none = pieces(layout, "none");
-  if (!none) return std::nullopt;
-  const Price most = compose(layout, *none);
-  if (most.memory <= capacity_ || layout.schedule == "zb_h1") return most;  // see above
-  const std::optional<Pieces>& full = pieces(layout, "full");
-  if (!full) return std::nullopt;
-  const Price least = compose(layout, *full);
-  if (least.memory >= capacity_ || least.memory >= most.memory) return least;
-  const double share = (most.memory - capacity_) / (most.memory - least.memory);
-  return Price{.seconds = std::lerp(most.seconds, std::max(most.seconds, least.seconds), share),
-               .memory = capacity_};
+  double alone = 0, afterwards = 0;
+  predict::Busy busy;
+  for (size_t i = 0; i < c->stages.size(); ++i) {
+    const Stage& s = c->stages[i];
+    StageOptions options = c->options;
+    options.sums_later = options.weights_later && s.stage > 0;
+    predict::StageItems items = stage_items(*s.shape, s.pieces, options);
+    items.message = message;
+    const predict::StageTime time = stage_time(items, chunks, options.microbatches, slowdown_);
+    alone = std::max(alone, time.total());
+    afterwards = std::max(afterwards, time.end.total() + time.outside);
+    busy.node = std::max(busy.node, time.busy.node);
+    busy.adapter = std::max(busy.adapter, time.busy.adapter);
+    const int until = i + 1 < c->stages.size() ? c->stages[i + 1].stage : layout.pp;
+    for (int stage = s.stage; stage < until; ++stage)
+      for (int chunk = 0; chunk < chunks; ++chunk) {
+        const auto at =
+            static_cast<size_t>(chunk) * static_cast<size_t>(layout.pp) + static_cast<size_t>(stage);
+        costs.first[at] = time.first[static_cast<size_t>(chunk)];
+        costs.middle[at] = time.middle[static_cast<size_t>(chunk)];
+        costs.last[at] = time.last[static_cast<size_t>(chunk)];
+      }
+  }
+  out.seconds = alone;
+  if (layout.pp > 1) out.seconds = makespan(c->schedule, costs) + afterwards;
+  out.seconds = with_spread(std::max({out.seconds, busy.node, busy.adapter}));
+  return out;
 }
 
 }  // namespace nrl::planner

@@ -1,25 +1,27 @@
 #pragma once
 // The price of a layout: an approximation of its step and memory that decides which layouts are planned in
-// full. It is composed of exact estimates (predict::estimate_step) of models with a few layers on one
-// pipeline stage, so that it follows them; only the schedule, and the traffic of data-parallel ranks, are
-// closed formulas here. Tests compare it with the full estimate.
+// full. It is composed of pieces: dry runs of a model with few layers (pieces.h), the real parameter groups
+// of the stages (stage_price.h) and the simulated schedule. Tests compare it with the full estimate.
 
-#include <array>
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "apps/machine/fabric.h"
 #include "apps/planner/layouts.h"
-#include "apps/predict/step_time.h"
+#include "apps/planner/stage_price.h"
+#include "parallel/pipeline/simulate.h"
 
 namespace nrl::planner {
 
 struct Price {
-  double seconds = 0;  ///< of a step
-  double memory = 0;   ///< bytes of the rank that needs most
+  double seconds = 0;              ///< of a step
+  double memory = 0;               ///< bytes of the rank that needs most
+  predict::BusySeconds busy = {};  ///< of a rank in the passes of a step
 };
 
 class Pricer {
@@ -32,49 +34,56 @@ class Pricer {
   Pricer(const Config& given, const model::ModelSpec& spec, int world, const std::vector<ClusterNode>& nodes,
          const predict::ModeledDevice& device, double capacity, double expert_load, Load load);
 
-  /// Unset if the sizes within a layer do not suit the model. Throws Error if the model with fewer layers
-  /// cannot be planned, as with keys that name layers by their numbers.
+  /// The memory of a layout, and seconds that its step takes at least: without exposed traffic of
+  /// data-parallel ranks, messages, and all bubbles. Of layouts whose state is larger than the capacity only
+  /// the state. Unset if the sizes within a layer do not suit the model.
+  /// Throws Error as PieceMaker::make() does.
+  std::optional<Price> bound(const Layout& layout);
+  /// The price itself, which simulates the schedule.
   std::optional<Price> price(const Layout& layout);
 
-  int dry_runs() const { return dry_runs_; }
+  int dry_runs() const { return maker_.dry_runs(); }
 
  private:
-  /// Sums over some layers, or over the ends: embedding and head.
-  struct Part {
-    double seconds = 0;      ///< of a microbatch, its communication included
-    double activations = 0;  ///< bytes kept for a microbatch; of the ends: all that is neither kept nor state
-    double weights = 0, gradients = 0, optimizer = 0;  ///< bytes, not sharded
-    double parameters = 0;
-    double experts = 0;  ///< of these, which other ranks share
-    Part& operator+=(const Part& o);
-    Part operator*(double factor) const;
+  /// A stage of a layout. The stages after it, before the next one that is priced, are alike.
+  struct Stage {
+    int stage = 0;
+    std::shared_ptr<const StageShape> shape;
+    StagePieces pieces;
+    double memory = 0;
   };
-  /// A model on one pipeline stage.
-  struct Pieces {
-    Part layers;  ///< all of the model
-    Part ends;
-    double update = 0;  ///< seconds per parameter
+  struct Composition {
+    pipeline::ScheduleOptions schedule;
+    StageOptions options;
+    std::vector<Stage> stages;
   };
-  using Key = std::tuple<int, int, int, int64_t, std::string>;  ///< tp, cp, ep, micro, recompute
+  /// tp, cp, ep, micro, recompute, tp_overlap, weight gradients later.
+  using Key = std::tuple<int, int, int, int64_t, std::string, std::string, bool>;
 
   const std::optional<Pieces>& pieces(const Layout& layout, const std::string& recompute);
-  Part measure(const Config& config, const Layout& layout, int ranks, const std::vector<int64_t>& layers,
-               int64_t microbatches);
-  parallel::ProcessGrid grid_of(const Layout& layout) const;
-  Price compose(const Layout& layout, const Pieces& pieces) const;
-  double data_seconds(const Layout& layout, const Part& stage, double passes, double microbatches) const;
+  std::vector<std::pair<int, std::shared_ptr<const StageShape>>> shapes(const Layout& layout);
+  /// The schedule of no more microbatches than memory depends on.
+  const pipeline::Schedule& schedule_of(const pipeline::ScheduleOptions& options, int stage);
+  /// Memory and busy seconds.
+  Price summary(const Composition& c) const;
+  std::optional<Composition> compose(const Layout& layout);
+  double makespan(const pipeline::ScheduleOptions& schedule, const pipeline::MicrobatchCosts& costs);
+  double with_spread(double seconds) const;
 
   const Config& given_;
   const model::ModelSpec& spec_;
   int world_;
   const std::vector<ClusterNode>& nodes_;
   const predict::ModeledDevice& device_;
-  double capacity_, expert_load_;
+  double capacity_;
   Load load_;
   machine::Fabric fabric_;
+  double slowdown_;
+  PieceMaker maker_;
   std::map<Key, std::optional<Pieces>> pieces_;
-  std::map<std::array<int, 2>, double> updates_;  ///< seconds per parameter, by tp and ep
-  int dry_runs_ = 0;
+  std::map<std::string, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;
+  std::map<std::tuple<int, int, int, int, bool, int>, pipeline::Schedule> schedules_;
+  std::map<std::vector<double>, double> makespans_;
 };
 
 }  // namespace nrl::planner

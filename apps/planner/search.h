@@ -9,9 +9,17 @@
 #include <vector>
 
 #include "apps/planner/layouts.h"
+#include "apps/predict/energy.h"
 #include "apps/predict/step_time.h"
 
 namespace nrl::planner {
+
+/// The quantity of which a layout should need least: time, price (cluster.cost) or energy of a step without
+/// failures.
+enum class Objective : uint8_t { time, cost, energy };
+
+/// Why the objective cannot be computed, with the fix; empty if it can.
+std::string objective_problem(Objective objective, const Config& config, const machine::DeviceModel& device);
 
 struct Found {
   Layout layout;
@@ -19,16 +27,17 @@ struct Found {
   int64_t memory = 0;                  ///< bytes of the rank that needs most
   int64_t tokens = 0;                  ///< of a step
   predict::StepEstimate estimate = {};
+  double value = 0;  ///< of a step: seconds, price or kWh
 };
 
-/// The fastest layout that does without something that the first one has.
+/// The best layout that does without something that the first one has.
 struct Alternative {
   std::string without;              ///< "pipeline stages"
   std::optional<Found> found = {};  ///< unset: none fits
 };
 
 struct Result {
-  std::vector<Found> found;  ///< planned layouts that fit, fastest first
+  std::vector<Found> found;  ///< planned layouts that fit, the best first
   std::vector<Alternative> alternatives;
   size_t tried = 0,
          too_large = 0;  ///< layouts that the model and its options allow; of these, that do not fit
@@ -44,7 +53,8 @@ struct Request {
   double capacity = 0;     ///< bytes that a rank may use
   double expert_load = 1;  ///< predict::estimate_step()
   size_t best = 16;        ///< layouts that are wanted; SIZE_MAX: all that fit
-  double within = 0;       ///< all that take at most this share longer than the first are wanted too
+  Objective objective = Objective::time;
+  double within = 0;  ///< all that take at most this share longer than the first are wanted too
   std::vector<std::string> fixed = {};  ///< "key=value": layouts with other values are not tried
   /// Called before every layout is priced with the number of those done and of all; may be empty.
   std::function<void(size_t done, size_t total)> progress = {};
@@ -55,9 +65,9 @@ struct Request {
 /// is planned, then variants() of the best layouts.
 Result search_layouts(const Request& request, const predict::ModeledDevice& device);
 
-/// The best `shown` layouts as a table, the keys of the first one, and the fastest layouts without each of
-/// its axes. `flops_per_token`: of the model.
+/// The best `shown` layouts as a table, the keys of the first one, and the best layouts without each of its
+/// axes. `flops_per_token`: of the model.
 std::string table(const Result& result, const predict::ModeledDevice& device, int world,
-                  double flops_per_token, size_t shown);
+                  double flops_per_token, size_t shown, Objective objective = Objective::time);
 
 }  // namespace nrl::planner

@@ -55,10 +55,14 @@ JsonValue number(double value) {
 
 }  // namespace
 
+int usual_nodes(const machine::DeviceModel& device, int ranks) {
+  return device.gpu() ? (ranks + device.node_ranks - 1) / device.node_ranks : 1;
+}
+
 RunFacts run_facts(const Config& c, const plan::RunPlan& plan, const machine::DeviceModel& device, int nodes,
                    double step, const BusySeconds& busy) {
   const int ranks = plan.position.ranks();
-  if (nodes == 0) nodes = device.gpu() ? (ranks + device.node_ranks - 1) / device.node_ranks : 1;
+  if (nodes == 0) nodes = usual_nodes(device, ranks);
   return {.ranks = ranks,
           .nodes = nodes,
           .step = step,

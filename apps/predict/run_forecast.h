@@ -22,8 +22,10 @@ struct RunFacts {
   double rank_checkpoint = 0;  ///< bytes that a rank saves
   bool snapshots = false;      ///< checkpoints are saved beside the next steps
 };
-/// `plan`: of the rank that saves most; all are assumed to save as much. `nodes`: of the ranks; 0: as many as
-/// are usual for the device.
+/// The nodes that so many ranks of a device usually have.
+int usual_nodes(const machine::DeviceModel& device, int ranks);
+/// `plan`: of the rank that saves most; all are assumed to save as much. `nodes`: of the ranks; 0:
+/// usual_nodes().
 RunFacts run_facts(const Config& config, const plan::RunPlan& plan, const machine::DeviceModel& device,
                    int nodes, double step, const BusySeconds& busy);
 /// The facts of a run whose step was estimated. `device`: of the stages.

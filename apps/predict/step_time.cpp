@@ -19,7 +19,20 @@ constexpr double nccl_channels = 16;
 /// Repetitions of the period of a step's program that are dry-run: the others are alike.
 constexpr int repetitions = 2;
 
-/// The fraction by which calls take longer while an operation is in flight.
+double expert_bytes(const engine::DryStep& step) {
+  double sum = 0;
+  for (const plan::TrafficEvent& e : step.events)
+    if (!e.what.wait && e.what.purpose == comm::Purpose::experts) sum += static_cast<double>(e.what.bytes);
+  return sum;
+}
+
+/// Seconds in which no resource is occupied longer than it exists.
+double at_least(double step, const Busy& busy) {
+  return std::max({step, busy.processors, busy.node, busy.adapter});
+}
+
+}  // namespace
+
 double slowdown_of(const ModeledDevice& device, int local_ranks) {
   const machine::DeviceModel& model = device.model();
   if (device.profile() && !device.profile()->overlap.empty()) {
@@ -34,20 +47,6 @@ double slowdown_of(const ModeledDevice& device, int local_ranks) {
   const int threads = device.threads();
   return local_ranks * threads < cpu::available_cores() ? 0 : 1.0 / threads;
 }
-
-double expert_bytes(const engine::DryStep& step) {
-  double sum = 0;
-  for (const plan::TrafficEvent& e : step.events)
-    if (!e.what.wait && e.what.purpose == comm::Purpose::experts) sum += static_cast<double>(e.what.bytes);
-  return sum;
-}
-
-/// Seconds in which no resource is occupied longer than it exists.
-double at_least(double step, const Busy& busy) {
-  return std::max({step, busy.processors, busy.node, busy.adapter});
-}
-
-}  // namespace
 
 ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads,
                              std::optional<machine::Profile> profile)

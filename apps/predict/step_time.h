@@ -34,6 +34,9 @@ class ModeledDevice : public ops::DryDevice {
   std::optional<machine::Profile> profile_;
 };
 
+/// The fraction by which calls take longer while an operation is in flight, with `local_ranks` on a node.
+double slowdown_of(const ModeledDevice& device, int local_ranks);
+
 /// Seconds of a step. The parts add up to `step` on the rank that needs longest.
 struct StepEstimate {
   double step = 0;

@@ -266,10 +266,60 @@ TEST_CASE("The keys of a layout, added to any configuration, give it", "[search]
                          wanted = load_config_text(model_yaml, "model.yaml", whole);
       REQUIRE(used.ok());
       CHECK(validate_for_world(used, 4).empty());
+      const Config applied = f.layout.applied(load_config_text(model_yaml, "model.yaml", given).config);
+      CHECK(applied.distributed == wanted.config.distributed);
+      CHECK(applied.policy.train_micro_batch_size == wanted.config.policy.train_micro_batch_size);
       for (const std::string& setting : f.layout.overrides()) {
         const std::string key = setting.substr(0, setting.find('='));
         CHECK(value_text(used.config, key) == value_text(wanted.config, key));
       }
     }
   }
+}
+
+TEST_CASE("Layouts are ranked by time, price or energy", "[search]") {
+  const TemporaryDirectory directory;
+  const std::string file = directory / "model.yaml";
+  write_file_atomic(file, model_yaml);
+  const predict::ModeledDevice device(h100(), false, 1);
+  const auto ranked = [&](Objective objective, const std::vector<std::string>& overrides) {
+    return search_layouts({.config = file,
+                           .overrides = overrides,
+                           .world = 4,
+                           .capacity = 70e9,
+                           .best = 8,
+                           .objective = objective},
+                          device)
+        .found;
+  };
+  const std::vector<Found> time = ranked(Objective::time, {});
+  REQUIRE(!time.empty());
+  CHECK(time.front().value == time.front().estimate.step);
+  // Ranks have a price per hour, so that the fastest layout is the cheapest.
+  const std::vector<Found> cost = ranked(Objective::cost, {"cluster.cost.rank_hour=2"});
+  CHECK(cost.front().layout == time.front().layout);
+  CHECK(cost.front().value == Approx(2 * 4 * time.front().estimate.step / 3600));
+  // Energy: at most the power limit and the node's, at least idle GPUs.
+  const std::vector<Found> energy = ranked(Objective::energy, {});
+  for (size_t i = 0; i < energy.size(); ++i) {
+    if (i > 0) CHECK(energy[i].value >= energy[i - 1].value);
+    const double watts = energy[i].value * 3.6e6 / energy[i].estimate.step / 1.2;
+    CHECK(watts > 4 * h100().idle_power + 2000);
+    CHECK(watts <= 4 * h100().power_limit + 2001);
+  }
+  // Failures and checkpoints make no difference.
+  CHECK(ranked(Objective::energy, {"cluster.reliability.failures_per_rank_hour=0.01"}).front().value ==
+        Approx(energy.front().value));
+
+  const auto problem = [&](Objective objective, const std::vector<std::string>& overrides,
+                           const machine::DeviceModel& of) {
+    return objective_problem(objective, load_config_text(model_yaml, "model.yaml", overrides).config, of);
+  };
+  machine::DeviceModel cpu;
+  CHECK(problem(Objective::time, {}, cpu).empty());
+  CHECK(problem(Objective::cost, {}, h100()).find("cluster.cost.rank_hour") != std::string::npos);
+  CHECK(problem(Objective::cost, {"cluster.cost.kwh=0.2"}, h100()).empty());
+  CHECK(problem(Objective::cost, {"cluster.cost.kwh=0.2"}, cpu).find("node_watts") != std::string::npos);
+  CHECK(problem(Objective::energy, {}, cpu).find("node_watts") != std::string::npos);
+  CHECK(problem(Objective::energy, {"cluster.cost.node_watts=400"}, cpu).empty());
 }
