@@ -22,6 +22,7 @@ constexpr int64_t tokens = 64, hidden = 32;
 /// Bytes of activations: most that are alive at once, and what the plan has for them.
 struct Planned {
   int64_t live = 0, arena = 0;
+  size_t buffers = 0;
 };
 
 /// Plans a stage of a model with `blocks` blocks per chunk.
@@ -53,7 +54,7 @@ Planned planned(const pipeline::ScheduleOptions& o, int stage, int blocks) {
       changes[life.first] += b.bytes;
       changes[life.last + 1] -= b.bytes;
     }
-  Planned out{.arena = plan.bytes(memory::Category::activations)};
+  Planned out{.arena = plan.bytes(memory::Category::activations), .buffers = plan.buffers().size()};
   int64_t live = 0;
   for (const auto& [tick, bytes] : changes) out.live = std::max(out.live, live += bytes);
   return out;
@@ -104,5 +105,15 @@ TEST_CASE("a stage has the activations of what is in flight over all its chunks"
         if (m >= 2 * p && in_flight > 3) CHECK(own.live >= want - messages);
         CHECK(static_cast<double>(own.arena - messages) <= 1.01 * static_cast<double>(want));
       }
+  }
+}
+
+TEST_CASE("equal chunks share the buffers of their pool", "[model][memory]") {
+  for (const int stage : {0, 3, 7}) {
+    const pipeline::ScheduleOptions o{ScheduleKind::interleaved, 8, 4, 64};
+    const int in_flight = pipeline::make_schedule(o, stage).stashes.count(0);
+    const Planned one_chunk = planned({ScheduleKind::one_f_one_b, in_flight + 1, 1, 3 * in_flight}, 1, 1);
+    // The head has some more.
+    CHECK(planned(o, stage, 1).buffers < one_chunk.buffers + static_cast<size_t>(in_flight));
   }
 }
