@@ -99,7 +99,8 @@ void write_page(const std::string& path, const PlanArgs& args, const planner::Pl
   const std::string heading =
       fmt::format("{}{}{}: {}, {}", args.config.path, args.config.overrides.empty() ? "" : " ",
                   fmt::join(args.config.overrides, " "), counted(args.world, "rank"),
-                  run.gpu ? std::string(run.gpu->name) : "this machine's CPU");
+                  run.gpu ? std::string(run.gpu->name) : "this machine's CPU") +
+      (layouts.empty() ? "" : ": " + layouts.front().name);
   write_file_atomic(path, planner::plan_page(heading, estimate, stages, layouts));
 }
 

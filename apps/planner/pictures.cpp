@@ -103,17 +103,17 @@ std::string parts_part(const predict::StepEstimate& e) {
          profile::parts_svg(parts, e.step, e.step) + "</div>\n";
 }
 
-std::string pipeline_part(const predict::DryStages& stages) {
+std::string pipeline_part(const predict::DryStages& stages, double seconds) {
   const int64_t microbatches = stages.microbatches(), chunks = stages.layout().chunks,
                 count = stages.layout().stages;
   const auto all = static_cast<size_t>(microbatches * chunks * count * 3);
   const predict::StepTimeline timeline = predict::step_timeline(
       stages, all <= most_passes ? microbatches : std::max<int64_t>(1, 2 * count), predict::Detail::none);
   std::string s = fmt::format(
-      "<h2>Passes of the stages</h2>\n<p class=\"soft\">{} of {}, {}; numbers are microbatches. The update "
+      "<h2>Passes of the stages</h2>\n<p class=\"soft\">{} {}, {}, {}; numbers are microbatches. The update "
       "comes "
       "afterwards.</p>\n<div class=\"legend\">\n",
-      counted(microbatches, "microbatch"), counted(count, "stage"),
+      microbatches, microbatches == 1 ? "microbatch" : "microbatches", counted(count, "stage"),
       chunks > 1 ? fmt::format("{} chunks each", chunks) : "one chunk each");
   std::array<bool, 3> used{};
   for (const PassSpan& pass : timeline.stages.front().passes) used[kind_of(pass)] = true;
@@ -122,16 +122,14 @@ std::string pipeline_part(const predict::DryStages& stages) {
       s += profile::legend_entry(color_class(kind, c), chunks > 1
                                                            ? fmt::format("{}, chunk {}", kind_names[kind], c)
                                                            : std::string(kind_names[kind]));
-  return s + "</div>\n<div class=\"wide\">" + pipeline_svg(timeline) + "</div>\n";
+  return s + "</div>\n<div class=\"wide\">" + pipeline_svg(timeline, seconds) + "</div>\n";
 }
 
-std::string memory_part(const predict::DryStages& stages) {
+std::string memory_part(const predict::DryStages& stages, const predict::StepTimeline& timeline) {
   const predict::DryStages::Stage* largest = nullptr;
   for (const auto& s : stages.stages())
     if (!largest || s.engine->plan().memory.total_bytes() > largest->engine->plan().memory.total_bytes())
       largest = &s;
-  const predict::StepTimeline timeline =
-      predict::step_timeline(stages, 2 * stages.layout().stages, predict::Detail::dry_run);
   const plan::RunPlan& plan = largest->engine->plan();
   const StageTimeline& stage = timeline.stages[largest->stage];
   const profile::MemoryUse use = predicted_memory(plan, stage);
@@ -202,8 +200,8 @@ std::string pipeline_text(const predict::StepTimeline& timeline, int columns, in
                      "", label, weights ? "   =: weight gradients" : "");
 }
 
-std::string pipeline_svg(const predict::StepTimeline& timeline) {
-  const double end = end_of_passes(timeline);
+std::string pipeline_svg(const predict::StepTimeline& timeline, double seconds) {
+  const double end = std::max(seconds, end_of_passes(timeline));
   if (!(end > 0)) return "";
   const auto stages = timeline.stages.size();
   const double row = stages <= 16 ? 24 : stages <= 64 ? 14 : 8, top = 6, gap = row > 10 ? 2 : 1;
@@ -315,7 +313,11 @@ std::string plan_page(const std::string& heading, const RunEstimate& estimate,
   fact("at good and at poor rates", fmt::format("{}, {}", svg_ms(estimate.good), svg_ms(estimate.poor)));
   fact("tokens/s", grouped(std::llround(estimate.tokens_per_second())));
   fact("MFU", fmt::format("{:.1f} %", 100 * estimate.mfu()));
-  page += "</div>\n" + parts_part(e) + pipeline_part(stages) + memory_part(stages) + layouts_part(layouts);
+  // Both drawings have the same axis of time.
+  const predict::StepTimeline timeline =
+      predict::step_timeline(stages, 2 * stages.layout().stages, predict::Detail::dry_run);
+  page += "</div>\n" + parts_part(e) + pipeline_part(stages, timeline.end) + memory_part(stages, timeline) +
+          layouts_part(layouts);
   for (const std::string& part : estimate.without)
     page += fmt::format("<p class=\"soft\">Not contained: {}.</p>\n", html_escaped(part));
   return page + std::string(monitor::page_end);

@@ -16,8 +16,9 @@ namespace nrl::planner {
 /// `rows` stages: of more, the first and the last ones. A column shows the pass that takes most of it.
 std::string pipeline_text(const predict::StepTimeline& timeline, int columns = 100, int rows = 16);
 
-/// The same as a drawing: a rectangle for each pass, and one for those that are hidden in a stage.
-std::string pipeline_svg(const predict::StepTimeline& timeline);
+/// The same as a drawing: a rectangle for each pass, and one for those that are hidden in a stage. `seconds`:
+/// least length of the axis.
+std::string pipeline_svg(const predict::StepTimeline& timeline, double seconds = 0);
 
 struct LayoutPoint {
   std::string name;

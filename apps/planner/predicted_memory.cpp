@@ -54,9 +54,29 @@ std::vector<PassSteps> pass_steps(const program::Program& list) {
   return out;
 }
 
+/// When a pass of `steps` steps gets to one of them. `calls`: the first one of each step, by time. A pass of
+/// another microbatch may be elsewhere in the program, so that only the distance from its begin counts.
+double time_of(const predict::PassSpan& pass, const std::vector<std::pair<int, double>>& calls, size_t step,
+               size_t steps) {
+  if (calls.empty())
+    return pass.begin + static_cast<double>(step) / static_cast<double>(steps) * (pass.end - pass.begin);
+  const auto found = std::find_if(calls.begin(), calls.end(), [&](const auto& c) {
+    return c.first - calls.front().first >= static_cast<int>(step);
+  });
+  return found == calls.end() ? calls.back().second : found->second;
+}
+
+/// Equal parts of a pass that the curve has a point of.
+size_t memory_points(const predict::StageTimeline& stage) {
+  constexpr size_t most = 1024, most_of_pass = 64;
+  const size_t shown = stage.passes.size() - (stage.hidden.second - stage.hidden.first);
+  return std::clamp<size_t>(most / std::max<size_t>(shown, 1), 1, most_of_pass);
+}
+
 }  // namespace
 
 profile::MemoryUse predicted_memory(const plan::RunPlan& plan, const predict::StageTimeline& stage) {
+  const size_t points = memory_points(stage);
   const program::Program& list = plan.decoder->program(memory::training);
   const std::vector<Bytes> live = live_bytes(plan.memory, list.steps.size());
   const std::vector<PassSteps> steps = pass_steps(list);
@@ -85,21 +105,16 @@ profile::MemoryUse predicted_memory(const plan::RunPlan& plan, const predict::St
   for (size_t p = 0; p < steps.size(); ++p) {
     const auto [begin, end] = steps[p];
     const predict::PassSpan& pass = stage.passes[p];
-    size_t most = begin;
-    for (size_t i = begin; i < end; ++i)
-      if (total(live[i]) > total(live[most])) most = i;
-    const double share = static_cast<double>(most - begin) / static_cast<double>(end - begin);
-    double at = pass.begin + share * (pass.end - pass.begin);
-    if (!calls[p].empty()) {
-      // A pass of another microbatch may be elsewhere in the list: what counts is the distance to its begin.
-      const int first = calls[p].front().first;
-      const auto found = std::find_if(calls[p].begin(), calls[p].end(), [&](const auto& c) {
-        return c.first - first >= static_cast<int>(most - begin);
-      });
-      at = found == calls[p].end() ? calls[p].back().second : found->second;
-    }
     add(pass.begin, live[begin]);
-    add(at, live[most]);
+    const size_t parts = std::min(points, end - begin);
+    for (size_t part = 0; part < parts; ++part) {
+      const size_t from = begin + (end - begin) * part / parts,
+                   to = begin + (end - begin) * (part + 1) / parts;
+      size_t most = from;
+      for (size_t i = from; i < to; ++i)
+        if (total(live[i]) > total(live[most])) most = i;
+      add(time_of(pass, calls[p], most - begin, end - begin), live[most]);
+    }
   }
   if (!stage.passes.empty()) add(stage.passes.back().end, live[list.steps.size() - 1]);
   double mean = 0;

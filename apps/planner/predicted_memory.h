@@ -7,9 +7,9 @@
 
 namespace nrl::planner {
 
-/// `plan`: of the rank that `stage` follows. The curve has each pass at its begin and where it needs most
-/// memory. Between its calls, memory changes when the call of the program's step begins; in passes without
-/// calls, at equal distances.
+/// `plan`: of the rank that `stage` follows. The curve has each pass at its begin and, of each of its equal
+/// parts, where that needs most memory; there are the more parts, the fewer passes are shown. Memory changes
+/// when the call of the program's step begins, in passes without calls at equal distances.
 profile::MemoryUse predicted_memory(const plan::RunPlan& plan, const predict::StageTimeline& stage);
 
 }  // namespace nrl::planner

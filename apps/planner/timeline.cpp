@@ -5,6 +5,7 @@
 #include <cmath>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include <spdlog/fmt/fmt.h>
 
@@ -46,6 +47,35 @@ size_t hidden_passes(const StageTimeline& stage) {
   return stage.hidden.second - stage.hidden.first;
 }
 
+const plan::RunPlan& plan_of(const predict::DryStages& stages, const StageTimeline& stage) {
+  return stages.stages()[stage.dry].engine->plan();
+}
+
+/// The memory of other stages is not planned.
+bool has_plan(const predict::DryStages& stages, const StageTimeline& stage) {
+  return stages.stages()[stage.dry].stage == stage.stage;
+}
+
+struct Counter {
+  double time;
+  memory::Category category;
+  int64_t bytes;
+};
+/// Live bytes of a category from a time on, for passes that are not hidden.
+std::vector<Counter> counters_of(const plan::RunPlan& plan, const StageTimeline& stage) {
+  std::array<int64_t, memory::category_count> now{};
+  const bool hides = hidden_passes(stage) > 0;
+  const double from = hides ? stage.passes[stage.hidden.first].begin : stage.end,
+               to = hides ? stage.passes[stage.hidden.second - 1].end : stage.end;
+  std::vector<Counter> out;
+  for (const auto& [time, bytes] : predicted_memory(plan, stage).curve) {
+    if (time > from && time < to) continue;
+    for (size_t c = 0; c < bytes.size(); ++c)
+      if (bytes[c] != now[c]) out.push_back({time, static_cast<memory::Category>(c), now[c] = bytes[c]});
+  }
+  return out;
+}
+
 class StepTrace {
  public:
   StepTrace(const std::string& path, const predict::DryStages& stages, const predict::StepTimeline& timeline)
@@ -64,7 +94,7 @@ class StepTrace {
     }
     messages();
     for (const StageTimeline& stage : timeline_.stages)
-      if (stages_.stages()[stage.dry].stage == stage.stage) memory(stage);
+      if (has_plan(stages_, stage)) memory(stage);
     out_.commit();
   }
   size_t events() const { return out_.events(); }
@@ -72,9 +102,6 @@ class StepTrace {
  private:
   const engine::DryStep& step_of(const StageTimeline& stage) const {
     return stages_.stages()[stage.dry].step;
-  }
-  const plan::RunPlan& plan_of(const StageTimeline& stage) const {
-    return stages_.stages()[stage.dry].engine->plan();
   }
   /// As in recorded traces, because viewers keep process 0 for the idle one.
   int process_of(int stage) const { return first_rank(stage) + 1; }
@@ -186,20 +213,9 @@ class StepTrace {
   }
 
   void memory(const StageTimeline& stage) {
-    const profile::MemoryUse use = predicted_memory(plan_of(stage), stage);
-    std::array<int64_t, memory::category_count> now{};
-    now.fill(-1);
-    const double from = hidden_passes(stage) ? stage.passes[stage.hidden.first].begin : stage.end,
-                 to = hidden_passes(stage) ? stage.passes[stage.hidden.second - 1].end : stage.end;
-    for (const auto& [time, bytes] : use.curve) {
-      if (time > from && time < to) continue;
-      for (size_t c = 0; c < bytes.size(); ++c) {
-        if (bytes[c] == now[c] || (now[c] < 0 && bytes[c] == 0)) continue;
-        now[c] = bytes[c];
-        out_.counter(fmt::format("memory: {}", memory::name_of(static_cast<memory::Category>(c))),
-                     process_of(stage.stage), nanoseconds(time), fmt::format(R"("bytes": {})", bytes[c]));
-      }
-    }
+    for (const Counter& c : counters_of(plan_of(stages_, stage), stage))
+      out_.counter(fmt::format("memory: {}", memory::name_of(c.category)), process_of(stage.stage),
+                   nanoseconds(c.time), fmt::format(R"("bytes": {})", c.bytes));
   }
 
   profile::ChromeWriter out_;
@@ -207,14 +223,12 @@ class StepTrace {
   const predict::StepTimeline& timeline_;
 };
 
-/// At least as many as the trace has: the memory of a pass has two points, and at most activations, weights
-/// and gradients change.
+/// As many as the trace has, or some more, because not all threads of a stage are used.
 size_t events_of(const predict::DryStages& stages, const predict::StepTimeline& timeline) {
   size_t sum = 3 * timeline.messages.size();
   for (const StageTimeline& stage : timeline.stages) {
-    const size_t shown = stage.passes.size() - hidden_passes(stage);
-    const bool memory = stages.stages()[stage.dry].stage == stage.stage;
-    sum += stage.work.size() + shown * (memory ? 7 : 1) + 20;
+    sum += stage.work.size() + stage.passes.size() - hidden_passes(stage) + 10;
+    if (has_plan(stages, stage)) sum += counters_of(plan_of(stages, stage), stage).size();
   }
   return sum;
 }

@@ -171,7 +171,7 @@ Program unrolled(const Program& program) {
   period.for_each_part(program.steps.size(), [&](size_t begin, size_t end, int repetition) {
     for (size_t i = begin; i < end; ++i) {
       Step s = program.steps[i];
-      if (s.of_microbatch()) s.microbatch += repetition * period.microbatches;
+      if (s.of_microbatch() || s.buckets > 0) s.microbatch += repetition * period.microbatches;
       out.take(program, s);
     }
   });
