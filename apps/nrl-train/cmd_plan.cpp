@@ -319,10 +319,12 @@ int run_plan(const PlanArgs& args) {
 
 void add_plan(CommandLine& line) {
   const auto args = std::make_shared<PlanArgs>();
-  CLI::App* c = line.add("plan", "Print batch arithmetic, grid and memory of a run without running it",
-                         "  nrl-train plan configs/gpt2-124m.yaml --world 8\n"
-                         "  nrl-train plan configs/gpt2-124m.yaml --device h100 --buffers\n"
-                         "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --search 5");
+  CLI::App* c = line.add(
+      "plan", "Print batch arithmetic, grid and memory of a run without running it",
+      "  nrl-train plan configs/gpt2-124m.yaml --world 8\n"
+      "  nrl-train plan configs/gpt2-124m.yaml --device h100 --buffers\n"
+      "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --search 5\n"
+      "  nrl-train plan configs/gpt2-124m.yaml --world 8 --device h100 --trace trace.json --html plan.html");
   add_config(c, args->config);
   c->add_option("--world", args->world, "Ranks to plan for")->check(CLI::Range(1, 1 << 20));
   c->add_option(

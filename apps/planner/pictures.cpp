@@ -61,6 +61,13 @@ double end_of_passes(const predict::StepTimeline& timeline) {
   return end;
 }
 
+size_t shown_passes(const predict::StepTimeline& timeline) {
+  size_t sum = 0;
+  for (const StageTimeline& stage : timeline.stages)
+    sum += stage.passes.size() - (stage.hidden.second - stage.hidden.first);
+  return sum;
+}
+
 std::string pass_style() {
   std::string css;
   for (int kind = 0; kind < 3; ++kind)
@@ -106,9 +113,12 @@ std::string parts_part(const predict::StepEstimate& e) {
 std::string pipeline_part(const predict::DryStages& stages, double seconds) {
   const int64_t microbatches = stages.microbatches(), chunks = stages.layout().chunks,
                 count = stages.layout().stages;
-  const auto all = static_cast<size_t>(microbatches * chunks * count * 3);
-  const predict::StepTimeline timeline = predict::step_timeline(
-      stages, all <= most_passes ? microbatches : std::max<int64_t>(1, 2 * count), predict::Detail::none);
+  int64_t shown = microbatches;
+  predict::StepTimeline timeline = predict::step_timeline(stages, shown, predict::Detail::none);
+  while (shown > 1 && shown_passes(timeline) > most_passes) {
+    shown = std::min(2 * count, shown / 2);
+    timeline = predict::step_timeline(stages, shown, predict::Detail::none);
+  }
   std::string s = fmt::format(
       "<h2>Passes of the stages</h2>\n<p class=\"soft\">{} {}, {}, {}; numbers are microbatches. The update "
       "comes "
