@@ -160,12 +160,21 @@ void print_layers(const std::vector<PartPlan>& parts) {
     std::vector<int>& same = by_text[text];
     for (const auto& [less, ranks] : part.ranks) same.insert(same.end(), ranks.begin(), ranks.end());
   }
+  std::vector<std::pair<std::vector<int>, std::string>> kinds;
   for (auto& [text, of] : by_text) {
     std::sort(of.begin(), of.end());
-    log::info("layers   {}{}", by_text.size() == 1 ? "" : fmt::format("{}: ", rank_list(of)),
+    kinds.emplace_back(std::move(of), text);
+  }
+  std::sort(kinds.begin(), kinds.end());
+  constexpr size_t shown = 8;
+  for (size_t i = 0; i < std::min(kinds.size(), shown); ++i) {
+    const auto& [of, text] = kinds[i];
+    log::info("layers   {}{}", kinds.size() == 1 ? "" : fmt::format("{}: ", rank_list(of)),
               text.empty() ? "all activations are kept"
                            : fmt::format("activations are kept, except recomputed ones: {}", text));
   }
+  if (kinds.size() > shown)
+    log::info("         {} more kinds of ranks keep other parts", kinds.size() - shown);
 }
 
 /// Prints both figures where the configured recomputation takes more memory than auto would.
