@@ -93,18 +93,17 @@ JsonValue json_of(const planner::Result& result, const std::string& objective) {
                             {"layouts", JsonValue(std::move(rows))}});
 }
 
-void write_page(const std::string& path, const PlanArgs& args, const planner::PlannedRun& run,
-                const planner::RunEstimate& estimate, const predict::DryStages& stages,
-                std::span<const planner::LayoutPoint> layouts = {}) {
+void write_page(const std::string& path, const PlanArgs& args, const planner::RunEstimate& estimate,
+                const predict::DryStages& stages, std::span<const planner::LayoutPoint> layouts = {}) {
   const std::string heading =
       fmt::format("{}{}{}: {}, {}", args.config.path, args.config.overrides.empty() ? "" : " ",
                   fmt::join(args.config.overrides, " "), counted(args.world, "rank"),
-                  run.gpu ? std::string(run.gpu->name) : "this machine's CPU") +
+                  stages.device().model().name) +
       (layouts.empty() ? "" : ": " + layouts.front().name);
   write_file_atomic(path, planner::plan_page(heading, estimate, stages, layouts));
 }
 
-/// The page of the fastest layout with the others as points.
+/// The page of the first layout with the others as points.
 void write_page(const std::string& path, const PlanArgs& args, const planner::Result& result) {
   planner::PlanRequest request{.config = args.config.path,
                                .overrides = args.config.overrides,
@@ -121,7 +120,7 @@ void write_page(const std::string& path, const PlanArgs& args, const planner::Re
   std::vector<planner::LayoutPoint> points;
   for (const planner::Found& f : result.found)
     points.push_back({f.layout.name(args.world), f.estimate.step, f.memory});
-  write_page(path, args, run, estimate, *stages.stages, points);
+  write_page(path, args, estimate, *stages.stages, points);
 }
 
 int search(const PlanArgs& args, const planner::PlannedRun& run) {
@@ -228,6 +227,8 @@ void check_options(const PlanArgs& args) {
          layouts        ? "--search"
          : args.program ? "--program"
                         : "--what-if");
+  if (!args.html.empty() && args.expert_load)
+    fail(Exit::usage, "--html draws a step with a balanced router. Fix: leave out --expert-load");
   if (!args.html.empty() && (args.program || !args.what_if.empty()))
     fail(Exit::usage, "--html is of the step of one plan, or of --search. Fix: leave out {}",
          args.program ? "--program" : "--what-if");
@@ -303,7 +304,7 @@ int run_plan(const PlanArgs& args) {
   }
   if (!args.json.empty()) write_json(args.json, planner::json_of(run, plans, estimate));
   if (!args.html.empty()) {
-    write_page(args.html, args, run, estimate, *stages.stages);
+    write_page(args.html, args, estimate, *stages.stages);
     if (args.json != "-") log::info("wrote    {}", args.html);
   }
   if (!args.trace.empty()) {

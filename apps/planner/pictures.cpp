@@ -161,7 +161,7 @@ std::string layouts_part(std::span<const LayoutPoint> layouts) {
   std::string s =
       "<h2>Layouts</h2>\n<p class=\"soft\">Planned layouts; the line leads through those than which no other "
       "one is "
-      "faster with less memory. The other parts of this page are of the fastest one.</p>\n<div "
+      "faster with less memory. The orange one is the first, which the rest of the page is of.</p>\n<div "
       "class=\"wide\" "
       "style=\"max-width: 860px\">" +
       layouts_svg(layouts) + "</div>\n";

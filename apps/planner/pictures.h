@@ -29,7 +29,7 @@ struct LayoutPoint {
 /// points.
 std::string layouts_svg(std::span<const LayoutPoint> layouts);
 
-/// `heading`: what is planned. `layouts`: of a search, fastest first, whose first one the plan is of.
+/// `heading`: what is planned. `layouts`: of a search, the best one first, which the plan is of.
 std::string plan_page(const std::string& heading, const RunEstimate& estimate,
                       const predict::DryStages& stages, std::span<const LayoutPoint> layouts = {});
 

@@ -210,7 +210,7 @@ RunComparison compare_with_run(const RunToCompare& request) {
   if (!estimate.unknown.empty()) fail(Exit::usage, "--predicted needs an estimate: {}", estimate.unknown);
   const predict::StepEstimate& e = estimate.likely;
   RunComparison out{.world = memory.world,
-                    .device = std::string(run.gpu ? run.gpu->name : "cpu"),
+                    .device = std::string(stages.device->model().name),
                     .estimate = e,
                     .without = estimate.without};
   const auto add = [&](std::string name, std::optional<double> predicted, std::optional<double> measured,

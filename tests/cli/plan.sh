@@ -33,6 +33,8 @@ case $case_name in
       [[ $other == --search* ]] || expect 64 run 1 plan "${stages[@]}" --html no.html $other
       said err.txt "leave out ${other%% *}"
     done
+    expect 64 run 1 plan "${stages[@]}" --html no.html --search 2 --expert-load 2
+    said err.txt 'leave out --expert-load'
     expect 64 run 1 plan "${stages[@]}" --diagram --search 2
     said err.txt '--diagram is of the step of one plan'
     run 1 plan plan.yaml device=cuda || true
@@ -53,7 +55,7 @@ case $case_name in
   plan_predicted) # a run beside its estimate, and the estimate with what the run measured
     corpus
     config run
-    recorded=(profiling.enabled=true 'profiling.steps="5:8"' profiling.trace=none)
+    recorded=(profiling.enabled=true 'profiling.steps="5:8"' profiling.trace=chrome)
     expect 0 run 2 train run.yaml "${recorded[@]}" distributed.shard_strategy=optim
     expect 0 run 1 report run/logs --predicted --profile-out profile.json
     said out.txt '^estimate of 2 ranks on cpu, in ms \(kernels assumed, links assumed\)$'
@@ -73,6 +75,16 @@ case $case_name in
     # Other plans take the profile, too.
     expect 0 run 1 plan run.yaml --world 4 --device cpu --profile profile.json
     said out.txt '^estimate .*\(kernels profile,'
+    # A predicted trace has the operations of the recorded one, as often.
+    operations() { sed -nE "/\"cat\": \"$1\"/ s/.*\"name\": \"([a-z0-9_]+)\".*/\\1/p" "$2" | LC_ALL=C sort | uniq -c; }
+    expect 0 run 1 plan run.yaml --world 2 --device cpu distributed.shard_strategy=optim --trace predicted.json
+    operations op predicted.json >predicted.txt
+    last=$(find run/logs/profile -name 'rank-0*.json' | LC_ALL=C sort | tail -1)
+    operations kernel "$last" >recorded.txt
+    [[ $(wc -l <recorded.txt) -gt 10 ]] || fail "no operations in $last"
+    steps=$(grep -c '"name": "ProfilerStep#' "$last")
+    awk -v steps="$steps" '{ print $1 * steps, $2 }' predicted.txt | diff - <(awk '{ print $1, $2 }' recorded.txt) ||
+      fail "the predicted trace has other operations than $steps recorded steps"
     # A run without a window is compared, but gives no rates.
     expect 0 run 1 train run.yaml logger.log_dir=plain checkpointing.resume=never checkpointing.checkpoint_dir=plain
     expect 0 run 1 report plain --predicted
