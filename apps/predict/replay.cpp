@@ -29,6 +29,17 @@ class Rank {
 
   Replay finish() {
     out_.end = now_;
+    for (const Operation& o : store_) {
+      if (o.resource == Span::Resource::waits) continue;
+      double from = o.begin;
+      for (const auto& [begin, end] : o.shared) {
+        note(o.resource, from, begin, o.source);
+        from = end;
+      }
+      note(o.resource, from, o.end, o.source);
+    }
+    std::stable_sort(out_.spans.begin(), out_.spans.end(),
+                     [](const Span& a, const Span& b) { return a.begin < b.begin; });
     for (const SlotTime& slot : out_.slots) out_.busy += slot.busy;
     return std::move(out_);
   }
@@ -37,6 +48,15 @@ class Rank {
   struct Operation {
     double begin = 0, end = 0;
     comm::Purpose purpose = comm::Purpose::layers;
+    Span::Resource resource = Span::Resource::waits;  // waits: no link
+    int source = -1;
+    std::vector<std::pair<double, double>> shared;  // with operations of layers
+  };
+  /// A link.
+  struct Line {
+    double layers_free = 0;    // the end of the last operation of a layer
+    std::vector<size_t> data;  // operations for gradients and weights, in store_, in order
+    size_t first = 0;          // those before have ended
   };
 
   void call(const Item& item) {
@@ -44,13 +64,14 @@ class Rank {
     slot.host += item.host;
     now_ += item.host;
     const double begin = now_;
-    std::erase_if(in_flight_, [&](const Operation& o) { return o.end <= now_; });
+    std::erase_if(in_flight_, [&](size_t o) { return store_[o].end <= now_; });
     double left = item.seconds;
     while (left > 0) {
       // The next time at which an operation starts or ends.
       const Operation* active = nullptr;
       double until = std::numeric_limits<double>::infinity();
-      for (const Operation& o : in_flight_) {
+      for (const size_t index : in_flight_) {
+        const Operation& o = store_[index];
         if (o.begin <= now_ && o.end > now_) {
           if (!active) active = &o;
           until = std::min(until, o.end);
@@ -73,27 +94,69 @@ class Rank {
   void start(const Item& item) {
     out_.slots[item.slot].exposed[static_cast<size_t>(item.purpose)] += item.host;
     now_ += item.host;
-    Operation o{.begin = now_, .purpose = item.purpose};
+    Operation o;
+    o.begin = now_;
+    o.purpose = item.purpose;
     if (const auto before = operations_.find(item.after); before != operations_.end())
-      o.begin = std::max(o.begin, before->second.end);
+      o.begin = std::max(o.begin, store_[before->second].end);
     if (item.link != machine::Link::none) {
       const bool adapter = item.link == machine::Link::adapter;
-      double& free = free_[adapter ? 1 : 0];
-      o.begin = std::max(o.begin, free);
-      free = o.begin + item.seconds;
+      occupy(lines_[adapter ? 1 : 0], o, item.seconds);
+      o.source = item.source;
+      o.resource = adapter ? Span::Resource::adapter : Span::Resource::node;
       Busy& busy = out_.slots[item.slot].busy;
       (adapter ? busy.adapter : busy.node) += item.seconds;
-      note(adapter ? Span::Resource::adapter : Span::Resource::node, o.begin, free, item.source);
+    } else {
+      o.end = o.begin + item.seconds;
     }
-    o.end = o.begin + item.seconds;
-    operations_[item.operation] = o;
-    if (slowdown_ > 0 && item.seconds > 0) in_flight_.push_back(o);
+    operations_[item.operation] = store_.size();
+    if (slowdown_ > 0 && item.seconds > 0) in_flight_.push_back(store_.size());
+    store_.push_back(std::move(o));
+  }
+
+  /// Operations of one kind, layers' or data's, follow each other. Data on the link when an operation of a
+  /// layer starts shares it: both advance at half the rate, as operations of two communicators do. Data
+  /// starts after operations of layers that are in flight.
+  void occupy(Line& line, Operation& o, double seconds) {
+    const bool data = o.purpose == comm::Purpose::gradients || o.purpose == comm::Purpose::weights ||
+                      o.purpose == comm::Purpose::scalars;
+    o.begin = std::max(o.begin, line.layers_free);
+    if (data) {
+      if (!line.data.empty()) o.begin = std::max(o.begin, store_[line.data.back()].end);
+      o.end = o.begin + seconds;
+      line.data.push_back(store_.size());
+      return;
+    }
+    while (line.first < line.data.size() && store_[line.data[line.first]].end <= o.begin) ++line.first;
+    double at = o.begin, left = seconds;
+    for (size_t i = line.first; i < line.data.size(); ++i) {
+      Operation& other = store_[line.data[i]];
+      if (i > line.first) {  // behind one that takes longer now
+        const double late = std::max(0.0, store_[line.data[i - 1]].end - other.begin);
+        other.begin += late;
+        other.end += late;
+      }
+      if (left <= 0) continue;
+      if (other.begin > at) {
+        const double alone = std::min(left, other.begin - at);
+        at += alone;
+        left -= alone;
+        if (left <= 0) continue;
+      }
+      const double both = std::min(left, other.end - at);
+      other.shared.emplace_back(at, at + 2 * both);
+      other.end += both;
+      at += 2 * both;
+      left -= both;
+    }
+    o.end = at + left;
+    line.layers_free = o.end;
   }
 
   void wait(const Item& item) {
     const auto found = operations_.find(item.operation);
     if (found == operations_.end()) return;
-    const Operation o = found->second;
+    const Operation& o = store_[found->second];
     operations_.erase(found);
     if (o.end <= now_) return;
     out_.slots[item.slot].exposed[static_cast<size_t>(o.purpose)] += o.end - now_;
@@ -118,9 +181,10 @@ class Rank {
   bool wants_spans_;
   Replay out_;
   double now_ = 0;
-  std::array<double, 2> free_{};  // node, adapter
-  std::unordered_map<int, Operation> operations_;
-  std::vector<Operation> in_flight_;  // some have ended
+  std::array<Line, 2> lines_;  // node, adapter
+  std::vector<Operation> store_;
+  std::unordered_map<int, size_t> operations_;  // in store_
+  std::vector<size_t> in_flight_;               // in store_; some have ended
 };
 
 }  // namespace

@@ -1,9 +1,10 @@
 #pragma once
 // The time that a rank needs for a list of calls and operations of groups, as a dry run finds them. Three
 // resources do one thing at a time, in order: the processors, the links within a node, and the network
-// adapters. An operation starts when it is issued and its link is free; the rank goes on until it waits for
-// it. What overlaps with what thus follows from the code of the step alone, for every way in which layers,
-// gathers of weights and reductions of gradients communicate.
+// adapters. An operation starts when it is issued and its link is free of its kind; the rank goes on until it
+// waits for it. Two kinds share a link, each at half the rate while both are on it: operations of layers, and
+// those for gradients and weights. What overlaps with what thus follows from the code of the step alone, for
+// every way in which layers, gathers of weights and reductions of gradients communicate.
 
 #include <array>
 #include <cstdint>

@@ -143,6 +143,35 @@ TEST_CASE("Operations wait for their link and for what they come after", "[repla
   CHECK(l.end() == Approx(10));
 }
 
+TEST_CASE("An operation of a layer shares its link with data that is on it", "[replay]") {
+  List l;
+  const int reduce = l.start(10, Link::adapter, Purpose::gradients),
+            next = l.start(4, Link::adapter, Purpose::gradients);
+  l.call(1);
+  const int hop = l.start(2, Link::adapter);  // from 1 to 5, beside 2 s of the reduction
+  l.wait(hop);
+  CHECK(l.end() == Approx(5));
+  l.call(6);                                       // the reduction ends at 12
+  const int long_hop = l.start(3, Link::adapter);  // from 11: 1 s of it beside the first, 2 s beside the next
+  l.wait(long_hop);
+  CHECK(l.end() == Approx(17));
+  l.wait(reduce).wait(next);
+  const Replay all = l.replayed(0, true);
+  CHECK(all.end == Approx(19));
+  CHECK(all.busy.adapter == Approx(19));
+  CHECK(all.slots[0].layers() == Approx(4 + 6));
+  double busy = 0;
+  for (const Span& s : all.spans)
+    if (s.resource == Span::Resource::adapter) busy += s.end - s.begin;
+  CHECK(busy == Approx(19));
+  // Data that comes later waits for operations of layers.
+  List later;
+  const int first = later.start(2), data = later.start(1, Link::node, Purpose::weights);
+  later.wait(data);
+  CHECK(later.end() == Approx(3));
+  later.wait(first);
+}
+
 TEST_CASE("A rank on a CPU spends its own time to start an operation", "[replay]") {
   const std::vector<Item> items{
       {.seconds = 1, .host = 0.25},
