@@ -394,7 +394,7 @@ std::vector<ParamGroup> make_param_groups(
     if (const auto master = o.recipe.master_weights()) add_state("master", remainders ? DType::u16 : *master);
     share();
     g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
-    add_updates(g, parameters, o.shard_rank);
+    if (o.updates) add_updates(g, parameters, o.shard_rank);
     g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);
   }
   return groups;

@@ -147,6 +147,7 @@ struct GroupOptions {
   float lr_scale = 1;
   bool first_tp = true;  ///< whether this rank counts the elements of model::Copies::tp
   double offloaded = 0;  ///< share of the optimizer state in memory::Tier::host
+  bool updates = true;   ///< false: without ParamGroup::updates and their chunk table, which take longest
   /// Bytes of a checkpoint, below which further ranks that hold the same write nothing.
   int64_t least_saved = int64_t{8} << 20;
 };

@@ -174,7 +174,10 @@ std::vector<Layout> candidates(const Config& config, const model::ModelSpec& spe
     if (copies > 1) strategies = {"optim", "optim_grads", "optim_grads_params"};
     // Slices of a node's ranks: weights and gradients do not leave it.
     const int slice = std::max(1, node / (layout.tp * layout.cp));
-    if (slice > 1 && dp % slice == 0 && dp > slice) strategies.push_back("hsdp");
+    const int experts =
+        world / layout.pp / (layout.ep * static_cast<int>(config.distributed.expert_tensor_parallel_size));
+    if (slice > 1 && dp % slice == 0 && dp > slice && (spec.moe.experts == 0 || experts % (dp / slice) == 0))
+      strategies.push_back("hsdp");
     for (const char* strategy : strategies) {
       layout.strategy = strategy;
       layout.replicas = layout.strategy == "hsdp" ? dp / slice : 1;

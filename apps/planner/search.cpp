@@ -300,10 +300,12 @@ class Search {
         out.found = *found;
     if (out.found) return out;
     int trials = 0;
-    cheapest_first([&](const Layout& l) { return !axis.has(l, request_.world); }, [] { return HUGE_VAL; },
+    cheapest_first([&](const Layout& l) { return !axis.has(l, request_.world); },
+                   [&] { return out.found ? out.found->value : HUGE_VAL; },
                    [&](const Layout& l) {
-                     if (const Found* found = planned(l)) out.found = *found;
-                     return !out.found && ++trials < alternative_trials;
+                     const Found* found = planned(l);
+                     if (found && (!out.found || better(*found, *out.found))) out.found = *found;
+                     return ++trials < alternative_trials;
                    });
     return out;
   }

@@ -1,6 +1,6 @@
 #pragma once
-// nrl-train plan --search: the layouts of a configuration that fit on a number of ranks, fastest first by
-// their estimated time of a step.
+// nrl-train plan --search: the layouts of a configuration that fit on a number of ranks, the best first by
+// their estimated time of a step, its price or its energy.
 
 #include <cstdint>
 #include <functional>
@@ -42,7 +42,7 @@ struct Result {
   size_t tried = 0,
          too_large = 0;  ///< layouts that the model and its options allow; of these, that do not fit
   int64_t least_memory = INT64_MAX;  ///< bytes of the smallest one that does not fit
-  int dry_runs = 0;                  ///< for prices
+  int dry_runs = 0;                  ///< for prices: plans of models with few layers
   int planned = 0;                   ///< layouts planned in full
 };
 
@@ -56,13 +56,14 @@ struct Request {
   Objective objective = Objective::time;
   double within = 0;  ///< all that take at most this share longer than the first are wanted too
   std::vector<std::string> fixed = {};  ///< "key=value": layouts with other values are not tried
-  /// Called before every layout is priced with the number of those done and of all; may be empty.
+  /// Called before the bound of every layout with the number of those done and of all; may be empty.
   std::function<void(size_t done, size_t total)> progress = {};
 };
 
-/// Prices all candidates() (price.h) and plans them in full, cheapest first, until those that are left cost
-/// more than the wanted ones take. Of layouts that differ only in sharding and recomputation the cheapest one
-/// is planned, then variants() of the best layouts.
+/// Bounds all candidates() (Pricer::bound()), prices those with the lowest bounds, and plans the cheapest in
+/// full, until those that are left cost more than the wanted ones. Of layouts that differ only in sharding
+/// and recomputation the cheapest one is planned, then variants() of the best layouts that may be better by
+/// their prices.
 Result search_layouts(const Request& request, const predict::ModeledDevice& device);
 
 /// The best `shown` layouts as a table, the keys of the first one, and the best layouts without each of its

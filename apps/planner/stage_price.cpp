@@ -406,7 +406,12 @@ StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const
   memory::MemoryPlan memory;
   const std::vector<plan::ParamGroup> groups = plan::make_param_groups(
       parameters,
-      [&](const std::string& group) { return plan::group_options(config, position, recipe, group); }, memory);
+      [&](const std::string& group) {
+        plan::GroupOptions options = plan::group_options(config, position, recipe, group);
+        options.updates = false;
+        return options;
+      },
+      memory);
   memory.solve();
   out.state = static_cast<double>(memory.total_bytes());
   // Units are numbered over the whole model; here over this rank.
@@ -444,28 +449,33 @@ predict::StageItems stage_items(const StageShape& shape, const StagePieces& piec
 
 namespace {
 
-/// The most bytes of microbatches in flight. Each chunk has memory of its own for its most.
+/// The most bytes of microbatches in flight. Chunks with equal blocks take their memory from one pool
+/// (parallel/pipeline/pool.h).
 double in_flight_bytes(const StageShape& shape, const StagePieces& pieces,
                        const pipeline::Schedule& schedule) {
   using pipeline::ActionKind;
   const size_t chunks = shape.chunks.size();
   const bool staged = !shape.embedding || !shape.head;
-  std::vector<double> kept(chunks), later(chunks), now(chunks), most(chunks);
+  std::vector<double> kept(chunks), later(chunks), now(chunks), most(chunks);  // the last two by pool
+  std::vector<size_t> pools(chunks);
   for (size_t c = 0; c < chunks; ++c) {
     if (staged) kept[c] = pieces.ends->message;
     for (const LayerPiece* piece : pieces.blocks[c]) {
       kept[c] += piece->kept;
       later[c] += piece->later;
     }
+    const auto equal = std::find(pieces.blocks.begin(), pieces.blocks.end(), pieces.blocks[c]);
+    pools[c] = static_cast<size_t>(equal - pieces.blocks.begin());
   }
   for (const pipeline::Action& a : schedule.actions) {
     const auto c = static_cast<size_t>(a.chunk);
-    if (a.kind == ActionKind::forward) now[c] += kept[c];
-    if (a.kind == ActionKind::backward) now[c] -= kept[c];
+    double &of_pool = now[pools[c]], &peak = most[pools[c]];
+    if (a.kind == ActionKind::forward) of_pool += kept[c];
+    if (a.kind == ActionKind::backward) of_pool -= kept[c];
     // Recomputed activations come to those that were kept.
-    if (a.kind == ActionKind::backward_data) most[c] = std::max(most[c], now[c] += later[c] - kept[c]);
-    if (a.kind == ActionKind::backward_weight) now[c] -= later[c];
-    most[c] = std::max(most[c], now[c]);
+    if (a.kind == ActionKind::backward_data) peak = std::max(peak, of_pool += later[c] - kept[c]);
+    if (a.kind == ActionKind::backward_weight) of_pool -= later[c];
+    peak = std::max(peak, of_pool);
   }
   return std::accumulate(most.begin(), most.end(), 0.0);
 }
