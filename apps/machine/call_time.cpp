@@ -70,8 +70,8 @@ struct Tile {
   }
 };
 constexpr Tile ampere_tiles[] = {{128, 256}, {256, 128}, {128, 128}, {64, 128}, {128, 64}};
-/// From Hopper on cuBLASLt has more of them, by the names of its kernels: nvjet_hsh_192x192, 320x128
-/// (cuBLASLt 12 on an H100), nvjet_tst_144x128, 128x160.
+/// From Hopper on cuBLASLt has more of them, by the names of its kernels: nvjet_hsh_192x192, 320x128 (on an
+/// H100), nvjet_tst_144x128, 128x160. Assumed: all of them either way around, and that it chooses the best.
 constexpr Tile hopper_tiles[] = {{128, 256}, {256, 128}, {192, 192}, {320, 128}, {128, 320}, {128, 160},
                                  {160, 128}, {144, 128}, {128, 144}, {128, 128}, {64, 128},  {128, 64}};
 
