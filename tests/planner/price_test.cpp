@@ -144,7 +144,7 @@ TEST_CASE("Prices of random layouts are near their full estimates", "[price]") {
     for (const PriceError& e : errors_of(c, 40, 7)) errors.push_back(e);
   REQUIRE(errors.size() > 100);
   CHECK(quantile(errors, &PriceError::seconds, 0.5) < 0.005);
-  CHECK(quantile(errors, &PriceError::seconds, 0.9) < 0.03);
+  CHECK(quantile(errors, &PriceError::seconds, 0.9) < 0.02);
   CHECK(quantile(errors, &PriceError::bytes, 0.5) < 0.02);
   CHECK(quantile(errors, &PriceError::bytes, 0.9) < 0.2);
 }
