@@ -231,7 +231,7 @@ int overhead(comm::World& world, const Args& args) {
       report[arm].push_back(b.report / count * 1e3);
       start[arm].push_back(b.start * 1e3);
     }
-  // Of a core: its time is lost to the steps where these occupy all cores.
+  // Fractions of a core: steps that occupy all cores lose them.
   double watching[] = {(control_seconds() - control_before) / (monitor::Timers::steady_seconds() - began),
                        static_cast<double>(operations_of(world) - operations_before) /
                            static_cast<double>((pairs + 1) * arms * block)};

@@ -411,13 +411,16 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   const std::vector<RecomputeChoice> choices =
       recompute_choices(*first->decoder, times, rules, first->offload, whole);
   const Rules base = rules;
-  const auto set_rules = [&](size_t count) {
+  // `of_last`: blocks of the last choice that recompute it.
+  const auto set_rules = [&](size_t count, size_t of_last) {
     rules = base;
     for (size_t i = 0; i < count; ++i)
-      for (const int block : choices[i].blocks) rules[block] = choices[i].rule;
+      for (size_t b = 0; b < choices[i].blocks.size(); ++b)
+        if (i + 1 < count || b < of_last) rules[choices[i].blocks[b]] = choices[i].rule;
   };
-  const auto with = [&](size_t count) {
-    set_rules(count);
+  constexpr size_t all = SIZE_MAX;
+  const auto with = [&](size_t count, size_t of_last) {
+    set_rules(count, of_last);
     return make(decides, rules);
   };
   // The fewest choices that fit. By number of choices, the bytes that a microbatch saves; the plan saves as
@@ -436,7 +439,7 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
     const auto guess =
         static_cast<size_t>(std::lower_bound(saved.begin(), saved.end(), missing) - saved.begin());
     const size_t count = guesses-- > 0 ? std::clamp(guess, least, most - 1) : (least + most) / 2;
-    auto tried = with(count);
+    auto tried = with(count, all);
     if (saved[count] > 0)
       in_flight = std::max(1e-9, static_cast<double>(need - tried->memory.total_bytes()) / saved[count]);
     if (fits(*tried)) {
@@ -446,12 +449,26 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       least = count + 1;
     }
   }
-  if (plan)
-    set_rules(least);
-  else
-    plan = with(least);
+  if (!plan) plan = with(least, all);
+  // Fewer blocks of the last choice may do, though their chunks then have a pool of their own.
+  size_t of_last = least > 0 && fits(*plan) ? choices[least - 1].blocks.size() : all;
+  for (size_t too_few = 0; of_last != all && too_few + 1 < of_last;) {
+    const size_t blocks = (too_few + of_last) / 2;
+    auto tried = with(least, blocks);
+    if (fits(*tried)) {
+      of_last = blocks;
+      plan = std::move(tried);
+    } else {
+      too_few = blocks;
+    }
+  }
+  set_rules(least, of_last);
   double again = 0;
-  for (size_t i = 0; i < least; ++i) again += choices[i].seconds;
+  for (size_t i = 0; i < least; ++i)
+    again += choices[i].seconds *
+             (i + 1 < least || of_last == all
+                  ? 1
+                  : static_cast<double>(of_last) / static_cast<double>(choices[i].blocks.size()));
   std::string reason = fmt::format("{}, more than {}", otherwise, limit);
   if (!fits(*plan))
     reason +=

@@ -273,7 +273,8 @@ TEST_CASE("auto recomputes as much as it takes to fit, the cheapest parts first"
   }
 }
 
-TEST_CASE("chunks that auto recomputes in part keep their stashes in one pool", "[plan][recompute]") {
+TEST_CASE("auto recomputes the same parts of chunks with one pool, but for the last part",
+          "[plan][recompute]") {
   const auto stage = [](size_t memory) {
     const ConfigResult result = load_config_text(
         "policy: {model: {model_type: llama}, train_global_batch_size: 8, train_micro_batch_size: 1,\n"
@@ -293,8 +294,15 @@ TEST_CASE("chunks that auto recomputes in part keep their stashes in one pool", 
   const auto plan = stage(static_cast<size_t>(budget / 0.9));
   CHECK(static_cast<double>(plan->memory.total_bytes()) <= budget);
   CHECK_FALSE(plan->recompute[0] == all->recompute[0]);
-  for (const int block : {2, 4, 6}) CHECK(plan->recompute[block] == plan->recompute[0]);
-  CHECK(plan->decoder->options().training.stashes.counts().size() == 1);
+  // The last part is recomputed in the first chunks only, as far as that takes.
+  size_t kinds = 1;
+  for (const int block : {2, 4, 6}) {
+    const bool same = plan->recompute[block] == plan->recompute[block - 2];
+    kinds += same ? 0 : 1;
+    if (!same) CHECK(plan->recompute[block].modules.size() + 1 == plan->recompute[block - 2].modules.size());
+  }
+  CHECK(kinds <= 2);
+  CHECK(plan->decoder->options().training.stashes.counts().size() == kinds);
 }
 
 TEST_CASE("nothing is chosen where the configuration says it", "[plan][recompute]") {
