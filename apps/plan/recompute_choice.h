@@ -6,8 +6,8 @@
 
 namespace nrl::plan {
 
-/// A further part of blocks that is recomputed: of one block, or of those in the same place of all chunks that
-/// take their stashes from one pool, which they would not with different parts.
+/// A further part of blocks that is recomputed: of one block, or of those in the same place of all chunks
+/// that take their stashes from one pool, which they would not with different parts.
 struct RecomputeChoice {
   std::vector<int> blocks;
   model::RecomputeRule rule;      ///< of the blocks from then on

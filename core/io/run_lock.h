@@ -44,9 +44,9 @@ RunIdentity supervised_identity();
 ///
 /// A second run fails with Exit::cannot_create, naming the owner's pid, host and start. A dead owner's lock
 /// is taken over: on the same host, or in another container of the same kernel (boot id), at once when the
-/// kernel lock is free; from another host when its heartbeat is older than `stale_after_s`, whatever the clocks
-/// say, for file systems that do not share locks between hosts, or at once if it is of an earlier attempt of the same run, which
-/// the supervisor of this one has ended.
+/// kernel lock is free; from another host when its heartbeat is older than `stale_after_s`, whatever the
+/// clocks say, for file systems that do not share locks between hosts, or at once if it is of an earlier
+/// attempt of the same run, which the supervisor of this one has ended.
 ///
 /// A thread, to which no signal is delivered, writes the heartbeat and looks whether another run has taken
 /// the lock over, for example while this process was suspended. A heartbeat that cannot be written, and a

@@ -52,6 +52,31 @@ case $case_name in
     done
     [[ -z $(find . -name 'no.*') && ! -e missing ]] || fail 'refused files were written'
     ;;
+  plan_objective) # the search by time, price and energy, and with measured rates
+    config plan
+    layouts=(plan.yaml --world 4 --device h100 --search 2)
+    expect 64 run 1 plan "${layouts[@]}" --objective cost
+    said err.txt '^error: --objective cost.*cluster\.cost'
+    expect 64 run 1 plan "${layouts[@]}" --objective speed
+    said err.txt 'speed'
+    expect 64 run 1 plan plan.yaml --world 4 --device h100 --objective energy
+    said err.txt '--search'
+    expect 0 run 1 plan "${layouts[@]}" --json time.json
+    for objective in "cost cluster.cost.rank_hour=2" energy; do
+      # shellcheck disable=SC2086
+      expect 0 run 1 plan "${layouts[@]}" --json other.json --objective $objective
+      said other.json "\"objective\": *\"${objective%% *}\""
+    done
+    # A device of half the rates needs more time in every layout.
+    printf '{"device": {"base": "h100", "copy": 1e12, "gemm": 0.3}}' >slow.json
+    expect 0 run 1 plan "${layouts[@]}" --profile slow.json --json slow-layouts.json
+    first() { sed -nE 's/.*"step_s": *([0-9.e+-]+).*/\1/p' "$1" | head -n 1; }
+    awk -v fast="$(first time.json)" -v slow="$(first slow-layouts.json)" 'BEGIN { exit !(slow > 1.05 * fast && fast > 0) }' ||
+      fail "a profile changes no search: $(first time.json) and $(first slow-layouts.json) s"
+    printf '{"device": {"base": "a100"}}' >other.json
+    expect 64 run 1 plan "${layouts[@]}" --profile other.json
+    said err.txt 'is of a100, but the plan is for h100'
+    ;;
   plan_predicted) # a run beside its estimate, and the estimate with what the run measured
     corpus
     config run
