@@ -151,7 +151,9 @@ class Search {
   }
 
   void price_all() {
-    const int node = nodes_.empty() ? request_.world : nodes_.front().ranks;
+    const int node = !nodes_.empty()         ? nodes_.front().ranks
+                     : device_.model().gpu() ? std::min(request_.world, device_.model().node_ranks)
+                                             : request_.world;
     std::vector<Layout> layouts = candidates(given_.config, spec_, request_.world, node,
                                              plan::recompute_is_configured(given_.config.policy)
                                                  ? std::vector<std::string>{""}
@@ -168,11 +170,16 @@ class Search {
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (request_.progress) request_.progress(i, layouts.size());
       std::optional<Price> price = Price{};
-      // Where keys name layers by their numbers, there are no prices, and every layout is planned.
+      // Where keys name layers by their numbers, there are no prices, and every layout is planned. A layout
+      // that has none while others have is refused.
       if (pricer_) try {
           price = pricer_->bound(layouts[i]);
         } catch (const Error&) {
-          pricer_.reset();
+          price.reset();
+          if (out_.tried == 0) {
+            pricer_.reset();
+            price = Price{};
+          }
         }
       if (!price) continue;
       ++out_.tried;

@@ -91,6 +91,14 @@ TEST_CASE("Data-parallel ranks share the computation and reduce gradients", "[se
   }
 }
 
+TEST_CASE("Layers stay within a GPU's node where nothing describes the nodes", "[search]") {
+  const Result result = searched(512, 70e9, {"policy.train_global_batch_size=2048"}, 8);
+  REQUIRE_FALSE(result.found.empty());
+  for (const Found& f : result.found) CHECK(f.layout.tp <= h100().node_ranks);
+  // The capacity is far too small: all layouts are priced for the one that needs least.
+  CHECK(searched(512, 1e7, {"policy.train_global_batch_size=2048"}, 1).found.empty());
+}
+
 TEST_CASE("A rank whose experts get more rows computes and receives them in rounds", "[search]") {
   const auto with_load = [](double load, const std::string& slack) {
     return estimated(8,

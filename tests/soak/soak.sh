@@ -93,8 +93,8 @@ awk -v seed="$seed" -v failures="$failures" -v ending="$ends" -v harmless="$mild
         print attempt, mild_kind, mild_kind ~ /^io-/ ? 0 : int(rand() * 4), at
       }
       print attempt, kind, int(rand() * 4), last
-      # Ranks that have lost their launcher go on for some seconds.
-      step = last + (kind ~ /^(launcher|supervisor)$/ ? 150 : 0)
+      # These come when what is to happen before is over; ranks that have lost their launcher go on for some seconds.
+      step = last + (kind ~ /^(cut|power|gone|launcher|supervisor)$/ ? 150 : 0)
     }
     print failures + 1, "end", 0, step + 20
   }' >schedule
