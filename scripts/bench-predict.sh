@@ -18,12 +18,12 @@ usage: scripts/bench-predict.sh [--rounds N] [--steps N] [--only TEXT] [--binary
 TEXT
 }
 
-# Each line: ranks (n: of all cores), keys. No layout is the calibrated one, whose microbatches have 8 sequences of 256 tokens.
+# Each line: ranks (n: of all cores), keys. No layout is the calibrated one, whose microbatches have 4 sequences of 256 tokens.
 layouts() {
   cat <<'TEXT'
+1 policy.train_micro_batch_size=1
 1 policy.train_micro_batch_size=2
-1 policy.train_micro_batch_size=4
-1 policy.train_micro_batch_size=16
+1 policy.train_micro_batch_size=8
 1 policy.max_total_sequence_length=128
 1 policy.max_total_sequence_length=512 policy.train_micro_batch_size=2
 1 policy.model.num_hidden_layers=3
@@ -33,24 +33,24 @@ layouts() {
 1 policy.model.vocab_size=2048
 1 policy.recompute.granularity=full
 1 policy.recompute.granularity=full policy.max_total_sequence_length=512 policy.train_micro_batch_size=2
-1 policy.train_global_batch_size=8
-1 distributed.shard_strategy=ddp policy.optimizer.name=sgd policy.train_global_batch_size=8
+1 policy.train_global_batch_size=4
+1 policy.train_global_batch_size=4 policy.train_micro_batch_size=1
 n distributed.shard_strategy=optim
 n distributed.shard_strategy=optim_grads
 n distributed.shard_strategy=optim_grads_params
 n distributed.overlap_grad_reduce=false
 n policy.train_micro_batch_size=2
 n policy.max_total_sequence_length=512 policy.train_micro_batch_size=2
-n policy.train_global_batch_size=16
+n policy.train_global_batch_size=16 policy.train_micro_batch_size=2
 n policy.model.num_hidden_layers=3
 n policy.recompute.granularity=full
 n distributed.tensor_parallel_size=n
 n distributed.tensor_parallel_size=n distributed.sequence_parallel=true
 n distributed.tensor_parallel_size=n policy.train_micro_batch_size=2
-n distributed.context_parallel_size=n policy.max_total_sequence_length=512 policy.train_micro_batch_size=4
-n distributed.pipeline_parallel_size=n policy.train_micro_batch_size=4
-n distributed.pipeline_parallel_size=n distributed.pipeline_schedule=zb_h1 policy.train_micro_batch_size=4
-n distributed.pipeline_parallel_size=n distributed.virtual_pipeline_size=3 policy.train_micro_batch_size=4
+n distributed.context_parallel_size=n policy.max_total_sequence_length=512 policy.train_micro_batch_size=2
+n distributed.pipeline_parallel_size=n policy.train_micro_batch_size=1
+n distributed.pipeline_parallel_size=n distributed.pipeline_schedule=zb_h1 policy.train_micro_batch_size=1
+n distributed.pipeline_parallel_size=n distributed.virtual_pipeline_size=3 policy.train_micro_batch_size=1
 TEXT
 }
 
@@ -78,8 +78,8 @@ trap 'rm -rf "$work"' EXIT
 "$binary" prepare --input "$root_dir/core" "$root_dir/apps" --tokenizer bytes --output "$work/corpus" >"$work/log" 2>&1 ||
   die 70 "cannot prepare the data: $(cat "$work/log")"
 # Threads of one rank alone have a core, as ranks side by side do.
-base=("$root_dir/configs/llama-17m.yaml" "data.train.data_path=$work/corpus" kernels.num_threads=1 policy.train_micro_batch_size=8
-  policy.recompute.granularity=none)
+base=("$root_dir/configs/llama-17m.yaml" "data.train.data_path=$work/corpus" kernels.num_threads=1 policy.train_global_batch_size=8
+  policy.train_micro_batch_size=4 policy.recompute.granularity=none)
 
 # on RANKS PROGRAM ARGS...: as the ranks are started everywhere here.
 on() {
@@ -87,9 +87,9 @@ on() {
   shift
   mpi_setup "$n"
   if ((n == 1)); then
-    OMP_NUM_THREADS=1 taskset -c "$first_core" "$@"
+    OMP_NUM_THREADS=1 taskset -c "$first_core" "$@" </dev/null
   else
-    "${mpi_run[@]}" "$@"
+    "${mpi_run[@]}" "$@" </dev/null # mpirun reads what is there
   fi
 }
 first_core=$(taskset -cp $$ | sed 's/.*: //; s/[-,].*//')
