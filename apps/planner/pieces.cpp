@@ -1,6 +1,7 @@
 #include "apps/planner/pieces.h"
 
 #include <algorithm>
+#include <memory>
 #include <unordered_map>
 
 #include "apps/plan/grid_position.h"

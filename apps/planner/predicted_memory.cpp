@@ -1,6 +1,7 @@
 #include "apps/planner/predicted_memory.h"
 
 #include <algorithm>
+#include <array>
 #include <numeric>
 #include <vector>
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <utility>
 
 #include "apps/machine/collective_time.h"
 #include "apps/plan/run_plan.h"

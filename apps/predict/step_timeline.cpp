@@ -1,7 +1,9 @@
 #include "apps/predict/step_timeline.h"
 
 #include <algorithm>
+#include <array>
 #include <map>
+#include <span>
 
 #include "core/base/error.h"
 

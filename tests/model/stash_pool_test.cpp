@@ -1,5 +1,6 @@
 // A stage has memory for the activations of the microbatches in flight over all its chunks.
 #include <algorithm>
+#include <array>
 #include <map>
 #include <tuple>
 

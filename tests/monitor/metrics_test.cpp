@@ -3,6 +3,7 @@
 #include <cmath>
 #include <csignal>
 #include <cstdlib>
+#include <numeric>
 #include <string>
 #include <vector>
 
