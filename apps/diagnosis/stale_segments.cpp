@@ -20,9 +20,8 @@ namespace {
 std::set<std::string> mapped_names(const std::string& directory) {
   std::set<std::string> out;
   const std::string before = directory + "/";
-  for (const std::string& pid : list_directory("/proc")) {
-    if (pid.find_first_not_of("0123456789") != std::string::npos) continue;
-    std::ifstream maps("/proc/" + pid + "/maps");
+  for (const int64_t pid : process_numbers()) {
+    std::ifstream maps(fmt::format("/proc/{}/maps", pid));
     for (std::string line; std::getline(maps, line);)
       if (const size_t at = line.find(before); at != std::string::npos)
         out.insert(line.substr(at + before.size()));

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <csignal>
 #include <cstring>
@@ -17,7 +16,7 @@
 #include <unistd.h>
 
 #include "core/base/error.h"
-#include "core/io/atomic_file.h"
+#include "core/base/process.h"
 
 namespace nrl::launch {
 namespace {
@@ -99,19 +98,15 @@ void Process::kill_group() {
 
 std::vector<pid_t> processes_with(std::span<const std::string> words) {
   std::vector<pid_t> out;
-  for (const std::string& name : list_directory("/proc")) {
-    const std::string directory = "/proc/" + name;
+  for (const int64_t pid : process_numbers()) {
+    const std::string directory = fmt::format("/proc/{}", pid);
     struct stat st = {};
-    pid_t pid = 0;
-    const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), pid);
-    if (error != std::errc() || end != name.data() + name.size() || pid == ::getpid() ||
-        ::stat(directory.c_str(), &st) != 0 || st.st_uid != ::getuid())
-      continue;
+    if (pid == ::getpid() || ::stat(directory.c_str(), &st) != 0 || st.st_uid != ::getuid()) continue;
     std::ifstream file(directory + "/cmdline", std::ios::binary);
     std::set<std::string> found;
     for (std::string word; std::getline(file, word, '\0');) found.insert(std::move(word));
     if (std::all_of(words.begin(), words.end(), [&](const std::string& w) { return found.contains(w); }))
-      out.push_back(pid);
+      out.push_back(static_cast<pid_t>(pid));
   }
   return out;
 }

@@ -281,14 +281,7 @@ std::optional<Price> Pricer::price(const Layout& layout) {
     busy.node = std::max(busy.node, time.busy.node);
     busy.adapter = std::max(busy.adapter, time.busy.adapter);
     const int until = i + 1 < c->stages.size() ? c->stages[i + 1].stage : layout.pp;
-    for (int stage = s.stage; stage < until; ++stage)
-      for (int chunk = 0; chunk < chunks; ++chunk) {
-        const auto at =
-            static_cast<size_t>(chunk) * static_cast<size_t>(layout.pp) + static_cast<size_t>(stage);
-        costs.first[at] = time.first[static_cast<size_t>(chunk)];
-        costs.middle[at] = time.middle[static_cast<size_t>(chunk)];
-        costs.last[at] = time.last[static_cast<size_t>(chunk)];
-      }
+    set_costs(time, s.stage, until, layout.pp, costs);
   }
   out.seconds = alone;
   if (layout.pp > 1) out.seconds = makespan(c->schedule, costs) + afterwards;

@@ -146,15 +146,11 @@ class CallRates {
 /// Relative standard deviation of the ranks' own work; unset where their work differs by the layout.
 std::optional<double> spread_of(const profile::Profile& window) {
   if (window.ranks.size() < 2 || window.facts.stages > 1) return std::nullopt;
-  double sum = 0, squares = 0;
-  for (const profile::RankProfile& r : window.ranks) {
-    sum += r.own_work();
-    squares += r.own_work() * r.own_work();
-  }
-  const auto n = static_cast<double>(window.ranks.size());
-  const double mean = sum / n, variance = std::max(0.0, (squares - n * mean * mean) / (n - 1));
-  if (!(mean > 0) || variance == 0) return std::nullopt;
-  return std::sqrt(variance) / mean;
+  std::vector<double> work;
+  for (const profile::RankProfile& r : window.ranks) work.push_back(r.own_work());
+  const double average = mean(work), spread = deviation(work);
+  if (!(average > 0) || spread == 0) return std::nullopt;
+  return spread / average;
 }
 
 double gaps_of(const profile::Split& s) {

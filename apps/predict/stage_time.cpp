@@ -130,6 +130,16 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
   return out;
 }
 
+void set_costs(const StageTime& time, int first, int end, int stages, pipeline::MicrobatchCosts& costs) {
+  for (int stage = first; stage < end; ++stage)
+    for (size_t chunk = 0; chunk < time.middle.size(); ++chunk) {
+      const size_t of_model = chunk * static_cast<size_t>(stages) + static_cast<size_t>(stage);
+      costs.first[of_model] = time.first[chunk];
+      costs.middle[of_model] = time.middle[chunk];
+      costs.last[of_model] = time.last[chunk];
+    }
+}
+
 StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, double slowdown) {
   const Replay replayed = replay(items.items, items.slots, slowdown);
   const auto n = static_cast<size_t>(chunks), run = (items.slots - 1) / (n * passes);

@@ -47,6 +47,8 @@ struct StageTime {
 
   double total() const { return passes.total() + end.total(); }
 };
+/// Sets the costs of the chunks of stages [first, end) of `stages`, which take `time`.
+void set_costs(const StageTime& time, int first, int end, int stages, pipeline::MicrobatchCosts& costs);
 /// `microbatches`: of the step; the items may be of fewer.
 StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, double slowdown);
 

@@ -142,13 +142,7 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivati
       out.data = time.passes.data() + time.end.data();
     }
     const int until = i + 1 < stages_.size() ? stages_[i + 1].stage : layout_.stages;
-    for (int s = stages_[i].stage; s < until; ++s)
-      for (int chunk = 0; chunk < layout_.chunks; ++chunk) {
-        const int of_model = chunk * layout_.stages + s;
-        costs.first[of_model] = time.first[chunk];
-        costs.middle[of_model] = time.middle[chunk];
-        costs.last[of_model] = time.last[chunk];
-      }
+    set_costs(time, stages_[i].stage, until, layout_.stages, costs);
     if (derivation) derivation->items.push_back(std::move(items));
   }
   const double alone = at_least(longest, out.busy);

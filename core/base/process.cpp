@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <system_error>
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -56,6 +59,18 @@ std::optional<ProcessFacts> read_process(int64_t pid) {
 int64_t start_ticks_of(int64_t pid) {
   const auto facts = read_process(pid);
   return facts ? static_cast<int64_t>(facts->start_ticks) : 0;
+}
+
+std::vector<int64_t> process_numbers() {
+  std::vector<int64_t> out;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    int64_t pid = 0;
+    const auto [end, problem] = std::from_chars(name.data(), name.data() + name.size(), pid);
+    if (problem == std::errc() && end == name.data() + name.size()) out.push_back(pid);
+  }
+  return out;
 }
 
 }  // namespace nrl

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace nrl {
 
@@ -23,5 +24,7 @@ struct ProcessFacts {
 std::optional<ProcessFacts> read_process(int64_t pid);
 /// 0: there is no such process.
 int64_t start_ticks_of(int64_t pid);
+/// The processes of this host that /proc shows; empty if it cannot be read.
+std::vector<int64_t> process_numbers();
 
 }  // namespace nrl
