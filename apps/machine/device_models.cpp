@@ -212,13 +212,12 @@ bool has_device_model(std::string_view name) {
                      [&](const DeviceModel& gpu) { return gpu.name == name; });
 }
 
-const DeviceModel& find_device_model(std::string_view option, const std::string& name) {
+const DeviceModel& find_device_model(std::string_view option, std::string_view name) {
   for (const DeviceModel& gpu : models)
     if (gpu.name == name) return gpu;
   fail(Exit::usage,
        "{}: unknown GPU '{}'; expected one of: {}. Fix: use the nearest one; nrl-train plan --profile FILE "
-       "takes "
-       "the facts of another one over it (docs/planner.md)",
+       "takes the facts of another one over it (docs/planner.md)",
        option, name, device_model_names());
 }
 

@@ -57,7 +57,7 @@ struct DeviceModel {
 };
 
 /// A GPU by its name in `option`. Fails with Exit::usage and the names that there are.
-const DeviceModel& find_device_model(std::string_view option, const std::string& name);
+const DeviceModel& find_device_model(std::string_view option, std::string_view name);
 bool has_device_model(std::string_view name);
 /// "h100, h200, ...", for messages and help.
 std::string device_model_names();

@@ -31,7 +31,8 @@ TEST_CASE("a GPU is found again by its properties, variants by peak and memory",
   const std::string names = machine::device_model_names() + ", ";
   int count = 0;
   for (size_t at = 0, end = 0; (end = names.find(", ", at)) != std::string::npos; at = end + 2, ++count) {
-    const DeviceModel& m = machine::find_device_model("--device", names.substr(at, end - at));
+    const std::string name = names.substr(at, end - at);
+    const DeviceModel& m = machine::find_device_model("--device", name);
     INFO(m.name);
     CHECK(machine::model_of_device(m.properties()) == &m);
     CHECK(m.gpu());
