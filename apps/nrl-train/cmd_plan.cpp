@@ -337,8 +337,18 @@ void add_plan(CommandLine& line) {
       ->type_name("RANK")
       ->check(CLI::NonNegativeNumber);
   c->add_option("--search", args->search,
-                "Show the N layouts of the ranks that are estimated to be the fastest")
-      ->check(CLI::Range(1, 1000));
+                "Show the N layouts of the ranks that are estimated to be the fastest (default 10)")
+      ->type_name("N")
+      ->expected(0, 1)
+      ->default_str("10")
+      ->check([](const std::string& text) {
+        return CLI::Range(1, 1000)(text).empty()
+                   ? std::string()
+                   : fmt::format(
+                         "'{}' is not a number of layouts from 1 to 1000. Fix: name the "
+                         "configuration before --search, or write --search 10",
+                         text);
+      });
   c->add_option(
        "--what-if", args->what_if,
        "Compare with the plan of other keys: KEY=VALUE, or several in quotes; device=NAME is --device; "

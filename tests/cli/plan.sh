@@ -61,6 +61,11 @@ case $case_name in
     said err.txt 'speed'
     expect 64 run 1 plan plan.yaml --world 4 --device h100 --objective energy
     said err.txt '--search'
+    # Without a number of layouts the configuration comes first.
+    expect 64 run 1 plan --search plan.yaml --world 4 --device h100
+    said err.txt "--search: 'plan\.yaml'.*--search 10"
+    expect 0 run 1 plan plan.yaml --world 4 --device h100 --search --json time.json
+    [[ $(grep -c "\"step_s\"" time.json) -ge 10 ]] || fail "not ten layouts: $(cat time.json)"
     expect 0 run 1 plan "${layouts[@]}" --json time.json
     for objective in "cost cluster.cost.rank_hour=2" energy; do
       # shellcheck disable=SC2086
