@@ -47,8 +47,8 @@ std::vector<parallel::ContextExchange> context_exchanges(const DistributedConfig
 }  // namespace
 
 TpCommOverlap tp_comm_overlap(const Config& config, DeviceType device) {
-  const bool overlaps = device == DeviceType::cuda && !config.policy.fp8_cfg.enabled;
-  return config.distributed.tp_comm_overlap.value_or(overlaps ? TpCommOverlap::bulk : TpCommOverlap::none);
+  return config.distributed.tp_comm_overlap.value_or(device == DeviceType::cuda ? TpCommOverlap::bulk
+                                                                                : TpCommOverlap::none);
 }
 
 model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,

@@ -30,8 +30,7 @@ parallel::GridSizes grid_sizes(const Config& config);
 GridPosition grid_position(const Config& config, int world, int rank);
 
 /// distributed.tp_comm_overlap. auto: bulk on a GPU, where communication has processors of its own: it
-/// changes no bits. none on a CPU, whose cores compute meanwhile, and with FP8, which supports no other
-/// (core/config/rules/precision.cpp).
+/// changes no bits. none on a CPU, whose cores compute meanwhile.
 TpCommOverlap tp_comm_overlap(const Config& config, DeviceType device);
 /// This rank's part of the model.
 model::ModelLayout model_layout(const Config& config, const model::ModelSpec& spec,

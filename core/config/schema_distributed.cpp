@@ -254,7 +254,7 @@ void add_distributed_keys(Table& t) {
           "Tensor-parallel communication beside GEMMs. bulk: in the backward pass, beside a GEMM that does "
           "not need it; pipelined: also pieces of the rows beside the GEMM on others; ring (with "
           "sequence_parallel): also the rows of one rank after another, which pass from neighbor to "
-          "neighbor. auto: bulk on a GPU; none on a CPU and with FP8, which supports no other.")
+          "neighbor. auto: bulk on a GPU, none on a CPU.")
       .only_with(tensor_parallel)
       .idle("none");
   NRL_KEY(t, distributed.tp_comm_overlap_splits)

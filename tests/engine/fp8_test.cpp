@@ -197,6 +197,56 @@ TEST_CASE("ranks that gather FP8 codes make the numbers of ranks with all rows",
     }
 }
 
+// Rows that are divided among GEMMs have the same products, and two ranks add in one order only.
+TEST_CASE("communication beside FP8 GEMMs is the same bytes and the same bits", "[engine][fp8]") {
+  comm::Communicator& world = test_world().comm();
+  if (world.size() == 1) return;
+  struct Case {
+    Recipe recipe;
+    bool divides;
+    Keys keys = {};
+    std::string device = "cpu";
+  };
+  const Keys again{"policy.recompute.modules=[gather]"};
+  std::vector<Case> cases{{{"tensorwise", wide, "64"}, true},
+                          {{"tensorwise", wide, "64"}, true, again},
+                          {{"delayed", wide, "64"}, true, again},
+                          {{"tensorwise", gpt2, "64"}, true},
+                          {{"tensorwise", gpt2, "64"}, true, {}, "cuda"}};
+  if (world.size() == 2) cases.push_back({{"blockwise", wide, "64"}, false, again});
+  for (const auto& [r, divides, more, device] : cases)
+    for (const bool sequence : {false, true}) {
+      if (!sequence && !more.empty()) continue;  // nothing is gathered
+      const Keys keys =
+          fp8(r.name, r.length) + more +
+          Keys{"policy.precision=bfloat16", fmt::format("distributed.tensor_parallel_size={}", world.size()),
+               fmt::format("distributed.sequence_parallel={}", sequence)};
+      const auto outcome = [&](const std::string& overlap) {
+        Trainee trainee(world, device,
+                        tiny_config(device, keys + Keys{"distributed.tp_comm_overlap=" + overlap}, r.model));
+        comm::CollectiveLog& log = *trainee.groups()[parallel::group::tp].collective_log();
+        log.reset_totals();
+        Learned learned = trainee.learn(2);
+        double sent = 0;
+        for (const comm::LogTotal& total : log.totals()) sent += total.wire();
+        return std::pair(std::move(learned), sent);
+      };
+      const auto [want, bytes] = outcome("none");
+      for (const std::string overlap : {"bulk", "pipelined", "ring"}) {
+        if (overlap != "bulk" && (!divides || (overlap == "ring" && !sequence))) continue;
+        CAPTURE(r.name, r.model, device, more, sequence, overlap);
+        const auto [got, sent] = outcome(overlap);
+        CHECK(sent == bytes);
+        if (overlap == "ring" && world.size() > 2) {
+          CHECK(std::abs(got.numbers[0] / want.numbers[0] - 1) < 1e-3);  // of sums that are rounded again
+          continue;
+        }
+        CHECK(got.numbers == want.numbers);
+        CHECK(got.elements == want.elements);
+      }
+    }
+}
+
 TEST_CASE("FP8 codes are gathered again bit by bit", "[engine][fp8][experts]") {
   comm::Communicator& world = test_world().comm();
   if (world.size() != 2) return;

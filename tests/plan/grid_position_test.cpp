@@ -98,20 +98,17 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
 
 TEST_CASE("automatic overlap of tensor-parallel communication is bulk on a GPU without FP8", "[plan]") {
   using enum TpCommOverlap;
-  for (const bool fp8 : {false, true}) {
-    Config config;
-    config.distributed.tensor_parallel_size = 2;
-    config.policy.fp8_cfg.enabled = fp8;
-    const GridPosition position = grid_position(config, 2, 0);
-    const auto chosen = [&](DeviceType device) {
-      return model_layout(config, {}, position, device).overlap.method;
-    };
-    CHECK(chosen(DeviceType::cuda) == (fp8 ? none : bulk));
-    CHECK(chosen(DeviceType::cpu) == none);
-    for (const TpCommOverlap given : {none, pipelined})
-      for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda}) {
-        config.distributed.tp_comm_overlap = given;
-        CHECK(chosen(device) == given);
-      }
-  }
+  Config config;
+  config.distributed.tensor_parallel_size = 2;
+  const GridPosition position = grid_position(config, 2, 0);
+  const auto chosen = [&](DeviceType device) {
+    return model_layout(config, {}, position, device).overlap.method;
+  };
+  CHECK(chosen(DeviceType::cuda) == bulk);
+  CHECK(chosen(DeviceType::cpu) == none);
+  for (const TpCommOverlap given : {none, pipelined})
+    for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda}) {
+      config.distributed.tp_comm_overlap = given;
+      CHECK(chosen(device) == given);
+    }
 }

@@ -64,6 +64,12 @@ std::vector<comm::Handle> send_around(const Run& r, const Tensor& all) {
   return out;
 }
 
+/// Sends this rank's rows, in pieces or around the ring.
+void send_block(const Run& r, const CommOverlap& overlap, Slot all) {
+  r.in_flight().add(
+      all, overlap.method == TpCommOverlap::ring ? send_around(r, r[all]) : send_pieces(r, overlap, r[all]));
+}
+
 /// The output of a GEMM is written piece by piece, each with the rows of all ranks together, so that the
 /// collective of a piece finds them in one place.
 void sum_pieces(const Run& r, const CommOverlap& overlap, const Tensor& partial, const Tensor& out,
@@ -131,8 +137,14 @@ void start_gather(const Run& r, const CommOverlap& overlap, Slot own, Slot all) 
   if (later)
     r.in_flight().add(all, {r.all_gather_async(block, to)});
   else
-    r.in_flight().add(
-        all, overlap.method == TpCommOverlap::ring ? send_around(r, to) : send_pieces(r, overlap, to));
+    send_block(r, overlap, all);
+}
+
+void start_gather_in_place(const Run& r, const CommOverlap& overlap, Slot all) {
+  if (divides_gemms(overlap) && !r.recomputes()) return send_block(r, overlap, all);
+  const Tensor to = r[all];
+  const Blocks b(r, to);
+  r.all_gather_async(b.of(to, b.own), to).wait();
 }
 
 void wait_for(const Run& r, Slot slot) {

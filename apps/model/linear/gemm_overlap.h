@@ -34,6 +34,9 @@ using GemmOfRows = std::function<void(const GemmRows&)>;
 /// In the step that writes `all` (N, H): starts to gather the ranks' `own` (n, H). Without overlap it ends
 /// here.
 void start_gather(const Run& r, const CommOverlap& overlap, Slot own, Slot all);
+/// The same where this rank's rows are in `all` already, except that rows which are gathered again have all
+/// arrived when it returns.
+void start_gather_in_place(const Run& r, const CommOverlap& overlap, Slot all);
 /// In the first step of a pass that reads `all`: calls `gemm` for all of its `rows` as they arrive. They may
 /// be a copy of the slot's in another format, which was made when all had arrived.
 void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const Tensor& rows,

@@ -14,11 +14,8 @@ namespace {
 /// gather the codes. Otherwise they gather the rows as they are, and an FP8 GEMM rounds all of them. The
 /// numbers are the same.
 bool gathers_codes(const LayerBuilder& b, const LinearSpec& spec) {
-  // With overlap a GEMM reads rows as they arrive.
   // An adapter reads the rows themselves.
-  if (spec.groups || spec.adapter || !b.layout.sequence_parallel ||
-      b.layout.overlap.method != TpCommOverlap::none)
-    return false;
+  if (spec.groups || spec.adapter || !b.layout.sequence_parallel) return false;
   // With scales of blocks the transposed copy has other blocks, so that both copies would be gathered: no
   // fewer bytes than bf16.
   const auto whole = [&](Role role) {
@@ -64,11 +61,13 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
     spec_.rules = gather_rule;
     gathers_rows_of_x_ = !gathers_codes_;
   }
+  const CommOverlap overlap = spec.overlaps ? b.layout.overlap : CommOverlap{};
   const QuantizedSpec x{.gemm = spec.gemm,
                         .role = Role::input,
                         .width = spec.in,
                         .divided = !outputs,
                         .gathers = outputs && gathers_codes_,
+                        .overlap = overlap,
                         .rules = spec_.rules,
                         .column = trains_weight_ && !spec.weighted,
                         .groups = spec.groups};
@@ -85,6 +84,7 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
                                  .width = spec.out,
                                  .divided = outputs,
                                  .gathers = !outputs && gathers_codes_,
+                                 .overlap = overlap,
                                  .column = trains_weight_,
                                  .groups = spec.groups});
   adapter_ = adapter_of(b, spec_);
@@ -99,8 +99,11 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
 void Linear::connect(const LayerBuilder& b, const LinearEnds& ends) {
   ends_ = ends;
   if (spec_.groups) return;
-  const Boundary boundary{.codes = gathers_codes_, .overlaps = spec_.overlaps};
-  if (spec_.split == Split::outputs)
+  const bool outputs = spec_.split == Split::outputs;
+  const QuantizedValue& arrives = outputs ? input_ : gradient_;
+  const Boundary boundary{
+      .codes = arrives.gathered(), .whole = arrives && !gathers_codes_, .overlaps = spec_.overlaps};
+  if (outputs)
     column_.emplace(b, ends.x, ends.d_x, boundary);
   else
     row_.emplace(b, ends.y, ends.d_y, boundary);
@@ -156,6 +159,7 @@ void Linear::forward(Run& r, const Value& x) const {
            else
              column_->multiply(r, in, gemm);
          });
+  input_.forward_column_step(r);
 }
 
 void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
@@ -193,6 +197,7 @@ void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
             if (more.work) more.work();
             column_->reduce(r);
           });
+  gradient_.backward_column_step(r);
 }
 
 void Linear::wgrad(Run& r) const {

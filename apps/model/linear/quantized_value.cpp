@@ -1,5 +1,6 @@
 #include "apps/model/linear/quantized_value.h"
 
+#include "apps/model/linear/gemm_overlap.h"
 #include "apps/model/spec/rank_groups.h"
 #include "core/ops/kernel_table.h"
 #include "core/ops/transfer.h"
@@ -147,11 +148,7 @@ Tensor QuantizedValue::measure(Run& r, const Value& source) const {
 
 void QuantizedValue::quantize(Run& r, const Value& source, bool with_row, bool with_column,
                               const Tensor& measured) const {
-  if (spec_.gathers) {
-    if (with_row) gather(r, source, measured);
-    if (with_column && column_) ops::transpose(r.exec(), {.x = row(r), .out = column(r)});
-    return;
-  }
+  if (spec_.gathers) return gather(r, source, measured);
   ops::quantize(r.exec(), {.source = values_of(r, source),
                            .row = with_row && row_ ? row(r) : Tensor{},
                            .column = with_column && column_ ? column(r) : Tensor{},
@@ -161,19 +158,19 @@ void QuantizedValue::quantize(Run& r, const Value& source, bool with_row, bool w
 }
 
 void QuantizedValue::gather(Run& r, const Value& source, const Tensor& measured) const {
-  const ModelLayout& layout = r.layout();
-  const Tensor codes = r[row_];
-  const int64_t n = codes.dim(0) / layout.tensor, first = n * layout.tensor_rank;
+  const Tensor codes = row(r);
+  const int64_t n = codes.dim(0) / r.layout().tensor;
   ops::quantize(r.exec(), {.source = values_of(r, source),
-                           .row = row(r).rows(first, n),
+                           .row = codes.rows(n * r.layout().tensor_rank, n),
                            .measured = measured,
                            .margin = margin_});
-  r.all_gather_async(codes.rows(first, n), codes).wait();
+  start_gather_in_place(r, spec_.overlap, row_);
 }
 
 void QuantizedValue::forward_steps(Run& r, const Value& source) const {
   const Reads from = reads_of(source), measured = source.norm ? from | reads(amax_) : from;
-  r.step(memory::training, step_, measured, writes(row_, column_, scale_, amax_),
+  const Slot column = column_follows() ? Slot{} : column_;
+  r.step(memory::training, step_, measured, writes(row_, column, scale_, amax_),
          [&] { quantize(r, source, true, true, measure(r, source)); });
   const auto inference = memory::evaluation | (spec_.generation ? memory::generation : 0);
   r.step(inference, step_, measured, writes(row_, scale_, amax_),
@@ -181,13 +178,25 @@ void QuantizedValue::forward_steps(Run& r, const Value& source) const {
   // Each copy has its own step, so that only the copies that are read are recomputed.
   r.step(memory::recompute, step_, from | reads(scale_), writes(row_),
          [&] { quantize(r, source, true, false); });
-  if (column_)
-    r.step(memory::recompute, column_step_, spec_.gathers ? row_reads() : from | reads(scale_),
-           writes(column_), [&] { quantize(r, source, false, true); });
+  if (column)
+    r.step(memory::recompute, column_step_, from | reads(scale_), writes(column),
+           [&] { quantize(r, source, false, true); });
+}
+
+void QuantizedValue::forward_column_step(Run& r) const {
+  if (column_follows())
+    r.step(memory::training | memory::recompute, column_step_, row_reads(), writes(column_),
+           [&] { ops::transpose(r.exec(), {.x = row(r), .out = column(r)}); });
+}
+
+void QuantizedValue::backward_column_step(Run& r) const {
+  if (column_follows())
+    r.dgrad(column_step_, row_reads(), writes(column_),
+            [&] { ops::transpose(r.exec(), {.x = row(r), .out = column(r)}); });
 }
 
 void QuantizedValue::backward_step(Run& r, const Value& source) const {
-  r.dgrad(step_, reads_of(source), writes(row_, column_, scale_, amax_),
+  r.dgrad(step_, reads_of(source), writes(row_, column_follows() ? Slot{} : column_, scale_, amax_),
           [&] { quantize(r, source, true, true, measure(r, source)); });
 }
 

@@ -3,7 +3,8 @@
 // x, before dgrad for dy.
 //
 // With sequence parallelism the ranks have parts of the rows of x, or of dy. Where each rounds its own, the
-// rounding step gathers the codes, and the column copy is their transpose.
+// rounding step gathers the codes, which may arrive during the GEMM (gemm_overlap.h). The column copy is
+// their transpose, made after it.
 //
 // Scales of whole tensors are found here: from the values (the ranks that share a tensor agree on them), or
 // from earlier steps (DelayedScales). Recomputation rounds with the scales of the forward pass.
@@ -21,6 +22,7 @@ struct QuantizedSpec {
   int64_t width = 0;
   bool divided = false;         ///< tensor-parallel ranks have different columns
   bool gathers = false;         ///< they have different rows, round them and gather the codes
+  CommOverlap overlap = {};     ///< of this gather with the GEMM on the row copy
   std::string_view rules = "";  ///< recompute rules of the column copy
   std::string_view row_rules = "";
   bool row = true, column = true;
@@ -40,13 +42,18 @@ class QuantizedValue {
   QuantizedValue(const LayerBuilder& b, const QuantizedSpec& operand);
   explicit operator bool() const { return row_ || column_; }
 
-  /// The steps that write the copies of `source`.
+  /// The steps that write the copies of `source`, before the GEMM on the row copy.
   void forward_steps(Run& r, const Value& source) const;
   void backward_step(Run& r, const Value& source) const;
+  /// After it: the column copy of gathered codes.
+  void forward_column_step(Run& r) const;
+  void backward_column_step(Run& r) const;
   /// (1) f32: the amax from which the scale is found; if the source is a norm, the norm writes it. Unset if
   /// the scale is found otherwise.
   Slot amax() const { return amax_; }
   Scaling scaling() const { return format_.scaling; }
+  /// Where codes arrive that are gathered; else unset.
+  Slot gathered() const { return spec_.gathers ? row_ : Slot{}; }
   Reads row_reads() const { return reads(row_, scale_) | group_reads(); }
   Reads column_reads() const { return reads(column_, scale_) | group_reads(); }
   /// (N, width), and (width, N).
@@ -62,8 +69,9 @@ class QuantizedValue {
   /// Returns the amax from which quantize() finds the scale; empty if it finds none from a whole tensor.
   Tensor measure(Run& r, const Value& source) const;
   void quantize(Run& r, const Value& source, bool row, bool column, const Tensor& measured = {}) const;
-  /// Rounds this rank's rows and gathers the rows of all ranks.
+  /// Rounds this rank's rows and starts to gather the rows of all ranks.
   void gather(Run& r, const Value& source, const Tensor& measured) const;
+  bool column_follows() const { return spec_.gathers && column_; }
 
   QuantizedSpec spec_;
   int layer_ = 0;

@@ -4,37 +4,44 @@ namespace nrl::model {
 
 namespace {
 
-/// Calls `gemm` once, for all rows.
-void multiply_all(const Tensor& rows, const GemmOfRows& gemm) {
-  gemm({.in = 0, .count = rows.dim(0), .out = 0});
+/// Calls `gemm` for all `rows`: as they arrive in `gathered`, or if it is unset at once.
+void multiply_rows(const Run& r, const CommOverlap& overlap, Slot gathered, const Tensor& rows,
+                   const GemmOfRows& gemm) {
+  if (gathered)
+    multiply_gathered(r, overlap, gathered, rows, gemm);
+  else
+    gemm({.in = 0, .count = rows.dim(0), .out = 0});
 }
 
-CommOverlap overlap_of(const LayerBuilder& b, Boundary boundary) {
-  return boundary.overlaps ? b.layout.overlap : CommOverlap{};
+CommOverlap overlap_of(const LayerBuilder& b, bool overlaps) {
+  return overlaps ? b.layout.overlap : CommOverlap{};
 }
 
 }  // namespace
 
 ColumnInput::ColumnInput(const LayerBuilder& b, Slot in, Slot d_in, Boundary boundary)
-    : x(in), d_x(d_in), overlap_(overlap_of(b, boundary)), in_(in), d_in_(d_in) {
+    : x(in),
+      d_x(d_in),
+      gather_(overlap_of(b, boundary.overlaps && !boundary.whole)),
+      sum_(overlap_of(b, boundary.overlaps)),
+      in_(in),
+      d_in_(d_in),
+      codes_(boundary.codes) {
   if (!b.layout.sequence_parallel) return;
   if (!boundary.codes) x = b.activation("gathered", b.spec.hidden, token_rows, gather_rule);
   d_x = b.gradient("d_gathered", b.spec.hidden, token_rows);
 }
 
 void ColumnInput::gather(Run& r) const {
-  if (gathers()) r.step("gather", reads(in_), writes(x), [&] { start_gather(r, overlap_, in_, x); });
+  if (gathers()) r.step("gather", reads(in_), writes(x), [&] { start_gather(r, gather_, in_, x); });
 }
 
 void ColumnInput::multiply(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const {
-  if (gathers())
-    multiply_gathered(r, overlap_, x, rows, gemm);
-  else
-    multiply_all(rows, gemm);
+  multiply_rows(r, gather_, gathers() ? x : codes_, rows, gemm);
 }
 
 void ColumnInput::gather_again(Run& r) const {
-  if (gathers() && overlaps()) r.wgrad("gather_again", reads(x), [] {});
+  if (gathers() && gather_.method != TpCommOverlap::none) r.wgrad("gather_again", reads(x), [] {});
 }
 
 void ColumnInput::reduce(const Run& r) const {
@@ -51,26 +58,29 @@ void ColumnInput::finish_reduce(Run& r) const {
 }
 
 RowOutput::RowOutput(const LayerBuilder& b, Slot out, Slot d_out, Boundary boundary)
-    : partial(out), d_full(d_out), overlap_(overlap_of(b, boundary)), out_(out), d_out_(d_out) {
+    : partial(out),
+      d_full(d_out),
+      gather_(overlap_of(b, boundary.overlaps && !boundary.whole)),
+      sum_(overlap_of(b, boundary.overlaps)),
+      out_(out),
+      d_out_(d_out),
+      codes_(boundary.codes) {
   if (!b.layout.sequence_parallel) return;
   partial = b.activation("partial output", b.spec.hidden, token_rows);
   if (!boundary.codes) d_full = b.gradient("gathered d_out", b.spec.hidden, token_rows);
 }
 
 void RowOutput::multiply(const Run& r, const GemmOfRows& gemm) const {
-  multiply_and_sum(r, overlap_, partial, out_, gemm);
+  multiply_and_sum(r, sum_, partial, out_, gemm);
 }
 
 void RowOutput::gather(Run& r) const {
   if (d_full.id != d_out_.id)
-    r.dgrad("gather", reads(d_out_), writes(d_full), [&] { start_gather(r, overlap_, d_out_, d_full); });
+    r.dgrad("gather", reads(d_out_), writes(d_full), [&] { start_gather(r, gather_, d_out_, d_full); });
 }
 
 void RowOutput::multiply_gradient(const Run& r, const Tensor& rows, const GemmOfRows& gemm) const {
-  if (d_full.id != d_out_.id)
-    multiply_gathered(r, overlap_, d_full, rows, gemm);
-  else
-    multiply_all(rows, gemm);
+  multiply_rows(r, gather_, d_full.id != d_out_.id ? d_full : codes_, rows, gemm);
 }
 
 Tensor RowOutput::bias(const Run& r, int parameter) {

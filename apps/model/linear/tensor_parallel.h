@@ -13,7 +13,8 @@
 // FP8 GEMMs may read rows that their ranks have rounded before the gather: then the operand gathers codes
 // (quantized_value.h), and here the outer and the inner slot are one.
 // With overlap (gemm_overlap.h) communication overlaps the GEMMs. The gradient of a column input is summed
-// during wgrad, and an input that is gathered again arrives during dgrad.
+// during wgrad, and an input that is gathered again arrives during dgrad. Rows that are rounded to FP8 after
+// the gather must all be there before: only sums overlap. Codes that are gathered again do not overlap.
 //
 // Shapes: N tokens of the microbatch, n of them on this rank (sequence_rows), H hidden size.
 
@@ -27,7 +28,8 @@ inline constexpr std::string_view gather_rule = "gather";
 
 /// How a boundary communicates.
 struct Boundary {
-  bool codes = false;    ///< the FP8 codes of the rows are gathered elsewhere
+  Slot codes = {};       ///< the FP8 codes of all rows, which are gathered elsewhere
+  bool whole = false;    ///< an FP8 copy is made of all gathered rows
   bool overlaps = true;  ///< as the layout says
 };
 
@@ -55,10 +57,10 @@ class ColumnInput {
 
  private:
   bool gathers() const { return x.id != in_.id; }
-  bool overlaps() const { return overlap_.method != TpCommOverlap::none; }
+  bool overlaps() const { return sum_.method != TpCommOverlap::none; }
 
-  CommOverlap overlap_;
-  Slot in_, d_in_;
+  CommOverlap gather_, sum_;
+  Slot in_, d_in_, codes_;
 };
 
 /// The output of matrices split by their inputs.
@@ -80,8 +82,8 @@ class RowOutput {
   Slot d_full;   ///< (N, H): the gradient of every token's output; `d_out` where codes are gathered
 
  private:
-  CommOverlap overlap_;
-  Slot out_, d_out_;
+  CommOverlap gather_, sum_;
+  Slot out_, d_out_, codes_;
 };
 
 }  // namespace nrl::model

@@ -103,11 +103,12 @@ const ConfigRule precision_table[] = {
               "<:distributed.context_parallel_size>: ranks exchange keys and values in policy.precision",
               {"set distributed.context_parallel_size to 1, or policy.fp8_cfg.fp8_dot_product_attention to "
                "false"}}),
-    with_fp8({is("distributed.tp_comm_overlap", {"bulk", "pipelined", "ring"})},
-             {"<:distributed.tp_comm_overlap> is not supported with FP8: operands are rounded when all rows "
-              "have arrived",
-              {"policy.fp8_cfg.enabled is at <@policy.fp8_cfg.enabled>; set distributed.tp_comm_overlap to "
-               "none"}}),
+    with_fp8(
+        {is("distributed.tp_comm_overlap", {"pipelined", "ring"})},
+        {"<:distributed.tp_comm_overlap> is not supported with <policy.fp8_cfg.fp8_recipe>: the scales of "
+         "blocks belong to all rows of a GEMM",
+         {chosen, "set distributed.tp_comm_overlap to bulk"}},
+        [](const Fp8RecipeRules& r) { return r.blocks(); }),
 };
 
 }  // namespace
