@@ -213,6 +213,117 @@ TEST_CASE("Faster resources and fewer layers never make a step slower", "[predic
   }
 }
 
+TEST_CASE("Removing a limit never makes a step slower", "[predict]") {
+  constexpr const char* small =
+      "{model_type: llama, vocab_size: 4096, hidden_size: 512, intermediate_size: 1024, num_hidden_layers: "
+      "8, "
+      "num_attention_heads: 8, num_key_value_heads: 4, max_position_embeddings: 2048}";
+  const PhiloxStream random(11, "limits");
+  uint64_t draws = 0;
+  const auto choose = [&](std::initializer_list<int> from) {
+    return from.begin()[random.bits(draws++) % from.size()];
+  };
+  const auto step = [&](int world, std::vector<std::string> keys, int node,
+                        const machine::DeviceModel& model) {
+    const ConfigResult config = configured(world, std::move(keys), small);
+    const ModeledDevice device(model, false, 1);
+    std::vector<ClusterNode> nodes;
+    for (int i = 0; i < world / node; ++i) nodes.push_back({"node" + std::to_string(i), node});
+    return estimate_step(config.config,
+                         plan_stages(config.config, train::load_model_spec(config), world, device, 70e9),
+                         device, nodes)
+        .step;
+  };
+  int tried = 0, limited = 0;
+  for (int attempt = 0; attempt < 400 && tried < 30; ++attempt) {
+    const int tp = choose({1, 2, 4}), pp = choose({1, 2, 4}), dp = choose({1, 2, 4}), cp = choose({1, 1, 2});
+    const int world = tp * pp * dp * cp, node = choose({1, 2, 4});
+    if (world < 4 || world % node != 0) continue;
+    std::vector<std::string> keys{fmt::format("policy.train_micro_batch_size={}", choose({1, 2})),
+                                  fmt::format("distributed.tensor_parallel_size={}", tp),
+                                  fmt::format("distributed.pipeline_parallel_size={}", pp),
+                                  fmt::format("distributed.context_parallel_size={}", cp),
+                                  fmt::format("distributed.sequence_parallel={}", tp > 1),
+                                  fmt::format("distributed.overlap_grad_reduce={}", choose({0, 1}) == 1)};
+    if (tp > 1 && choose({0, 1})) keys.emplace_back("distributed.tp_comm_overlap=pipelined");
+    if (dp * cp > 1) {
+      constexpr const char* strategies[] = {"ddp", "optim", "optim_grads", "optim_grads_params"};
+      const int strategy = choose({0, 1, 2, 3});
+      keys.push_back(std::string("distributed.shard_strategy=") + strategies[strategy]);
+      if (strategy > 0 && choose({0, 1})) keys.emplace_back("distributed.overlap_param_gather=true");
+    }
+    if (pp == 2 && choose({0, 1})) keys.emplace_back("distributed.virtual_pipeline_size=2");
+    std::vector<std::string> all = keys;
+    all.emplace_back("policy.recompute.granularity=none");
+    ConfigResult checked = load_config_text(yaml_of(small), "model.yaml", all);
+    if (!checked.ok() || !validate_for_world(checked, world).empty()) continue;
+    ++tried;
+    CAPTURE(world, node, fmt::format("{}", fmt::join(keys, " ")));
+    const std::vector<std::string> fabric{
+        "cluster.fabric.oversubscription=4", fmt::format("cluster.fabric.leaf_ranks={}", node),
+        "cluster.fabric.rail_optimized=true", "cluster.fabric.adapters_per_rank=0.5"};
+    const auto with = [&](size_t without, const std::vector<std::string>& more) {
+      std::vector<std::string> out = keys;
+      for (size_t i = 0; i < fabric.size(); ++i)
+        if (i != without) out.push_back(fabric[i]);
+      out.insert(out.end(), more.begin(), more.end());
+      return out;
+    };
+    const double bound = step(world, with(fabric.size(), {}), node, h100()) * (1 + 1e-9);
+    // Without oversubscription, behind one leaf switch, without rails, with a whole adapter.
+    for (size_t i = 0; i < fabric.size(); ++i) {
+      CAPTURE(fabric[i]);
+      const std::vector<std::string> removed =
+          i == 2   ? std::vector<std::string>{"cluster.fabric.rail_optimized=false"}
+          : i == 1 ? std::vector<std::string>{"cluster.fabric.leaf_ranks=4096"}
+                   : std::vector<std::string>{};
+      const double freed = step(world, with(i, removed), node, h100());
+      CHECK(freed <= bound);
+      limited += freed < bound * (1 - 1e-6) ? 1 : 0;
+    }
+    // In one NVLink domain, without a level of the network.
+    CHECK(step(world, with(fabric.size(), {fmt::format("cluster.segment_size={}", world / node)}), node,
+               h100()) <= bound);
+    for (machine::LinkModel machine::DeviceModel::*link :
+         {&machine::DeviceModel::node, &machine::DeviceModel::network}) {
+      machine::DeviceModel faster = h100();
+      (faster.*link).bandwidth *= 2;
+      CHECK(step(world, with(fabric.size(), {}), node, faster) <= bound);
+    }
+    for (double machine::DeviceModel::*rate : {&machine::DeviceModel::copy, &machine::DeviceModel::gemm}) {
+      machine::DeviceModel faster = h100();
+      faster.*rate *= 1.3;
+      CHECK(step(world, with(fabric.size(), {}), node, faster) <= bound);
+    }
+    // 8 layers in the model.
+    CHECK(step(world, with(fabric.size(), {"policy.model.num_hidden_layers=16"}), node, h100()) >= bound);
+  }
+  CHECK(tried == 30);
+  CHECK(limited > 30);
+}
+
+TEST_CASE("More memory never makes a step slower", "[predict]") {
+  const ModeledDevice device(h100(), false, 1);
+  const std::vector<std::string> keys{"policy.recompute.granularity=auto", "policy.train_micro_batch_size=2",
+                                      "distributed.pipeline_parallel_size=2"};
+  const ConfigResult config = load_config_text(yaml_of(llama), "model.yaml", keys);
+  REQUIRE(config.ok());
+  const auto planned = [&](double capacity) {
+    StagePlans plans = plan_stages(config.config, train::load_model_spec(config), 2, device, capacity);
+    const auto bytes = static_cast<double>(plans.memory());
+    return std::pair(bytes, estimate_step(config.config, std::move(plans), device, {}).step);
+  };
+  const auto [all, fastest] = planned(70e9);
+  double last = 0;
+  for (const double part : {1.1, 0.95, 0.85, 0.75, 0.65}) {
+    CAPTURE(part);
+    const double step = planned(part * all).second;
+    CHECK(step >= last * (1 - 1e-9));
+    last = step;
+  }
+  CHECK(last > fastest * 1.02);
+}
+
 TEST_CASE("Recomputation is chosen by times where copies belong to no step of a layer", "[predict]") {
   // Scales of delayed recipes, and of weights that are kept in FP8, are copied after the last step.
   const ModeledDevice device(h100(), false, 1);
