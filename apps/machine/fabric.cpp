@@ -111,32 +111,47 @@ Fabric::Fabric(const ClusterConfig& cluster, const DeviceModel& device, std::spa
   const FabricConfig& f = cluster.fabric;
   if (f.adapter_gbit) network_.bandwidth = adapter_efficiency * *f.adapter_gbit * 1e9 / 8;
   network_.bandwidth *= f.adapters_per_rank;
-  leaf_ranks_ = static_cast<int>(std::min<int64_t>(f.leaf_ranks, 1 << 30));
   rail_optimized_ = f.rail_optimized;
   oversubscription_ = f.oversubscription;
 
+  std::vector<int> sizes;  // of nodes
+  for (const ClusterNode& node : nodes) sizes.push_back(node.ranks);
+  if (sizes.empty()) sizes = even_sizes(device, world);
+  const auto segment = static_cast<size_t>(nodes.empty() ? 1 : cluster.segment_size.value_or(1));
   std::vector<int> domains;
-  if (nodes.empty()) {
-    domains = even_sizes(device, world);
-  } else {
-    const auto segment = static_cast<size_t>(cluster.segment_size.value_or(1));
-    for (size_t n = 0; n < nodes.size(); ++n)
-      if (n % segment == 0)
-        domains.push_back(nodes[n].ranks);
-      else
-        domains.back() += nodes[n].ranks;
-  }
+  for (size_t n = 0; n < sizes.size(); ++n)
+    if (n % segment == 0)
+      domains.push_back(sizes[n]);
+    else
+      domains.back() += sizes[n];
+  const auto most = static_cast<int>(std::min<int64_t>(f.leaf_ranks, 1 << 30));
+  leaf_ranks_ = std::max(most / sizes.front(), 1) * sizes.front();
   int sum = 0;
   for (const int n : domains) sum += n;
   NRL_CHECK(sum == world, "nodes of {} ranks for {}", sum, world);
   domain_ranks_ = *std::max_element(domains.begin(), domains.end());
-  if (std::all_of(domains.begin(), domains.end(), [&](int n) { return n == domain_ranks_; })) return;
-  for (size_t d = 0; d < domains.size(); ++d)
-    for (int index = 0; index < domains[d]; ++index) places_.push_back({static_cast<int>(d), index});
+  const auto equal = [](const std::vector<int>& v) {
+    return std::all_of(v.begin(), v.end(), [&](int n) { return n == v.front(); });
+  };
+  if (equal(sizes) && equal(domains)) return;
+  int leaf = 0, behind_leaf = 0;
+  for (size_t n = 0; n < sizes.size(); ++n) {
+    if (behind_leaf > 0 && behind_leaf + sizes[n] > most) {
+      ++leaf;
+      behind_leaf = 0;
+    }
+    behind_leaf += sizes[n];
+    const int domain = static_cast<int>(n / segment);
+    for (int i = 0; i < sizes[n]; ++i) {
+      const bool first = places_.empty() || places_.back().domain != domain;
+      places_.push_back({domain, first ? 0 : places_.back().index + 1, leaf});
+    }
+  }
 }
 
 Fabric::Place Fabric::place_of(int rank) const {
-  return places_.empty() ? Place{rank / domain_ranks_, rank % domain_ranks_} : places_[rank];
+  if (!places_.empty()) return places_[rank];
+  return {rank / domain_ranks_, rank % domain_ranks_, rank / leaf_ranks_};
 }
 
 Crossing Fabric::crossing(const parallel::ProcessGrid& grid, const parallel::GroupId& id) const {
@@ -162,7 +177,7 @@ Crossing Fabric::crossing(std::span<const int> members) const {
     const Place place = place_of(rank);
     ++domains[place.domain];
     ++indices[place.index];
-    if (oversubscription_ > 1) ++leaves[rank / leaf_ranks_];
+    if (oversubscription_ > 1) ++leaves[place.leaf];
   }
   Crossing out;
   out.ranks = static_cast<int>(members.size());

@@ -84,16 +84,16 @@ class Fabric {
 
  private:
   struct Place {
-    int domain, index;
+    int domain, index, leaf;
   };
   Place place_of(int rank) const;
   Crossing worst_of(const parallel::ProcessGrid& grid, const parallel::GroupId& id) const;
 
   int world_, domain_ranks_;
   bool nccl_, nvls_;
-  std::vector<Place> places_;  // by rank; empty: domains of domain_ranks_ consecutive ranks
+  std::vector<Place> places_;  // by rank; empty: equal nodes and domains
   LinkModel node_, network_;
-  int leaf_ranks_;
+  int leaf_ranks_;  // of whole nodes, at least one
   bool rail_optimized_;
   double oversubscription_;
   std::vector<MeasuredOperation> measured_;

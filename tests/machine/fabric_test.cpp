@@ -106,6 +106,30 @@ TEST_CASE("NVLink domains join nodes, and GPUs have nodes where none are configu
   CHECK(Fabric({}, cpu, {}, 64).domain_ranks() == 64);
 }
 
+TEST_CASE("a leaf switch has whole nodes", "[machine]") {
+  ClusterConfig cluster;
+  cluster.fabric.oversubscription = 2;
+  const auto spine = [&](const std::vector<int>& sizes, int leaf_ranks, const std::vector<int>& ranks) {
+    int world = 0;
+    for (const int n : sizes) world += n;
+    cluster.fabric.leaf_ranks = leaf_ranks;
+    return Fabric(cluster, h100(), nodes_of(sizes), world).crossing(ranks).spine;
+  };
+  // A leaf for 12 ranks has one node of 8: ranks 7 and 8 are behind different ones.
+  CHECK(spine({8, 8, 8}, 12, {7, 8}));
+  CHECK_FALSE(spine({8, 8, 8}, 16, {7, 8}));
+  CHECK(spine({8, 8, 8}, 23, {0, 16}));
+  CHECK_FALSE(spine({8, 8, 8}, 24, {0, 16}));
+  CHECK(spine({8, 8}, 4, {0, 8}));  // at least one node
+  // Nodes of several sizes, as long as they have room.
+  CHECK_FALSE(spine({4, 2, 6}, 6, {3, 4}));
+  CHECK(spine({4, 2, 6}, 6, {5, 6}));
+  // The same from strides.
+  cluster.fabric.leaf_ranks = 12;
+  const parallel::ProcessGrid grid({.tp = 8}, 16, 0);
+  CHECK(Fabric(cluster, h100(), equal_nodes(16, 8), 16).crossing(grid, group::dp).spine);
+}
+
 TEST_CASE("nothing is listed for a large grid", "[machine]") {
   // Lists of its 2^20 ranks for 10,000 groups would take minutes.
   const int world = 1 << 20;
