@@ -61,14 +61,13 @@ double weight_bytes(const model::ParameterList& parameters, DType dtype) {
   return static_cast<double>(all * size_of(dtype));
 }
 
-rollout::GeneratorLimits limits_of(const Machine& machine, int64_t batch, const Lengths& lengths) {
-  rollout::GeneratorLimits limits;
-  limits.pass.longest = lengths.prompt + lengths.generated;
-  limits.pass.page_tokens = machine.gpu() ? 64 : 16;
-  limits.pass.sequences = batch;
-  limits.pass.tokens = std::max<int64_t>(machine.gpu() ? 2048 : 512, batch);
-  limits.pass.pages =
-      batch * ((limits.pass.longest + limits.pass.page_tokens - 1) / limits.pass.page_tokens + 1);
+model::GenerationLimits limits_of(const Machine& machine, int64_t batch, const Lengths& lengths) {
+  model::GenerationLimits limits;
+  limits.longest = lengths.prompt + lengths.generated;
+  limits.page_tokens = machine.gpu() ? 64 : 16;
+  limits.sequences = batch;
+  limits.tokens = std::max<int64_t>(machine.gpu() ? 2048 : 512, batch);
+  limits.pages = batch * ((limits.longest + limits.page_tokens - 1) / limits.page_tokens + 1);
   return limits;
 }
 

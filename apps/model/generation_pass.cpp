@@ -1,11 +1,13 @@
 #include "apps/model/generation_pass.h"
 
 #include <algorithm>
+#include <cstring>
 #include <utility>
 
 #include "apps/model/chunks.h"
 #include "apps/model/program/rope_tables.h"
 #include "core/ops/dry_run.h"
+#include "core/ops/libraries.h"
 #include "core/ops/sample.h"
 #include "core/ops/transfer.h"
 
@@ -19,7 +21,52 @@ int64_t table_width(const GenerationLimits& l) {
   return (l.longest + l.page_tokens - 1) / l.page_tokens;
 }
 
+constexpr int64_t alignment = 16;  // of the tensors in the block of rows
+
+int64_t aligned(int64_t bytes) {
+  return (bytes + alignment - 1) / alignment * alignment;
+}
+
+/// Bytes of a block with the most rows.
+int64_t block_bytes(const GenerationLimits& l) {
+  const int64_t n = l.tokens, s = l.sequences;
+  return 3 * aligned(n * 4) + aligned((s + 1) * 4) + 4 * aligned(s * 4) + aligned(s * table_width(l) * 4) +
+         2 * aligned(s * 8);
+}
+
+/// Puts tensors into a block, one after the other. The addresses depend on their sizes alone.
+class Packer {
+ public:
+  /// `host`: where they are written; null: nowhere.
+  Packer(std::byte* device, std::byte* host) : device_(device), host_(host) {}
+  template <class T>
+  Tensor put(DType dtype, const std::vector<T>& values, std::initializer_list<int64_t> shape) {
+    const Tensor t = make_tensor(device_ + size_, dtype, shape);
+    NRL_CHECK(t.bytes() == static_cast<int64_t>(values.size() * sizeof(T)));
+    if (host_ && !values.empty()) std::memcpy(host_ + size_, values.data(), values.size() * sizeof(T));
+    size_ += aligned(t.bytes());
+    return t;
+  }
+  int64_t size() const { return size_; }
+
+ private:
+  std::byte *device_, *host_;
+  int64_t size_ = 0;
+};
+
 }  // namespace
+
+int64_t padded_sequences(int64_t sequences, int64_t most) {
+  int64_t n = 1;
+  while (n < sequences && n < 8) n *= 2;
+  return std::min(n < sequences ? (sequences + 7) / 8 * 8 : n, most);
+}
+
+struct GenerationPass::Rows {
+  MicroBatch batch;
+  PagedCache cache;
+  Tensor temperature, seed, sample, position;  ///< without data: no keys
+};
 
 GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& parameters,
                                std::vector<ParameterView> views, const ops::Exec& exec,
@@ -41,7 +88,17 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
   const DeviceType device = exec.libraries ? DeviceType::cuda : DeviceType::cpu;
   const precision::Recipe& recipe = precision::recipe_for_weights(views[parameters.embedding].weight.dtype);
   const DType dtype = recipe.activations();
-  const int64_t n = l.tokens, s = l.sequences, width = table_width(l);
+  const int64_t n = l.tokens, s = l.sequences;
+  // Experts with a capacity would drop other tokens.
+  pads_ = device == DeviceType::cuda && spec.moe.capacity_factor == 0;
+  if (device == DeviceType::cpu)
+    no_graphs_ = {};
+  else if (!pads_)
+    no_graphs_ = "experts have a capacity, which rows of padding would take";
+  else if (groups && layout.tensor > 1 && !(*groups)[parallel::group::tp].single_fifo())
+    no_graphs_ = "tensor-parallel ranks communicate through the host";
+  else if (!l.graphs)
+    no_graphs_ = "they are off";
   context_.exec = &exec_;
   context_.spec = &part_;
   context_.layout = layout;
@@ -65,15 +122,10 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
   std::vector<memory::BufferId> caches;
   for (int64_t i = 0; i < 2 * spec.layers; ++i)
     caches.push_back(add("cache", cache_rows * part_.kv_width() * size_of(dtype)));
-  const auto ids = add("ids", n * 4), positions = add("positions", n * 4),
-             cu = add("sequence bounds", (s + 1) * 4), slots = add("cache rows", n * 4),
-             context = add("context lengths", s * 4), table = add("block table", s * width * 4),
-             sampled = add("sampled rows", s * 4), logits = add("logits", s * own_.count * 4),
+  const auto block = add("rows", block_bytes(l)), logits = add("logits", s * own_.count * 4),
              rope = add("rope table", rope_table_bytes(spec, l.longest)),
-             temperature = add("temperatures", s * 4), seed = add("seeds", s * 8),
-             sample = add("samples", s * 8), position = add("sampled positions", s * 4),
              parts = add("sampling parts", layout.tensor * s * ops::SamplePart::columns * 4),
-             token = add("sampled tokens", s * 4), log_prob = add("sampled log-probabilities", s * 4);
+             results = add("sampled tokens", s * 8);
   const auto bind = [&](const memory::Arenas& arenas) {
     const auto at = [&](memory::BufferId id, DType type, std::initializer_list<int64_t> shape) {
       return make_tensor(arenas.at(plan, id), type, shape);
@@ -84,22 +136,11 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
       cache_.layers.push_back({at(caches[i], dtype, {cache_rows, part_.kv_width()}),
                                at(caches[i + 1], dtype, {cache_rows, part_.kv_width()})});
     cache_.page = l.page_tokens;
-    cache_.slots = at(slots, DType::i32, {n});
-    cache_.context = at(context, DType::i32, {s});
-    cache_.block_table = at(table, DType::i32, {s, width});
-    cache_.sampled_rows = at(sampled, DType::i32, {s});
-    batch_.ids = at(ids, DType::i32, {n});
-    batch_.positions = at(positions, DType::i32, {n});
-    batch_.cu_seqlens = at(cu, DType::i32, {s + 1});
+    block_ = static_cast<std::byte*>(arenas.at(plan, block));
     context_.next_logits = at(logits, DType::f32, {s, own_.count});
     context_.rope_tables = rope_tables_at(spec, l.longest, arenas.at(plan, rope));
-    sampling_ = {.temperature = at(temperature, DType::f32, {s}),
-                 .seed = at(seed, DType::i64, {s}),
-                 .sample = at(sample, DType::i64, {s}),
-                 .position = at(position, DType::i32, {s}),
-                 .parts = at(parts, DType::f32, {layout.tensor, s, ops::SamplePart::columns}),
-                 .token = at(token, DType::i32, {s}),
-                 .log_prob = at(log_prob, DType::f32, {s})};
+    parts_ = at(parts, DType::f32, {layout.tensor, s, ops::SamplePart::columns});
+    results_ = at(results, DType::i32, {2 * s});
   };
   const size_t workspace = needed_workspace([&] { bind(memory::Arenas::nowhere()); });
   const auto scratch = plan.add("op workspace", Category::workspace, static_cast<int64_t>(workspace));
@@ -110,6 +151,9 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
   arenas_ = exec_.device ? memory::Arenas(plan, *exec_.device, exec_.stream) : memory::Arenas(plan);
   bind(arenas_);
   exec_.workspace = {static_cast<std::byte*>(arenas_.at(plan, scratch)), workspace};
+  if (exec_.device)
+    staging_ =
+        device::Memory(*exec_.device, device::Memory::Kind::pinned, static_cast<size_t>(block_bytes(l)));
   fill_rope_tables(exec_, spec, context_.rope_tables);
 }
 
@@ -138,7 +182,8 @@ size_t GenerationPass::needed_workspace(const std::function<void()>& bind) {
       pages(static_cast<size_t>(table_width(limits_)));
   for (const int64_t most : {limits_.longest, int64_t{1}}) {
     GenerationRows rows{.sequences = {},
-                        .sampled = std::vector<int32_t>(static_cast<size_t>(limits_.sequences))};
+                        .sampled = std::vector<int32_t>(static_cast<size_t>(limits_.sequences)),
+                        .keys = std::vector<SamplingKey>(static_cast<size_t>(limits_.sequences))};
     for (int64_t left = limits_.tokens; left > 0 && std::ssize(rows.sequences) < limits_.sequences;) {
       const int64_t n = std::min(left, most);
       rows.sequences.push_back({.tokens = std::span(tokens).first(static_cast<size_t>(n)),
@@ -148,14 +193,9 @@ size_t GenerationPass::needed_workspace(const std::function<void()>& bind) {
     }
     run(rows);
   }
+  if (exec_.libraries && no_graphs_.empty()) no_graphs_ = exec_.libraries->not_capturable;
   exec_ = exec;
   return dry.workspace();
-}
-
-Tensor GenerationPass::upload(const Tensor& to, const void* from, std::initializer_list<int64_t> shape) {
-  const Tensor part = make_tensor(to.data, to.dtype, shape);
-  ops::upload(exec_, part, from);
-  return part;
 }
 
 void GenerationPass::copy_page(int32_t from, int32_t to) {
@@ -165,14 +205,16 @@ void GenerationPass::copy_page(int32_t from, int32_t to) {
       ops::copy(exec_, t.rows(from * page, page), t.rows(to * page, page));
 }
 
-void GenerationPass::run(const GenerationRows& rows) {
+void GenerationPass::upload(const GenerationRows& rows, int64_t padding, Rows& to) {
   const int64_t page = limits_.page_tokens;
-  std::vector<int32_t> ids, positions, slots, cu{0}, context, table;
-  size_t width = 1;
-  MicroBatch now = batch_;
-  PagedCache cache = cache_;
-  for (const GenerationRows::Sequence& s : rows.sequences) width = std::max(width, s.pages.size());
-  width = std::min(width, static_cast<size_t>(table_width(limits_)));
+  std::vector<int32_t> ids, positions, slots, cu{0}, context, table, sampled = rows.sampled;
+  // The width is an argument of kernels.
+  auto width = static_cast<size_t>(table_width(limits_));
+  if (!pads_) {
+    size_t most = 1;
+    for (const GenerationRows::Sequence& s : rows.sequences) most = std::max(most, s.pages.size());
+    width = std::min(width, most);
+  }
   for (const GenerationRows::Sequence& s : rows.sequences) {
     const auto count = static_cast<int64_t>(s.tokens.size()), end = s.first + count;
     NRL_CHECK(count > 0 && end <= limits_.longest && static_cast<int64_t>(s.pages.size()) * page >= end,
@@ -188,71 +230,139 @@ void GenerationPass::run(const GenerationRows& rows) {
     const size_t begin = table.size(), used = std::min(s.pages.size(), width);
     table.insert(table.end(), s.pages.begin(), s.pages.begin() + static_cast<std::ptrdiff_t>(used));
     table.resize(begin + width);
-    cache.longest = std::max(cache.longest, end);
+    to.cache.longest = std::max(to.cache.longest, end);
   }
-  const auto n = static_cast<int64_t>(ids.size()), s = static_cast<int64_t>(context.size());
-  sampled_ = static_cast<int64_t>(rows.sampled.size());
-  NRL_CHECK(n > 0 && n <= limits_.tokens && s <= limits_.sequences && sampled_ <= limits_.sequences,
-            "{} rows of {} sequences, {} sampled; {} and {} at most", n, s, sampled_, limits_.tokens,
+  std::vector<SamplingKey> keys = rows.keys;
+  for (int64_t i = 0; i < padding; ++i) {
+    sampled.push_back(static_cast<int32_t>(ids.size()));
+    ids.push_back(ids.front());
+    positions.push_back(positions.front());
+    slots.push_back(-1);
+    cu.push_back(static_cast<int32_t>(ids.size()));
+    context.push_back(context.front());
+    table.resize(table.size() + width);
+    std::copy_n(table.begin(), width, table.end() - static_cast<std::ptrdiff_t>(width));
+    if (!keys.empty()) keys.push_back(SamplingKey(keys.front()));
+  }
+  const auto n = static_cast<int64_t>(ids.size()), s = static_cast<int64_t>(context.size()),
+             r = static_cast<int64_t>(sampled.size()), k = static_cast<int64_t>(keys.size());
+  NRL_CHECK(n > 0 && n <= limits_.tokens && s <= limits_.sequences && r <= limits_.sequences,
+            "{} rows of {} sequences, {} sampled; {} and {} at most", n, s, r, limits_.tokens,
             limits_.sequences);
-  now.ids = upload(batch_.ids, ids.data(), {n});
-  now.positions = upload(batch_.positions, positions.data(), {n});
-  now.cu_seqlens = upload(batch_.cu_seqlens, cu.data(), {s + 1});
-  now.lengths.longest = cache.longest;
-  cache.slots = upload(cache_.slots, slots.data(), {n});
-  cache.context = upload(cache_.context, context.data(), {s});
-  cache.block_table = upload(cache_.block_table, table.data(), {s, static_cast<int64_t>(width)});
-  cache.sampled_rows = upload(cache_.sampled_rows, rows.sampled.data(), {sampled_});
-  now.cache = &cache;
-  stage_->execute(0, {.batches = {&now, 1}});
+  NRL_CHECK(k == 0 || k == r, "{} keys for {} rows", k, r);
+  if (in_flight_) exec_.device->synchronize(exec_.stream);
+  Packer block(block_, exec_.needed ? nullptr : exec_.device ? staging_.data() : block_);
+  to.batch.ids = block.put(DType::i32, ids, {n});
+  to.batch.positions = block.put(DType::i32, positions, {n});
+  to.batch.cu_seqlens = block.put(DType::i32, cu, {s + 1});
+  to.batch.lengths.longest = to.cache.longest;
+  to.cache.slots = block.put(DType::i32, slots, {n});
+  to.cache.context = block.put(DType::i32, context, {s});
+  to.cache.block_table = block.put(DType::i32, table, {s, static_cast<int64_t>(width)});
+  to.cache.sampled_rows = block.put(DType::i32, sampled, {r});
+  if (k > 0) {
+    std::vector<float> temperature;
+    std::vector<int64_t> seed, sample;
+    std::vector<int32_t> position;
+    for (const SamplingKey& key : keys) {
+      temperature.push_back(key.temperature);
+      seed.push_back(key.seed);
+      sample.push_back(key.sample);
+      position.push_back(key.position);
+    }
+    to.temperature = block.put(DType::f32, temperature, {k});
+    to.seed = block.put(DType::i64, seed, {k});
+    to.sample = block.put(DType::i64, sample, {k});
+    to.position = block.put(DType::i32, position, {k});
+  }
+  if (!exec_.device || exec_.needed) return;
+  exec_.device->copy(block_, staging_.data(), static_cast<size_t>(block.size()),
+                     device::CopyKind::host_to_device, exec_.stream);
+  in_flight_ = true;
 }
 
-std::vector<SampledToken> GenerationPass::sample(std::span<const SamplingKey> keys, int64_t vocabulary) {
-  const int64_t n = sampled_, ranks = context_.layout.tensor;
-  NRL_CHECK(static_cast<int64_t>(keys.size()) == n, "{} keys for {} rows", keys.size(), n);
-  if (n == 0) return {};
-  std::vector<float> temperature;
-  std::vector<int64_t> seed, sample;
-  std::vector<int32_t> position;
-  for (const SamplingKey& k : keys) {
-    temperature.push_back(k.temperature);
-    seed.push_back(k.seed);
-    sample.push_back(k.sample);
-    position.push_back(k.position);
+void GenerationPass::execute(const Rows& rows, bool samples) {
+  MicroBatch batch = rows.batch;
+  batch.cache = &rows.cache;
+  stage_->execute(0, {.batches = {&batch, 1}});
+  if (samples) sample(rows);
+}
+
+void GenerationPass::run(const GenerationRows& rows) {
+  const auto s = static_cast<int64_t>(rows.sequences.size());
+  sampled_ = static_cast<int64_t>(rows.sampled.size());
+  bool decodes = pads_ && sampled_ == s;
+  for (int64_t i = 0; decodes && i < s; ++i)
+    decodes = rows.sequences[static_cast<size_t>(i)].tokens.size() == 1 &&
+              rows.sampled[static_cast<size_t>(i)] == i;
+  last_ = std::make_unique<Rows>(
+      Rows{.batch = {}, .cache = cache_, .temperature = {}, .seed = {}, .sample = {}, .position = {}});
+  upload(rows, decodes ? padded_sequences(s, limits_.sequences) - s : 0, *last_);
+  const bool samples = !rows.keys.empty() && !rows.sample_later;
+  if (!decodes || !exec_.device || exec_.needed || !no_graphs_.empty()) return execute(*last_, samples);
+  Captured& captured = graphs_[{last_->cache.context.dim(0), samples}];
+  if (!std::exchange(captured.ran, true)) return execute(*last_, samples);
+  if (!captured.graph) {
+    device::Capture capture(*exec_.device, exec_.stream);
+    execute(*last_, samples);
+    captured.graph = device::Graph(*exec_.device, capture.end());
   }
+  captured.graph.launch(exec_.stream);
+  ++replays_;
+}
+
+void GenerationPass::sample() {
+  NRL_CHECK(last_ && last_->temperature.data, "a pass without keys is sampled");
+  if (exec_.device) ops::upload(exec_, context_.next_logits.rows(0, sampled_), logits_.data());
+  sample(*last_);
+}
+
+void GenerationPass::sample(const Rows& rows) {
+  const int64_t n = rows.position.dim(0), ranks = context_.layout.tensor;
   constexpr int64_t columns = ops::SamplePart::columns;
-  const Tensor parts = make_tensor(sampling_.parts.data, DType::f32, {ranks, n, columns}),
-               own = make_tensor(
-                   static_cast<float*>(sampling_.parts.data) + context_.layout.tensor_rank * n * columns,
-                   DType::f32, {n, columns}),
-               token = make_tensor(sampling_.token.data, DType::i32, {n}),
-               log_prob = make_tensor(sampling_.log_prob.data, DType::f32, {n});
+  const Tensor parts = make_tensor(parts_.data, DType::f32, {ranks, n, columns}),
+               own = make_tensor(static_cast<float*>(parts_.data) + context_.layout.tensor_rank * n * columns,
+                                 DType::f32, {n, columns});
+  auto* const results = static_cast<int32_t*>(results_.data);
   ops::sample_tokens(exec_, {.logits = context_.next_logits.rows(0, n),
-                             .temperature = upload(sampling_.temperature, temperature.data(), {n}),
-                             .seed = upload(sampling_.seed, seed.data(), {n}),
-                             .sample = upload(sampling_.sample, sample.data(), {n}),
-                             .position = upload(sampling_.position, position.data(), {n}),
-                             .tokens = vocabulary,
+                             .temperature = rows.temperature,
+                             .seed = rows.seed,
+                             .sample = rows.sample,
+                             .position = rows.position,
+                             .tokens = limits_.vocabulary > 0 ? limits_.vocabulary : vocabulary_,
                              .first_column = own_.begin,
                              .out = own});
   if (ranks > 1)
     (*context_.groups)[parallel::group::tp]
         .all_gather_async(view_of(own), view_of(parts), comm::StreamRef{exec_.stream})
         .wait();
-  ops::join_samples(exec_, {.parts = parts, .token = token, .log_prob = log_prob});
-  std::vector<int32_t> tokens(keys.size());
-  std::vector<float> log_probs(keys.size());
-  ops::download(exec_, token, tokens.data());
-  ops::download(exec_, log_prob, log_probs.data());
+  ops::join_samples(exec_, {.parts = parts,
+                            .token = make_tensor(results, DType::i32, {n}),
+                            .log_prob = make_tensor(results + n, DType::f32, {n})});
+}
+
+std::vector<SampledToken> GenerationPass::tokens() {
+  if (sampled_ == 0) return {};
+  NRL_CHECK(last_->position.data, "{} rows were sampled without keys", sampled_);
+  const auto n = static_cast<size_t>(last_->position.dim(0));
+  std::vector<int32_t> results(2 * n);
+  ops::download(exec_, make_tensor(results_.data, DType::i32, {static_cast<int64_t>(2 * n)}), results.data());
+  in_flight_ = false;
   std::vector<SampledToken> out;
-  for (size_t i = 0; i < keys.size(); ++i) out.push_back({tokens[i], log_probs[i]});
+  for (size_t i = 0; i < static_cast<size_t>(sampled_); ++i) {
+    SampledToken& t = out.emplace_back(SampledToken{.token = results[i]});
+    std::memcpy(&t.log_prob, &results[n + i], sizeof t.log_prob);
+  }
   return out;
 }
 
-std::span<const float> GenerationPass::logits() {
+std::span<float> GenerationPass::logits() {
   NRL_CHECK(context_.layout.tensor == 1, "logits of a part of the vocabulary");
-  logits_.resize(static_cast<size_t>(sampled_ * vocabulary_));
+  const auto size = static_cast<size_t>(sampled_ * vocabulary_);
+  if (!exec_.device) return {static_cast<float*>(context_.next_logits.data), size};
+  logits_.resize(size);
   ops::download(exec_, context_.next_logits.rows(0, sampled_), logits_.data());
+  in_flight_ = false;
   return logits_;
 }
 

@@ -4,21 +4,22 @@
 #include <chrono>
 #include <utility>
 
+#include "apps/rollout/likeliest.h"
 #include "core/base/error.h"
+#include "core/device/cpu/parallel.h"
 
 namespace nrl::rollout {
 
 LocalGenerator::LocalGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                                std::vector<model::ParameterView> views, const ops::Exec& exec,
-                               const GeneratorLimits& limits, const model::ModelLayout& layout,
+                               const model::GenerationLimits& limits, const model::ModelLayout& layout,
                                const parallel::Groups* groups)
-    : pass_(spec, parameters, std::move(views), exec, limits.pass, layout, groups),
-      scheduler_({.tokens = limits.pass.tokens, .sequences = limits.pass.sequences}, limits.pass.pages,
-                 limits.pass.page_tokens),
-      vocabulary_(limits.vocabulary > 0 ? limits.vocabulary : spec.vocab_size) {
-  NRL_CHECK(scheduler_.pages().pages_of(limits.pass.longest) <= limits.pass.pages,
-            "sequences of {} tokens in {} pages of {}", limits.pass.longest, limits.pass.pages,
-            limits.pass.page_tokens);
+    : pass_(spec, parameters, std::move(views), exec, limits, layout, groups),
+      scheduler_({.tokens = limits.tokens, .sequences = limits.sequences}, limits.pages, limits.page_tokens),
+      threads_(std::max(exec.threads, 1)),
+      vocabulary_(std::min(limits.vocabulary > 0 ? limits.vocabulary : spec.vocab_size, spec.vocab_size)) {
+  NRL_CHECK(scheduler_.pages().pages_of(limits.longest) <= limits.pages,
+            "sequences of {} tokens in {} pages of {}", limits.longest, limits.pages, limits.page_tokens);
 }
 
 void LocalGenerator::submit(std::span<const Request> requests, const SamplingOptions& options) {
@@ -53,7 +54,9 @@ void LocalGenerator::submit(std::span<const Request> requests, const SamplingOpt
               .tokens = prompt,
               .prompt = size,
               .completion = {.id = requests[i].id, .ids = {}, .log_probs = {}, .weight_version = version_},
-              .options = shared});
+              .options = shared,
+              .seed = requests[i].seed.value_or(options.seed),
+              .sample = requests[i].seed ? 0 : requests[i].id});
   }
 }
 
@@ -73,7 +76,6 @@ void LocalGenerator::run(const Pass& pass) {
   for (const auto& [from, to] : pass.copies) pass_.copy_page(from, to);
   model::GenerationRows rows;
   std::vector<int64_t> sampled;
-  std::vector<model::SamplingKey> keys;
   int64_t row = 0;
   for (const PassRows& r : pass.rows) {
     const std::vector<int32_t>& tokens = sequences_.at(r.sequence).tokens;
@@ -86,15 +88,17 @@ void LocalGenerator::run(const Pass& pass) {
       const Sequence& s = sequences_.at(id);
       rows.sampled.push_back(static_cast<int32_t>(row - 1));
       sampled.push_back(id);
-      keys.push_back({.temperature = static_cast<float>(s.options->temperature),
-                      .seed = static_cast<int64_t>(s.options->seed),
-                      .sample = s.completion.id,
-                      .position = static_cast<int32_t>(s.tokens.size())});
+      rows.keys.push_back({.temperature = static_cast<float>(s.options->temperature),
+                           .seed = static_cast<int64_t>(s.seed),
+                           .sample = s.sample,
+                           .position = static_cast<int32_t>(s.tokens.size())});
     }
   }
+  rows.sample_later = std::any_of(sampled.begin(), sampled.end(),
+                                  [this](int64_t id) { return sequences_.at(id).options->restricted(); });
   pass_.run(rows);
-  const bool by_host = !sampled.empty() && sequences_.at(sampled.front()).options->choose;
-  const std::vector<model::SampledToken> next = by_host ? chosen(sampled) : pass_.sample(keys, vocabulary_);
+  if (rows.sample_later) restrict(sampled);
+  const std::vector<model::SampledToken> next = pass_.tokens();
   ++counts_.passes;
   const int64_t prompts =
       row - static_cast<int64_t>(std::count_if(pass.rows.begin(), pass.rows.end(), [this](const PassRows& r) {
@@ -108,18 +112,16 @@ void LocalGenerator::run(const Pass& pass) {
   for (size_t i = 0; i < next.size(); ++i) append(sampled[i], next[i]);
 }
 
-std::vector<model::SampledToken> LocalGenerator::chosen(std::span<const int64_t> sequences) {
-  const std::span<const float> logits = pass_.logits();
-  const auto rows = static_cast<size_t>(pass_.vocabulary()),
-             usable = static_cast<size_t>(std::min(vocabulary_, pass_.vocabulary()));
-  std::vector<model::SampledToken> next;
-  for (size_t i = 0; i < sequences.size(); ++i) {
-    const Sequence& s = sequences_.at(sequences[i]);
-    NRL_CHECK(s.options->choose, "request {} leaves the choice to the device, others do not",
-              s.completion.id);
-    next.push_back({.token = s.options->choose(s.completion.id, logits.subspan(i * rows, usable))});
-  }
-  return next;
+void LocalGenerator::restrict(std::span<const int64_t> sequences) {
+  const std::span<float> logits = pass_.logits();
+  const auto vocabulary = static_cast<size_t>(pass_.vocabulary());
+  cpu::parallel_tasks(threads_, std::ssize(sequences), [&](int64_t i, int64_t) {
+    const SamplingOptions& options = *sequences_.at(sequences[static_cast<size_t>(i)]).options;
+    if (options.restricted())
+      keep_likeliest(logits.subspan(static_cast<size_t>(i) * vocabulary, vocabulary), vocabulary_,
+                     {.temperature = options.temperature, .top_k = options.top_k, .top_p = options.top_p});
+  });
+  pass_.sample();
 }
 
 void LocalGenerator::append(int64_t sequence, const model::SampledToken& sampled) {
@@ -130,7 +132,7 @@ void LocalGenerator::append(int64_t sequence, const model::SampledToken& sampled
          s.completion.id, s.tokens.size());
   s.tokens.push_back(sampled.token);
   s.completion.ids.push_back(sampled.token);
-  if (!s.options->choose) s.completion.log_probs.push_back(sampled.log_prob);
+  s.completion.log_probs.push_back(sampled.log_prob);
   const std::vector<int32_t>& stops = s.options->stop_ids;
   const bool stopped = std::find(stops.begin(), stops.end(), sampled.token) != stops.end(),
              asked = s.options->on_token && s.options->on_token(s.completion.id, sampled.token),
@@ -150,6 +152,7 @@ void LocalGenerator::weights_changed(int64_t version) {
 GeneratorCounts LocalGenerator::counts() const {
   GeneratorCounts c = counts_;
   c.preemptions = scheduler_.preemptions();
+  c.replays = pass_.replays();
   return c;
 }
 

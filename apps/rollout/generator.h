@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "apps/model/generation_pass.h"
@@ -22,15 +23,15 @@ namespace nrl::rollout {
 struct SamplingOptions {
   int64_t max_new_tokens = 0;
   double temperature = 1;              ///< 0: greedy
+  int64_t top_k = 0;                   ///< sample from the K most likely tokens; 0: from all
+  double top_p = 1;                    ///< sample from the most likely tokens with this total probability
   std::vector<int32_t> stop_ids = {};  ///< end a sequence; the token belongs to it
   uint64_t seed = 0;
   /// Called with each token as soon as it is sampled; true ends the sequence as a stop token does. May be
   /// empty.
   std::function<bool(int64_t id, int32_t token)> on_token = {};
-  /// Chooses the next token of a sequence from its logits of the tokens that may be sampled, in host memory,
-  /// instead of the device; completions then have no log-probabilities. All sequences in progress have it or
-  /// none. Not with tensor parallelism. May be empty.
-  std::function<int32_t(int64_t id, std::span<const float> logits)> choose = {};
+  /// The likeliest tokens are found on the host. Not with tensor parallelism.
+  bool restricted() const { return temperature > 0 && (top_k > 0 || top_p < 1); }
 };
 
 /// A sequence to generate. Requests of one submit() that follow each other with the same prompt object share
@@ -40,6 +41,8 @@ struct Request {
   /// text.
   int64_t id = 0;
   std::shared_ptr<const std::vector<int32_t>> prompt;  ///< at least one token
+  /// Given: the seed of its random numbers, which then do not depend on the id, as if it were 0.
+  std::optional<uint64_t> seed = {};
 };
 
 enum class Finish : uint8_t { stop, length };
@@ -47,8 +50,8 @@ enum class Finish : uint8_t { stop, length };
 struct Completion {
   int64_t id = 0;
   std::vector<int32_t> ids;  ///< without the prompt
-  /// Holds the log-probability of each id in softmax(logits / temperature), in softmax(logits) where greedy.
-  /// Empty with `choose`.
+  /// Holds the log-probability of each id in softmax(logits / temperature), of the tokens that may be sampled
+  /// where top_k or top_p leaves some out; in softmax(logits) where greedy.
   std::vector<float> log_probs;
   Finish finish = Finish::stop;
   int64_t weight_version = 0;
@@ -68,25 +71,21 @@ class Generator {
   virtual void weights_changed(int64_t version) = 0;
 };
 
-struct GeneratorLimits {
-  model::GenerationLimits pass = {};
-  int64_t vocabulary = 0;  ///< tokens from this one on are never sampled; 0: the model's vocabulary
-};
-
 /// The passes that have been executed. Decoding passes have only rows of the newest tokens of sequences.
 struct GeneratorCounts {
   int64_t passes = 0, prompt_tokens = 0, sampled_tokens = 0, preemptions = 0;
   int64_t decoded_tokens = 0;                      ///< sampled by decoding passes
+  int64_t replays = 0;                             ///< passes that a CUDA graph executed
   double prefill_seconds = 0, decode_seconds = 0;  ///< of the passes with rows of prompts, and of the others
 };
 
 /// Continuous batching over model::GenerationPass. With tensor parallelism every rank makes the same calls.
 class LocalGenerator final : public Generator {
  public:
-  /// Arguments as for model::GenerationPass. `limits.pass.longest` tokens must fit into its pages.
+  /// Arguments as for model::GenerationPass. `limits.longest` tokens must fit into its pages.
   LocalGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                  std::vector<model::ParameterView> views, const ops::Exec& exec,
-                 const GeneratorLimits& limits, const model::ModelLayout& layout = {},
+                 const model::GenerationLimits& limits, const model::ModelLayout& layout = {},
                  const parallel::Groups* groups = nullptr);
 
   void submit(std::span<const Request> requests, const SamplingOptions& options) override;
@@ -96,6 +95,8 @@ class LocalGenerator final : public Generator {
   const Pages& pages() const { return scheduler_.pages(); }
   GeneratorCounts counts() const;
   model::GenerationMemory memory() const { return pass_.memory(); }
+  /// As GenerationPass::no_graphs().
+  const std::string& no_graphs() const { return pass_.no_graphs(); }
 
  private:
   struct Sequence {
@@ -103,13 +104,16 @@ class LocalGenerator final : public Generator {
     int64_t prompt = 0;           ///< tokens of the prompt
     Completion completion = {};
     std::shared_ptr<const SamplingOptions> options = {};
+    uint64_t seed = 0;
+    int64_t sample = 0;
   };
   void run(const Pass& pass);
-  std::vector<model::SampledToken> chosen(std::span<const int64_t> sequences);
+  void restrict(std::span<const int64_t> sequences);
   void append(int64_t sequence, const model::SampledToken& sampled);
 
   model::GenerationPass pass_;
   Scheduler scheduler_;
+  int threads_;
   int64_t vocabulary_, version_ = 0;
   std::map<int64_t, Sequence> sequences_;
   std::deque<Completion> done_;

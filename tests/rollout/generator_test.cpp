@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <memory>
+#include <utility>
 
 #include "core/base/error.h"
+#include "core/ops/transfer.h"
 #include "tests/catch.h"
 #include "tests/model/tiny_model.h"
 
@@ -36,8 +39,8 @@ std::vector<model::ParameterView> weights_of(TinyModel& m) {
 
 LocalGenerator generator(TinyModel& m, model::GenerationLimits limits, int64_t vocabulary = 0) {
   limits.longest = longest;
-  return LocalGenerator(m.spec_, m.parameters_, weights_of(m), m.exec_,
-                        {.pass = limits, .vocabulary = vocabulary});
+  limits.vocabulary = vocabulary;
+  return LocalGenerator(m.spec_, m.parameters_, weights_of(m), m.exec_, limits);
 }
 
 /// 3 prompts of 1, 4 and 6 tokens with 2, 5 and 1 samples.
@@ -55,12 +58,14 @@ std::vector<Request> requests() {
 
 using Completions = std::map<int64_t, Completion>;
 
-Completions all_of(LocalGenerator& g, const std::vector<Request>& of, const SamplingOptions& options) {
+/// `count`: all requests in progress, if some were submitted before; 0: none were.
+Completions all_of(LocalGenerator& g, const std::vector<Request>& of, const SamplingOptions& options,
+                   size_t count = 0) {
   g.submit(of, options);
   Completions all;
   while (std::optional<Completion> c = g.next()) REQUIRE(all.emplace(c->id, std::move(*c)).second);
   REQUIRE(g.pages().free() == g.pages().count());
-  REQUIRE(all.size() == of.size());
+  REQUIRE(all.size() == (count > 0 ? count : of.size()));
   return all;
 }
 
@@ -198,29 +203,145 @@ TEST_CASE("only tokens of the tokenizer are sampled; requests are checked", "[ro
   CHECK(g.next()->weight_version == 3);
 }
 
-TEST_CASE("the host may choose tokens from logits, and a sequence may fill all positions", "[rollout]") {
+TEST_CASE("a sequence may fill all positions; passes of prompts and of decoding are counted", "[rollout]") {
   TinyModel m(test::tiny_configs().begin()->second, ops::cpu_kernels(cpu::best_isa()), 1);
   const std::vector<Request> of = requests();
   LocalGenerator g = generator(m, {.tokens = 64, .sequences = 16, .pages = 40, .page_tokens = 4}, 5);
-  SamplingOptions options{.max_new_tokens = 7, .temperature = 0};  // 6 + 7 - 1 tokens have rows
-  const Completions device = all_of(g, of, options);
-  std::map<int64_t, int> asked;
-  options.choose = [&](int64_t id, std::span<const float> logits) {
-    ++asked[id];
-    REQUIRE(logits.size() == 5);
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  };
-  const Completions host = all_of(g, of, options);
-  for (const auto& [id, c] : host) {
-    CHECK(c.ids == device.at(id).ids);
-    CHECK(asked[id] == 7);
-    CHECK(c.log_probs.empty());
-  }
+  for (const auto& [id, c] : all_of(g, of, {.max_new_tokens = 7, .temperature = 0}))  // 6 + 7 - 1 have rows
+    CHECK(c.ids.size() == 7);
   const rollout::GeneratorCounts counts = g.counts();
-  CHECK(counts.sampled_tokens == 2 * 8 * 7);
+  CHECK(counts.sampled_tokens == 8 * 7);
   CHECK(counts.decoded_tokens > 0);
   CHECK(counts.decoded_tokens < counts.sampled_tokens);
   CHECK((counts.prefill_seconds > 0 && counts.decode_seconds > 0));
+  CHECK(counts.replays == 0);
+}
+
+TEST_CASE("top-k and top-p leave tokens out, whatever else is generated", "[rollout]") {
+  TinyModel m(test::tiny_configs()[2].second, ops::cpu_kernels(cpu::best_isa()), 2);
+  LocalGenerator g = generator(m, {.tokens = 64, .sequences = 16, .pages = 40, .page_tokens = 4}, 5);
+  const std::vector<Request> of = requests();
+  const SamplingOptions free{.max_new_tokens = 6, .temperature = 3, .seed = 4};
+  SamplingOptions options = free;
+  // Without a token left out, the same choices.
+  options.top_k = 5;
+  const Completions unlimited = all_of(g, of, free), all_five = all_of(g, of, options);
+  for (const auto& [id, c] : all_five) CHECK(c.ids == unlimited.at(id).ids);
+  // One token is left, which greedy sampling takes too, with certainty.
+  const Completions greedy = all_of(g, of, {.max_new_tokens = 6, .temperature = 0});
+  for (const auto& [top_k, top_p] : {std::pair{1, 1.0}, {0, 0.0}}) {
+    options.top_k = top_k, options.top_p = top_p;
+    for (const auto& [id, c] : all_of(g, of, options)) {
+      CHECK(c.ids == greedy.at(id).ids);
+      for (const float log_prob : c.log_probs) CHECK(std::abs(log_prob) < 1e-6f);
+    }
+  }
+  // Two: other texts than greedy, and a pass may have sequences of both kinds.
+  options.top_k = 2, options.top_p = 1;
+  const Completions two = all_of(g, of, options);
+  int64_t others = 0;
+  for (const auto& [id, c] : two) {
+    others += c.ids != greedy.at(id).ids && c.ids != unlimited.at(id).ids;
+    for (const float log_prob : c.log_probs) CHECK(log_prob <= 0);
+  }
+  CHECK(others > 0);
+  g.submit(std::span(of).first(4), options);
+  g.submit(std::span(of).subspan(4), free);
+  while (std::optional<Completion> c = g.next())
+    CHECK(c->ids == (c->id < 104 ? two : unlimited).at(c->id).ids);
+}
+
+TEST_CASE("a request with a seed of its own has its text under any number", "[rollout]") {
+  TinyModel m(test::tiny_configs()[2].second, ops::cpu_kernels(cpu::best_isa()), 1);
+  LocalGenerator g = generator(m, {.tokens = 64, .sequences = 16, .pages = 40, .page_tokens = 4});
+  std::vector<Request> of = requests();
+  for (Request& r : of) r.seed = 9;
+  const Completions same = all_of(g, of, {.max_new_tokens = 6, .seed = 1});
+  for (int64_t id = 103; id <= 106; ++id) CHECK(same.at(id).ids == same.at(102).ids);
+  of.assign(1, {.id = 0, .prompt = of[2].prompt});
+  CHECK(all_of(g, of, {.max_new_tokens = 6, .seed = 9}).at(0).ids == same.at(102).ids);
+}
+
+namespace {
+
+/// A generator of a tiny model whose weights are on the simulated device, where work is deferred.
+struct OnDevice {
+  explicit OnDevice(TinyModel& m, const model::GenerationLimits& limits)
+      : stream(*runtime), libraries(ops::open_sim_libraries(*runtime, {})) {
+    runtime->bind_thread();
+    exec.kernels = &ops::sim_kernels();
+    exec.reduction_blocks = ops::gpu_partials;
+    exec.multiprocessors = runtime->properties().multiprocessors;
+    exec.device = runtime.get();
+    exec.stream = stream.get();
+    exec.libraries = libraries.get();
+    std::vector<model::ParameterView> views = weights_of(m);
+    for (model::ParameterView& view : views) {
+      weights.emplace_back(*runtime, device::Memory::Kind::device, static_cast<size_t>(view.weight.bytes()));
+      const void* const host = std::exchange(view.weight.data, weights.back().data());
+      ops::upload(exec, view.weight, host);
+    }
+    generator = std::make_unique<LocalGenerator>(m.spec_, m.parameters_, std::move(views), exec, limits);
+  }
+  std::unique_ptr<device::Runtime> runtime = device::open_sim();
+  device::Stream stream;
+  std::unique_ptr<ops::Libraries> libraries;
+  ops::Exec exec;
+  std::vector<device::Memory> weights;
+  std::unique_ptr<LocalGenerator> generator;
+};
+
+}  // namespace
+
+TEST_CASE("a GPU replays decoding passes as graphs, with the same bits", "[rollout][sim]") {
+  for (const auto& [name, config] : test::tiny_configs()) {
+    INFO(name);
+    const bool capacity = name.find("capacity") != std::string::npos;
+    TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1);
+    const std::vector<Request> of = requests();
+    model::GenerationLimits limits{
+        .tokens = 64, .sequences = 16, .longest = longest, .pages = 40, .page_tokens = 4};
+    LocalGenerator on_host = generator(m, limits);
+    OnDevice replayed(m, limits);
+    limits.graphs = false;
+    OnDevice immediate(m, limits);
+    CHECK(replayed.generator->no_graphs().empty() == !capacity);
+    CHECK(!immediate.generator->no_graphs().empty());
+    for (const uint64_t seed : {1, 2, 3}) {
+      SamplingOptions options{.max_new_tokens = 3, .seed = seed};
+      if (seed == 3) options.top_k = 4;
+      // Decoding passes of 8, of 7, of 3, which are padded to 4, and of 1.
+      const auto all = [&](LocalGenerator& g) {
+        SamplingOptions longer = options;
+        longer.max_new_tokens = 6;
+        g.submit(std::span(of).subspan(1, 2), longer);
+        longer.max_new_tokens = 7;
+        g.submit(std::span(of).last(1), longer);
+        longer.max_new_tokens = 2;
+        g.submit(std::span(of).first(1), longer);
+        return all_of(g, {of.begin() + 3, of.end() - 1}, options, of.size());
+      };
+      const Completions host = all(on_host), a = all(*replayed.generator), b = all(*immediate.generator);
+      for (const auto& [id, c] : a) {
+        CHECK(c.ids == b.at(id).ids);
+        CHECK(c.log_probs == b.at(id).log_probs);
+        if (!capacity) CHECK(c.ids == host.at(id).ids);
+      }
+      if (!capacity && seed < 3) check_log_probs(m, of, a);
+    }
+    CHECK((replayed.generator->counts().replays > 8) == !capacity);
+    CHECK(immediate.generator->counts().replays == 0);
+    CHECK(replayed.generator->counts().passes == immediate.generator->counts().passes);
+  }
+}
+
+TEST_CASE("decoding passes are padded to few numbers of sequences", "[rollout]") {
+  using model::padded_sequences;
+  for (const auto& [sequences, padded] :
+       std::vector<std::pair<int64_t, int64_t>>{{1, 1}, {2, 2}, {3, 4}, {5, 8}, {8, 8}, {9, 16}, {250, 256}})
+    CHECK(padded_sequences(sequences, 256) == padded);
+  CHECK(padded_sequences(3, 3) == 3);
+  CHECK(padded_sequences(18, 20) == 20);
 }
 
 TEST_CASE("the memory of generation is known without allocating it", "[rollout]") {

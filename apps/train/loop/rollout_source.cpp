@@ -126,11 +126,17 @@ RolloutSource::RolloutSource(Run& run)
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
     const plan::GenerationPlan plan = generation_of(run, others);
-    tools_->generator = std::make_unique<rollout::LocalGenerator>(
-        run.plan().spec, run.plan().parameters, std::move(views), run.engine->exec(),
-        rollout::GeneratorLimits{.pass = plan.limits, .vocabulary = tools_->tokenizer->vocab_size()},
-        plan.layout, &run.placement.groups());
+    model::GenerationLimits limits = plan.limits;
+    limits.vocabulary = tools_->tokenizer->vocab_size();
+    auto generator = std::make_unique<rollout::LocalGenerator>(run.plan().spec, run.plan().parameters,
+                                                               std::move(views), run.engine->exec(), limits,
+                                                               plan.layout, &run.placement.groups());
     notes_.push_back("generation of " + plan.text());
+    if (run.plan().device == DeviceType::cuda)
+      notes_.push_back(generator->no_graphs().empty()
+                           ? "generation replays decoding passes as CUDA graphs"
+                           : "generation without CUDA graphs: " + generator->no_graphs());
+    tools_->generator = std::move(generator);
     tools_->rewards = std::make_unique<reward::Rewards>(reward::parse_specs(c.reward), c.logger.log_dir);
     for (std::string& note : tools_->rewards->notes()) notes_.push_back("reward " + note);
     for (const data::Prompts* prompts :

@@ -2,14 +2,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <deque>
-#include <numeric>
 #include <optional>
 #include <utility>
 
 #include "core/base/error.h"
-#include "core/base/philox.h"
 #include "core/base/text.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
@@ -18,41 +15,6 @@
 #include "core/trace/trace.h"
 
 namespace nrl::train {
-
-int32_t sample_token(std::span<const float> logits, const SamplingOptions& options, float uniform,
-                     std::vector<int32_t>& order) {
-  const auto n = static_cast<int64_t>(logits.size());
-  if (options.temperature == 0)
-    return static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
-  order.resize(logits.size());
-  std::iota(order.begin(), order.end(), 0);
-  auto likelier = [&](int32_t a, int32_t b) {
-    const float x = logits[a], y = logits[b];
-    return x != y ? x > y : a < b;
-  };
-  const int64_t keep = options.top_k > 0 ? std::min(options.top_k, n) : n;
-  if (keep < n) std::nth_element(order.begin(), order.begin() + keep - 1, order.end(), likelier);
-  order.resize(static_cast<size_t>(keep));
-  if (options.top_p < 1) std::sort(order.begin(), order.end(), likelier);
-  const float top = logits[*std::min_element(order.begin(), order.end(), likelier)];
-  // Kept, because the exponentials of a large vocabulary take longer than the choice.
-  thread_local std::vector<double> weights;
-  weights.resize(order.size());
-  double total = 0;
-  for (size_t i = 0; i < order.size(); ++i)
-    total += weights[i] = std::exp((static_cast<double>(logits[order[i]] - top)) / options.temperature);
-  if (options.top_p < 1) {
-    double sum = 0;
-    size_t count = 0;
-    while (count < order.size() && (count == 0 || sum < options.top_p * total)) sum += weights[count++];
-    order.resize(count);
-    total = sum;
-  }
-  double left = static_cast<double>(uniform) * total;
-  for (size_t i = 0; i < order.size(); ++i)
-    if ((left -= weights[i]) < 0) return order[i];
-  return order.back();
-}
 
 TextStream::TextStream(const data::Tokenizer& tokenizer, std::vector<int32_t> prompt)
     : tokenizer_(tokenizer), ids_(std::move(prompt)), shown_(tokenizer.decode(ids_).size()) {}
@@ -137,9 +99,7 @@ void TextGenerator::reserve(int64_t longest, int64_t sequences) {
   std::vector<model::ParameterView> views;
   for (const Tensor& weight : weights_) views.push_back({weight, {}});
   constexpr int64_t chunk_tokens = 128;  // prompt tokens of a pass
-  rollout::GeneratorLimits limits{.vocabulary = tokenizer_.vocab_size()};
-  model::GenerationLimits& pass = limits.pass;
-  pass.longest = longest_;
+  model::GenerationLimits pass{.longest = longest_, .vocabulary = tokenizer_.vocab_size(), .graphs = graphs_};
   const int64_t of_sequence = (longest_ + pass.page_tokens - 1) / pass.page_tokens;
   const int64_t page = model::GenerationPass::page_bytes(spec_, {}, pass.page_tokens,
                                                          views[parameters_.embedding].weight.dtype);
@@ -150,7 +110,7 @@ void TextGenerator::reserve(int64_t longest, int64_t sequences) {
                                             sequences_ * (of_sequence + 1));
   pass.sequences = sequences_;
   pass.tokens = sequences_ == 1 ? std::min(chunk_tokens, longest_) : std::max(4 * chunk_tokens, sequences_);
-  generator_ = std::make_unique<rollout::LocalGenerator>(spec_, parameters_, std::move(views), exec_, limits);
+  generator_ = std::make_unique<rollout::LocalGenerator>(spec_, parameters_, std::move(views), exec_, pass);
 }
 
 bool TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {
@@ -183,28 +143,19 @@ void TextGenerator::generate(std::span<const data::Prompt> prompts, int64_t samp
                              const std::function<void(size_t, bool)>& done) {
   struct Growing {
     const data::Prompt& prompt;
-    PhiloxStream random;
     TextStream text;
     TextEnd end;
-    uint64_t made = 0;
   };
   std::deque<Growing> all;
   for (const data::Prompt& prompt : prompts)
     for (int64_t i = 0; i < samples; ++i)
-      all.push_back({prompt, PhiloxStream(options.seed + all.size(), "generate"),
-                     TextStream(tokenizer_, prompt.ids), TextEnd(prompt.end_text)});
+      all.push_back({prompt, TextStream(tokenizer_, prompt.ids), TextEnd(prompt.end_text)});
   const auto show = [&](int64_t i, const std::string& piece) {
     if (!piece.empty()) print(static_cast<size_t>(i), piece);
   };
-  std::vector<int32_t> order;
   const rollout::GeneratorCounts before = generator_->counts();
   const auto begin = std::chrono::steady_clock::now();
   speed_.first_token_seconds = 0;
-  const auto choose = [&](int64_t id, std::span<const float> logits) {
-    Growing& g = all[static_cast<size_t>(id)];
-    const trace::Range range("sample_token");
-    return sample_token(logits, options, g.random.uniform(g.made++), order);
-  };
   const auto on_token = [&](int64_t id, int32_t token) {
     if (speed_.first_token_seconds == 0)
       speed_.first_token_seconds =
@@ -218,14 +169,18 @@ void TextGenerator::generate(std::span<const data::Prompt> prompts, int64_t samp
   for (size_t p = 0; p < prompts.size(); ++p) {
     const auto ids = std::make_shared<const std::vector<int32_t>>(prompts[p].ids);
     std::vector<rollout::Request> requests;
-    for (int64_t i = 0; i < samples; ++i)
-      requests.push_back({.id = static_cast<int64_t>(p) * samples + i, .prompt = ids});
+    for (int64_t i = 0; i < samples; ++i) {
+      const int64_t id = static_cast<int64_t>(p) * samples + i;
+      requests.push_back({.id = id, .prompt = ids, .seed = options.seed + static_cast<uint64_t>(id)});
+    }
     // The last token needs no position.
     const int64_t room = length_of(prompts[p]) + 1 - std::ssize(*ids);
     generator_->submit(requests, {.max_new_tokens = std::min(max_tokens_, room),
+                                  .temperature = options.temperature,
+                                  .top_k = options.top_k,
+                                  .top_p = options.top_p,
                                   .stop_ids = prompts[p].end_ids,
-                                  .on_token = on_token,
-                                  .choose = choose});
+                                  .on_token = on_token});
   }
   while (const std::optional<rollout::Completion> c = generator_->next()) {
     show(c->id, all[static_cast<size_t>(c->id)].end.rest());

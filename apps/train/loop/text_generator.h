@@ -22,11 +22,6 @@ struct SamplingOptions {
   uint64_t seed = 0;
 };
 
-/// Samples a token from softmax(logits / temperature), restricted by top-k, then by top-p. `uniform`: a
-/// random number in [0, 1). `order`: scratch memory.
-int32_t sample_token(std::span<const float> logits, const SamplingOptions& options, float uniform,
-                     std::vector<int32_t>& order);
-
 /// Decodes a growing sequence of tokens incrementally, in pieces of whole characters.
 class TextStream {
  public:
@@ -97,6 +92,8 @@ class TextGenerator {
                const std::function<void(size_t, const Text&)>& done);
 
   const GenerationSpeed& speed() const { return speed_; }
+  /// Off: no CUDA graphs, so that a profile has the times of kernels. Before the first prompt.
+  void use_graphs(bool on) { graphs_ = on; }
 
  private:
   int64_t length_of(const data::Prompt& prompt) const;
@@ -114,6 +111,7 @@ class TextGenerator {
   ops::Exec exec_;
   std::unique_ptr<rollout::LocalGenerator> generator_;
   int64_t longest_ = 0, sequences_ = 0;  ///< that it has room for
+  bool graphs_ = true;
   GenerationSpeed speed_;
 };
 
