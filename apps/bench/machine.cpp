@@ -25,14 +25,6 @@ namespace {
 
 constexpr int64_t pattern_elements = 1 << 18;
 
-// The largest cache of the processor according to the system.
-size_t processor_cache() {
-  long most = 0;
-  for (const int level : {_SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE})
-    most = std::max(most, sysconf(level));
-  return static_cast<size_t>(most);
-}
-
 const std::vector<float>& normal_pattern() {
   static const std::vector<float> pattern = [] {
     std::vector<float> values(pattern_elements);
@@ -79,7 +71,7 @@ Machine::Machine(const std::string& device, bool quick) : quick_(quick) {
     exec_.threads = cpu::available_cores();
     cpu::use_threads(exec_.threads);
     name_ = processor_text(exec_.threads);
-    cache_bytes_ = processor_cache();
+    cache_bytes_ = machine::processor_cache();
     return;
   }
   accelerator_ = train::open_accelerator(0, {});

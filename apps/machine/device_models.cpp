@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 
+#include <unistd.h>
+
 #include "core/base/error.h"
 #include "core/device/cpu/features.h"
 #include "core/device/cpu/memory.h"
@@ -252,6 +254,13 @@ DeviceModel cpu_model(double flops, double copy) {
 }
 
 }  // namespace
+
+size_t processor_cache() {
+  long most = 0;
+  for (const int level : {_SC_LEVEL2_CACHE_SIZE, _SC_LEVEL3_CACHE_SIZE})
+    most = std::max(most, sysconf(level));
+  return static_cast<size_t>(most);
+}
 
 DeviceModel measure_cpu_model(int ranks, int threads) {
   // Shared resources are measured with the threads of all ranks and divided by the ranks.

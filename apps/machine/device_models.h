@@ -67,6 +67,9 @@ const DeviceModel* model_of_device(const device::Properties& device);
 /// bandwidth are measured.
 DeviceModel measure_cpu_model(int ranks, int threads);
 
+/// Bytes of the largest cache of this machine's processor according to the system; 0: it does not say.
+size_t processor_cache();
+
 /// A GPU that runs `recipe`: a B200 for attention with FP8 operands and for MXFP8, else an H100.
 device::Properties usual_properties(const precision::Recipe& recipe);
 /// The model of that GPU, or of `threads` threads on a CPU with AVX-512, whose

@@ -6,6 +6,8 @@
 #include <optional>
 
 #include "apps/plan/nodes.h"
+#include "apps/planner/gemm_times.h"
+#include "apps/planner/window_rates.h"
 #include "apps/predict/step_time.h"
 #include "apps/profile/summary.h"
 #include "apps/profile/verdicts.h"
@@ -30,7 +32,8 @@ const machine::DeviceModel* gpu_of(const std::string& device) {
 
 class Pricing {
  public:
-  Pricing(const profile::Profile& profile, const ConfigResult& config) : profile_(profile) {
+  Pricing(const profile::Profile& profile, const ConfigResult& config)
+      : profile_(profile), tf32_(config.config.kernels.tf32) {
     const Config& c = config.config;
     const std::vector<int> local = plan::local_sizes(c, profile.facts.world);
     const int threads =
@@ -40,16 +43,45 @@ class Pricing {
     if (name != "cpu" && !gpu) return;
     const machine::DeviceModel model =
         with_links(gpu ? *gpu : machine::measure_cpu_model(local.front(), threads));
-    device_ = std::make_unique<predict::ModeledDevice>(model, c.kernels.tf32, threads);
-    const std::optional<predict::StepEstimate> now = estimate({});
-    const double busy = profile::utilization(profile.split) * profile.split.wall;
-    if (now && now->computing() > 0 && busy > 0)
-      device_ = std::make_unique<predict::ModeledDevice>(slowed(model, busy / now->computing()),
-                                                         c.kernels.tf32, threads);
+    device_ = std::make_unique<predict::ModeledDevice>(model, tf32_, threads);
+    std::optional<predict::DryStages> now = stages({});
+    if (!now) return;
+    // Calls that the profile has no times of are as much slower than the model as the others.
+    const double busy = profile::utilization(profile.split) * profile.split.wall,
+                 computing = now->estimate().computing();
+    WindowRates rates = window_rates(profile, *now, std::string(model.name));
+    activations_ = activations_of(*now);
+    now.reset();  // it refers to the device
+    const machine::DeviceModel own = busy > 0 && computing > 0 ? slowed(model, busy / computing) : model;
+    rates_ = std::move(rates.profile);
+    copy_ = model.copy;
+    device_ = std::make_unique<predict::ModeledDevice>(own, tf32_, threads, rates_);
+    if (!gpu) gemms_ = std::make_unique<GemmTimes>(c.kernels, threads);
   }
 
   /// The step with these overrides; unset if they are refused or do not fit.
-  std::optional<predict::StepEstimate> estimate(const std::vector<std::string>& overrides) const {
+  std::optional<predict::StepEstimate> estimate(const std::vector<std::string>& overrides) {
+    std::optional<predict::DryStages> then = stages(overrides);
+    if (!then) return std::nullopt;
+    const double kept = kept_traffic(*then);
+    bool added = false;
+    if (gemms_)
+      for (const predict::DryStages::Stage& stage : then->stages())
+        added |= add_gemms(stage.step.calls, *gemms_, rates_);
+    const auto estimated = [&](const predict::DryStages& of) {
+      predict::StepEstimate e = of.estimate();
+      e.compute += kept;
+      e.step += kept;
+      return e;
+    };
+    if (!added) return estimated(*then);
+    then.reset();  // it refers to the device
+    device_ = std::make_unique<predict::ModeledDevice>(device_->model(), tf32_, device_->threads(), rates_);
+    return estimated(*stages(overrides));
+  }
+
+ private:
+  std::optional<predict::DryStages> stages(const std::vector<std::string>& overrides) const {
     if (!device_) return std::nullopt;
     ConfigResult config = load_config_text(profile_.facts.config, "profile.json", overrides);
     if (!config.ok()) return std::nullopt;
@@ -62,13 +94,25 @@ class Pricing {
       const double capacity = config.config.memory.max_memory * device_->model().memory;
       predict::StagePlans plans = predict::plan_stages(config.config, *spec, world, *device_, capacity);
       if (static_cast<double>(plans.memory()) > capacity) return std::nullopt;
-      return predict::estimate_step(config.config, std::move(plans), *device_, nodes);
+      return predict::DryStages(config.config, std::move(plans), *device_, nodes);
     } catch (const Error&) {
       return std::nullopt;  // what a run would refuse at its start
     }
   }
 
- private:
+  static double activations_of(const predict::DryStages& stages) {
+    int64_t most = 0;
+    for (const predict::DryStages::Stage& stage : stages.stages())
+      most = std::max(most, stage.engine->plan().memory.bytes(memory::Category::activations));
+    return static_cast<double>(most);
+  }
+  /// On a CPU: seconds in which activations are written and read that leave the caches now and did not
+  /// before. The profile's times are of calls that found their operands there.
+  double kept_traffic(const predict::DryStages& then) const {
+    if (!gemms_ || activations_ > static_cast<double>(machine::processor_cache())) return 0;
+    return std::max(0.0, activations_of(then) - activations_) * 2 / copy_;
+  }
+
   /// The links at the rates that the profile has.
   machine::DeviceModel with_links(machine::DeviceModel model) const {
     double bytes = 0, seconds = 0, calls = 0, latency = 0;
@@ -97,6 +141,10 @@ class Pricing {
   }
 
   const profile::Profile& profile_;
+  bool tf32_;
+  machine::Profile rates_;
+  double activations_ = 0, copy_ = 1;  // bytes of the present plan; bytes/s read and written
+  std::unique_ptr<GemmTimes> gemms_;   // of a CPU
   std::unique_ptr<predict::ModeledDevice> device_;
 };
 
@@ -108,7 +156,7 @@ bool outside_model(const std::string& type) {
 /// Gives a finding the candidates that gain most, of which `changes_numbers` says what they change.
 class Choice {
  public:
-  Choice(const Pricing& pricing, double now, double wall) : pricing_(pricing), now_(now), wall_(wall) {}
+  Choice(Pricing& pricing, double now, double wall) : pricing_(pricing), now_(now), wall_(wall) {}
 
   void choose(profile::Finding& f, const std::vector<profile::Candidate>& candidates, bool changes_numbers) {
     double best = (1 - least_gain) * wall_;  // the first of equal ones counts
@@ -118,7 +166,9 @@ class Choice {
       if (!modeled && c.predicted_s == 0 && (f.predicted_s > 0 || !f.overrides.empty())) continue;
       const auto then = c.overrides.empty() ? predict::StepEstimate{} : pricing_.estimate(c.overrides);
       if (!then || (modeled && now_ <= 0)) continue;
-      const double predicted = modeled ? wall_ * then->step / now_ : c.predicted_s;
+      // Time that the model does not explain stays; a model of more than was measured counts in proportion.
+      const double predicted =
+          modeled ? wall_ - (now_ - then->step) * std::min(1.0, wall_ / now_) : c.predicted_s;
       if (predicted >= best) continue;
       f.overrides = c.overrides;
       f.changes_numbers = c.changes_numbers;
@@ -130,7 +180,7 @@ class Choice {
   }
 
  private:
-  const Pricing& pricing_;
+  Pricing& pricing_;
   double now_, wall_;
 };
 

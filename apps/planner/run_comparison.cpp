@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "apps/monitor/run_history.h"
-#include "apps/plan/parts.h"
+#include "apps/planner/window_rates.h"
 #include "apps/profile/json.h"
 #include "apps/profile/summary.h"
 #include "apps/profile/text.h"
@@ -21,9 +21,6 @@ namespace {
 
 /// Steps at the begin of a file of metrics that are slower than the others: page faults, plans of libraries.
 constexpr size_t slow_steps = 2;
-
-/// A call counts as the same number of calls in run and dry run up to this share.
-constexpr double same_calls = 0.005;
 
 std::string required(const std::string& log_dir, const char* name, const char* reason) {
   std::string path = join_path(log_dir, name);
@@ -64,129 +61,11 @@ Medians measured_steps(const std::string& log_dir) {
   return out;
 }
 
-/// The calls of the rank of a stage, with the number of times that each is in a step.
-struct StageCalls {
-  const engine::DryStep& step;
-  double repeated;  ///< microbatches of the step over those that were dry-run
-
-  double count(const ops::Call& call) const { return call.microbatch < 0 ? 1 : repeated; }
-};
-StageCalls calls_of(const predict::DryStages& stages, const predict::DryStages::Stage& stage) {
-  return {stage.step, static_cast<double>(stages.microbatches()) / stage.step.microbatches};
-}
-
 double seconds_of(const StageCalls& calls, const machine::CallTimes& times, ops::Work work) {
   double sum = 0;
   for (const ops::Call& call : calls.step.calls)
     if (call.cost.work == work) sum += calls.count(call) * times.of(call).value;
   return sum;
-}
-
-/// Times of calls, from the sums by operation and part of the step that a window has. A sum of calls of
-/// several shapes is divided among them as the device's model expects.
-class CallRates {
- public:
-  explicit CallRates(const machine::DeviceModel& device) : times_(device, nullptr) {}
-
-  void add(const StageCalls& calls, const profile::RankProfile& rank) {
-    struct Group {
-      std::vector<const ops::Call*> calls;
-      double count = 0, expected = 0;
-    };
-    std::map<std::pair<std::string, std::string>, Group> groups;
-    for (const ops::Call& call : calls.step.calls) {
-      const std::string_view part = plan::part_of(call.op, call.range);
-      Group& group = groups[{call.op, std::string(part.empty() ? plan::other_ops : part)}];
-      group.calls.push_back(&call);
-      group.count += calls.count(call);
-      group.expected += calls.count(call) * times_.of(call).value;
-    }
-    for (const profile::Operation& o : rank.operations) {
-      const auto found = groups.find({o.name, o.part});
-      const double counted = found == groups.end() ? 0 : found->second.count;
-      if (std::abs(static_cast<double>(o.calls) - counted) > same_calls * counted || counted == 0) {
-        left_out.push_back(fmt::format("{} ({}): {} calls in the run, {:.0f} in the plan", o.name, o.part,
-                                       o.calls, counted));
-        continue;
-      }
-      const Group& group = found->second;
-      if (!(o.seconds > 0) || !(group.expected > 0)) continue;
-      for (const ops::Call* call : group.calls) {
-        Sum& sum = sums_[machine::key_of(*call)];
-        sum.cost = call->cost;
-        sum.count += calls.count(*call);
-        sum.seconds += calls.count(*call) * times_.of(*call).value * o.seconds / group.expected;
-      }
-    }
-  }
-
-  std::vector<machine::MeasuredCall> measured(int rounds) const {
-    std::vector<machine::MeasuredCall> out;
-    for (const auto& [key, sum] : sums_)
-      out.push_back({.key = key,
-                     .work = sum.cost.work,
-                     .flops = sum.cost.flops,
-                     .library = sum.cost.library,
-                     .seconds = sum.seconds / sum.count,
-                     .rounds = rounds});
-    return out;
-  }
-
-  std::vector<std::string> left_out;
-
- private:
-  struct Sum {
-    ops::Cost cost;
-    double count = 0, seconds = 0;
-  };
-  machine::CallTimes times_;
-  std::map<machine::CallKey, Sum> sums_;
-};
-
-/// Relative standard deviation of the ranks' own work; unset where their work differs by the layout.
-std::optional<double> spread_of(const profile::Profile& window) {
-  if (window.ranks.size() < 2 || window.facts.stages > 1) return std::nullopt;
-  std::vector<double> work;
-  for (const profile::RankProfile& r : window.ranks) work.push_back(r.own_work());
-  const double average = mean(work), spread = deviation(work);
-  if (!(average > 0) || spread == 0) return std::nullopt;
-  return spread / average;
-}
-
-double gaps_of(const profile::Split& s) {
-  return s.host + s.launch + s.unattributed;
-}
-
-/// The rank of a stage with most own work, as in Profile::split; null: the window has no operations of one.
-const profile::RankProfile* rank_of_stage(const profile::Profile& window, int stage) {
-  const int ranks = std::max(1, window.facts.world / std::max(1, window.facts.stages));
-  const profile::RankProfile* out = nullptr;
-  for (const profile::RankProfile& r : window.ranks)
-    if (r.rank / ranks == stage && !r.operations.empty() && (!out || r.own_work() > out->own_work()))
-      out = &r;
-  return out;
-}
-
-void add_profile(const profile::Profile& window, const EstimatedStages& stages, const std::string& base,
-                 RunComparison& out) {
-  CallRates rates(stages.device->model());
-  for (const predict::DryStages::Stage& stage : stages.stages->stages())
-    if (const profile::RankProfile* rank = rank_of_stage(window, stage.stage))
-      rates.add(calls_of(*stages.stages, stage), *rank);
-  machine::Profile profile;
-  profile.base = base;
-  profile.build = window.facts.version;
-  profile.date = window.facts.started;
-  profile.calls = rates.measured(static_cast<int>(window.facts.last_step - window.facts.first_step + 1));
-  profile.spread = spread_of(window);
-  double launches = 0;
-  const StageCalls first = calls_of(*stages.stages, stages.stages->stages().front());
-  for (const ops::Call& call : first.step.calls) launches += first.count(call) * call.cost.launches;
-  if (const profile::RankProfile* rank = rank_of_stage(window, 0);
-      rank && launches > 0 && gaps_of(rank->split) > 0)
-    profile.host_gap_s = gaps_of(rank->split) / launches;
-  out.profile = std::move(profile);
-  out.left_out = std::move(rates.left_out);
 }
 
 }  // namespace
@@ -236,7 +115,9 @@ RunComparison compare_with_run(const RunToCompare& request) {
       if (window.facts.stages > 1) add("bubble", e.pipeline, s.bubble + s.imbalance, source);
     }
     add("host", e.host, gaps_of(s), source);
-    add_profile(window, stages, out.device, out);
+    WindowRates rates = window_rates(window, *stages.stages, out.device);
+    out.profile = std::move(rates.profile);
+    out.left_out = std::move(rates.left_out);
   }
   double planned = 0;
   for (const auto& stage : stages.stages->stages())

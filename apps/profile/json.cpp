@@ -36,6 +36,7 @@ void describe(V& v, O& o, std::type_identity<Operation>) {
   v("flops", o.flops);
   v("bytes", o.bytes);
   v("attainable_s", o.attainable);
+  v("arithmetic_s", o.arithmetic);
   v("bound", o.bound);
   v("written_bytes", o.written);
 }

@@ -9,7 +9,7 @@
 namespace nrl::profile {
 
 inline constexpr const char* profile_file = "profile.json";
-inline constexpr int profile_version = 1;
+inline constexpr int profile_version = 2;
 
 /// The aggregates of one rank, complete.
 JsonValue to_json(const RankProfile& rank);

@@ -29,7 +29,7 @@ std::vector<Operation> sum_operations(const Recorded& recorded, const Rows& rows
 
   struct Sum {
     Operation operation;
-    double arithmetic = 0, memory = 0, written = 0;
+    double memory = 0, written = 0;
     int64_t calls = 0;
   };
   std::map<std::pair<std::string_view, std::string_view>, Sum> sums;
@@ -48,7 +48,7 @@ std::vector<Operation> sum_operations(const Recorded& recorded, const Rows& rows
     o.bytes += cost.bytes();
     o.attainable += limits.seconds();
     sum.written += cost.written;
-    sum.arithmetic += limits.arithmetic;
+    o.arithmetic += limits.arithmetic;
     sum.memory += limits.memory;
   }
   const auto steps = static_cast<double>(recorded.step_begins.size() - 1);
@@ -59,11 +59,12 @@ std::vector<Operation> sum_operations(const Recorded& recorded, const Rows& rows
     o.part = names.second;
     o.bound = recorded.on_device && o.seconds < launch_bound_s * static_cast<double>(sum.calls)
                   ? Bound::launch
-              : sum.arithmetic > sum.memory ? Bound::arithmetic
-                                            : Bound::memory;
+              : o.arithmetic > sum.memory ? Bound::arithmetic
+                                          : Bound::memory;
     o.calls = std::llround(static_cast<double>(sum.calls) / steps);
     o.written = std::llround(sum.written / steps);
-    for (double* per_step : {&o.seconds, &o.flops, &o.bytes, &o.attainable}) *per_step /= steps;
+    for (double* per_step : {&o.seconds, &o.flops, &o.bytes, &o.attainable, &o.arithmetic})
+      *per_step /= steps;
     operations.push_back(std::move(o));
   }
   sort_by_loss(operations);
@@ -107,6 +108,7 @@ std::vector<Operation> merge_operations(std::vector<Operation> operations) {
     sum.flops += o.flops;
     sum.bytes += o.bytes;
     sum.attainable += o.attainable;
+    sum.arithmetic += o.arithmetic;
   }
   operations.clear();
   for (auto& [key, sum] : sums) operations.push_back(std::move(sum));

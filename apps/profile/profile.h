@@ -64,6 +64,7 @@ struct Operation {
   double seconds = 0, shortest = 0, longest = 0;  ///< together; of one call
   double flops = 0, bytes = 0;
   double attainable = 0;  ///< seconds at the peaks of the machine
+  double arithmetic = 0;  ///< seconds of its FLOPs at the peak, without its memory
   Bound bound = Bound::memory;
   int64_t written = 0;  ///< bytes
 

@@ -37,7 +37,7 @@ std::vector<Operation> grouped(const Profile& profile, OperationView::By by) {
   const auto ranks = static_cast<double>(profile.ranks.size());
   for (Operation& o : operations) {
     (by == OperationView::By::part ? o.name : o.part).clear();
-    for (double* sum : {&o.seconds, &o.flops, &o.bytes, &o.attainable}) *sum /= ranks;
+    for (double* sum : {&o.seconds, &o.flops, &o.bytes, &o.attainable, &o.arithmetic}) *sum /= ranks;
     o.calls = std::llround(static_cast<double>(o.calls) / ranks);
   }
   return merge_operations(std::move(operations));

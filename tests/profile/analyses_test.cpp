@@ -45,6 +45,7 @@ TEST_CASE("operations have their own time, cost and limit", "[profile]") {
   CHECK(all[0].shortest == Approx(20e-6));
   CHECK(all[0].longest == Approx(40e-6));
   CHECK(all[0].attainable == Approx(45e-6));
+  CHECK(all[0].arithmetic == Approx(45e-6));
   CHECK(all[0].flops == 60'000);
   CHECK(all[0].bytes == 20'000);
   CHECK(all[0].written == 12'000);
@@ -52,6 +53,8 @@ TEST_CASE("operations have their own time, cost and limit", "[profile]") {
   CHECK(all[1].part == "head GEMM, forward");
   CHECK(all[1].lost() == Approx(10e-6));
   CHECK(all[1].bound == Bound::memory);
+  CHECK(all[1].attainable == Approx(40e-6));
+  CHECK(all[1].arithmetic == Approx(10e-6));
   CHECK(all[2].part == "activation, forward");
   CHECK(all[2].lost() == Approx(2e-6));
 

@@ -125,8 +125,8 @@ TEST_CASE("a profile of many ranks is small", "[profile]") {
 
 TEST_CASE("another version is refused with both numbers", "[profile]") {
   const std::string text = profile::to_json(sample(1)).dump();
-  const std::string newer = refusal(replaced(text, "\"version\":1", "\"version\":2"));
-  CHECK(newer.find("has version 2; this nrl-train reads version 1") != std::string::npos);
+  const std::string newer = refusal(replaced(text, "\"version\":2", "\"version\":3"));
+  CHECK(newer.find("has version 3; this nrl-train reads version 2") != std::string::npos);
   CHECK(refusal(replaced(text, "nrl-train-profile", "chrome")).find("schema is 'chrome'") !=
         std::string::npos);
 }

@@ -28,6 +28,7 @@ Profile sample_profile(int ranks) {
                      .flops = flops,
                      .bytes = bytes,
                      .attainable = attainable,
+                     .arithmetic = flops / 200e9,
                      .bound = bound,
                      .written = int64_t{1} << 25};
   };
@@ -84,7 +85,7 @@ Profile sample_profile(int ranks) {
   p.split = p.ranks[ranks > 1 ? 1 : 0].split;
   p.operations = operations;
   for (Operation& o : p.operations) {
-    for (double* sum : {&o.seconds, &o.attainable, &o.flops, &o.bytes}) *sum *= ranks;
+    for (double* sum : {&o.seconds, &o.attainable, &o.arithmetic, &o.flops, &o.bytes}) *sum *= ranks;
     o.calls *= ranks;
   }
   p.findings = {{.type = "exposed_gradients",
