@@ -49,12 +49,19 @@ case $reader in
     "$samples" "$work"
     show() { # show WIDTH ARGUMENTS...
       timeout 120 "$browser" --headless=new --no-sandbox --disable-gpu --user-data-dir="$work/browser" \
-        --hide-scrollbars --window-size="$1,3400" "${@:2}" 2>"$work/log" || {
+        --enable-logging=stderr --hide-scrollbars --window-size="$1,3400" "${@:2}" 2>"$work/log" || {
         cat "$work/log" >&2
         exit 1
       }
     }
+    # says TEXT: the last page's console has a message with it.
+    says() { grep ':CONSOLE' "$work/log" | grep -q "$1"; }
+    echo '<script>missing()</script>' >"$work/broken.html"
+    show 1280 --dump-dom "file://$work/broken.html" >/dev/null
+    says 'missing is not defined' || skip "$browser does not write the console's messages to its log"
     for page in profile memory; do
+      bytes=$(stat -c %s "$work/$page.html")
+      ((bytes < 5000000)) || { echo "$page.html has $bytes bytes; expected fewer than 5 MB" && exit 1; }
       for width in 360 1200; do
         sed "s/WIDTH/$width/; s/PAGE/$page/" "$here/measure_page.html" >"$work/measure.html"
         report=$(show 1280 --allow-file-access-from-files --dump-dom "file://$work/measure.html" |
@@ -63,6 +70,7 @@ case $reader in
         [[ $report == "measured $width: fits, "* ]] || exit 1
       done
       show 1200 --screenshot="$work/$page.png" "file://$work/$page.html" >/dev/null
+      ! says . || { grep ':CONSOLE' "$work/log" && exit 1; }
       [[ -s $work/$page.png ]]
       if [[ -n ${NRL_SCREENSHOTS:-} ]]; then cp "$work/$page.png" "$NRL_SCREENSHOTS"; fi
     done
