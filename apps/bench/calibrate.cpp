@@ -1,23 +1,25 @@
 #include <algorithm>
 #include <ctime>
+#include <memory>
+#include <numeric>
 #include <set>
 
 #include "apps/bench/bench.h"
 #include "apps/bench/links.h"
+#include "apps/bench/sensor.h"
 #include "apps/bench/solo.h"
 #include "apps/bench/steps.h"
 #include "apps/plan/nodes.h"
+#include "apps/train/launch/agreed.h"
 #include "apps/train/launch/device_choice.h"
 #include "apps/train/start/run_check.h"
 #include "core/base/log.h"
+#include "core/base/sample.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 
 namespace nrl::bench {
 namespace {
-
-/// Calls with a wider interquartile range, relative to their time, are counted in a warning.
-constexpr double unsteady = 0.10;
 
 std::string now_text() {
   const std::time_t now = std::time(nullptr);
@@ -28,7 +30,8 @@ std::string now_text() {
 }
 
 /// The name of the device in profiles, and the facts of a CPU.
-void describe(machine::Profile& profile, const train::DeviceChoice& choice, int local, int threads) {
+std::unique_ptr<Sensor> describe(machine::Profile& profile, const train::DeviceChoice& choice, int local,
+                                 int threads) {
   if (choice.type == DeviceType::cuda) {
     const device::Properties found = train::accelerator_backend().open(0)->properties();
     const machine::DeviceModel* model = machine::model_of_device(found);
@@ -40,42 +43,74 @@ void describe(machine::Profile& profile, const train::DeviceChoice& choice, int 
            "one (docs/planner.md)",
            found.name, machine::device_model_names());
     profile.base = model->name;
-    return;
+    auto sensor = std::make_unique<Sensor>(found.uuid);
+    profile.driver = sensor->driver();
+    return sensor;
   }
   const machine::DeviceModel cpu = machine::measure_cpu_model(local, threads);
   profile.base = "cpu";
   profile.facts = {
       {"copy", cpu.copy},     {"f32_flops", cpu.f32_flops},           {"tf32_flops", cpu.tf32_flops},
       {"memory", cpu.memory}, {"node_bandwidth", cpu.node.bandwidth}, {"node_latency", cpu.node.latency}};
+  return std::make_unique<Sensor>("");
+}
+
+/// Names the calls whose times are spread over more than `unsteady`, at most three kinds.
+void warn_of_spread(const std::vector<machine::MeasuredCall>& calls) {
+  constexpr size_t most = 3;
+  std::vector<machine::MeasuredCall> flagged;
+  for (const machine::MeasuredCall& call : calls)
+    if (call.unsteady()) flagged.push_back(call);
+  if (flagged.empty()) return;
+  std::sort(flagged.begin(), flagged.end(),
+            [](const auto& a, const auto& b) { return a.iqr / a.seconds > b.iqr / b.seconds; });
+  std::string names;
+  for (size_t i = 0; i < std::min(flagged.size(), most); ++i)
+    names += fmt::format("{}{} ({:.0f} %)", i > 0 ? ", " : "", flagged[i].key.op,
+                         100 * flagged[i].iqr / flagged[i].seconds);
+  log::warn(
+      "{} of {} kinds of calls vary by more than {:.0f} % between rounds: {}{}. Something else uses the "
+      "device. Fix: "
+      "calibrate again when it is idle",
+      flagged.size(), calls.size(), 100 * machine::unsteady_call, names,
+      flagged.size() > most ? ", ..." : "");
+}
+
+/// Refuses clocks that a plan would refuse in the file.
+void add_readings(machine::Profile& profile, const std::vector<Reading>& readings) {
+  std::vector<double> watts;
+  for (const Reading& r : readings) {
+    if (r.clock_mhz) profile.clocks_mhz.push_back(*r.clock_mhz);
+    if (r.power_w) watts.push_back(*r.power_w);
+  }
+  if (!watts.empty())
+    profile.power_w = std::accumulate(watts.begin(), watts.end(), 0.0) / static_cast<double>(watts.size());
 }
 
 /// Times the ranks of the first, a middle and the last pipeline stage in turn.
 void add_calls(machine::Profile& profile, nrl::comm::World& world, const ConfigResult& config, int ranks,
-               int rounds) {
+               int rounds, const Sensor& sensor) {
   const int stages = static_cast<int>(config.config.distributed.pipeline_parallel_size);
   const std::set<int> chosen{0, stages / 2, stages - 1};
-  std::vector<double> gaps;
+  std::vector<double> gaps, spreads;
   std::vector<machine::Profile> parts;
   for (const int stage : chosen) {
     const int rank = ranks / stages * stage;
-    const SoloTimes times = measure_solo(world, config, ranks, rank, rounds);
+    const SoloTimes times = measure_solo(world, config, ranks, rank, rounds, sensor);
     log::info("rank {:<6} {} calls, {:.2f} ms in {:.2f} ms of a step", rank, grouped(times.calls_of_step),
               times.in_calls * 1e3, times.step * 1e3);
-    int count = 0;
-    for (const machine::MeasuredCall& call : times.calls) count += call.iqr > unsteady * call.seconds ? 1 : 0;
-    if (count > 0)
-      log::warn(
-          "{} of {} kinds of calls vary by more than {:.0f} % between rounds: something else uses the "
-          "device",
-          count, times.calls.size(), 100 * unsteady);
+    warn_of_spread(times.calls);
+    add_readings(profile, times.readings);
     machine::Profile& part = parts.emplace_back();
     part.base = profile.base;
     part.calls = times.calls;
     gaps.push_back(times.gap);
+    if (times.spread) spreads.push_back(*times.spread);
   }
   machine::Profile all = machine::merged(std::move(parts));
   profile.calls = std::move(all.calls);
   profile.host_gap_s = *std::max_element(gaps.begin(), gaps.end());
+  if (!spreads.empty()) profile.spread = median(spreads);
 }
 
 }  // namespace
@@ -100,7 +135,7 @@ int calibrate(nrl::comm::World& world, const Args& args) {
   if (args.config.empty()) {
     const train::DeviceChoice choice =
         train::choose_device(args.device == "cuda" ? DeviceKind::cuda : DeviceKind::cpu);
-    describe(profile, choice, world.local_size(), train::threads_for({}, world.local_size()));
+    (void)describe(profile, choice, world.local_size(), train::threads_for({}, world.local_size()));
   } else {
     for (const std::string& key : random_token_overrides(rounds)) overrides.push_back(key);
     ConfigResult config = load_config(args.config, overrides);
@@ -111,13 +146,23 @@ int calibrate(nrl::comm::World& world, const Args& args) {
     }
     const Config& c = config.config;
     const int local = plan::local_sizes(c, ranks).front();
-    describe(profile, train::choose_device(c.device), local, train::threads_for(c.kernels, local));
-    add_calls(profile, world, config, ranks, rounds);
+    const std::unique_ptr<Sensor> sensor =
+        describe(profile, train::choose_device(c.device), local, train::threads_for(c.kernels, local));
+    add_calls(profile, world, config, ranks, rounds, *sensor);
   }
-  if (args.links) profile.links = measure_links(world, args);
-  log::info("profile    {} of {}: {} of calls, {} of links", args.out, profile.base,
+  if (args.links) {
+    LinkRates rates = measure_links(world, args, rounds);
+    profile.links = std::move(rates.operations);
+    profile.overlap = std::move(rates.overlap);
+  }
+  train::run_collectively(world, [&] {
+    const std::string problem = machine::unsteady_clocks(profile.clocks_mhz);
+    if (!problem.empty()) fail(Exit::unavailable, "bench calibrate: the clock in MHz: {}", problem);
+  });
+  log::info("profile    {} of {}: {} of calls, {} of links, {} of both at once", args.out, profile.base,
             counted(static_cast<int64_t>(profile.calls.size()), "time"),
-            counted(static_cast<int64_t>(profile.links.size()), "time"));
+            counted(static_cast<int64_t>(profile.links.size()), "time"),
+            counted(static_cast<int64_t>(profile.overlap.size()), "time"));
   if (world.rank() == 0) write_file_atomic(args.out, machine::to_json(profile));
   world.comm().barrier();
   return 0;

@@ -4,6 +4,7 @@
 #include "apps/bench/group_rates.h"
 #include "apps/bench/links.h"
 #include "apps/bench/machine.h"
+#include "apps/bench/overlap.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/start/placement.h"
 #include "apps/train/start/run_config.h"
@@ -64,28 +65,32 @@ void for_each_kind(nrl::comm::World& world, const Args& args, const ConfigResult
   }
 }
 
-std::vector<machine::MeasuredOperation> measure_links(nrl::comm::World& world, const Args& args) {
+LinkRates measure_links(nrl::comm::World& world, const Args& args, int rounds) {
   using nrl::comm::Op;
   const ConfigResult config = layout_of(world, args);
   const train::Placement placement(world, config);
-  std::vector<machine::MeasuredOperation> out;
+  LinkRates out;
+  nrl::comm::Communicator* largest = nullptr;
   for_each_kind(
       world, args, config, placement,
       [&](const GroupKind& kind, nrl::comm::Communicator& group, const std::vector<CommTiming>& timings) {
+        if (!largest || group.size() > largest->size()) largest = &group;
         for (const CommTiming& t : timings) {
           if (t.dtype != DType::f32) continue;
           for (const Op op : {Op::all_reduce, Op::all_gather, Op::reduce_scatter, Op::all_to_all, Op::send,
                               Op::recv, Op::exchange}) {
             const bool message = op == Op::send || op == Op::recv || op == Op::exchange;
             if (message ? t.op == "send+recv" : t.op == name_of(op))
-              out.push_back({.op = op,
-                             .ranks = group.size(),
-                             .domains = kind.nodes(),
-                             .bytes = static_cast<double>(t.bytes),
-                             .seconds = t.seconds});
+              out.operations.push_back({.op = op,
+                                        .ranks = group.size(),
+                                        .domains = kind.nodes(),
+                                        .bytes = static_cast<double>(t.bytes),
+                                        .seconds = t.seconds});
           }
         }
       });
+  world.comm().barrier();
+  if (largest) out.overlap = measure_overlap(*largest, placement.exec(), rounds, args.quick);
   return out;
 }
 

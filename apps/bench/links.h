@@ -6,7 +6,7 @@
 
 #include "apps/bench/bench.h"
 #include "apps/bench/group_rates.h"
-#include "apps/machine/fabric.h"
+#include "apps/machine/profile.h"
 #include "apps/train/start/placement.h"
 #include "parallel/comm/world/bench.h"
 
@@ -19,7 +19,12 @@ void for_each_kind(comm::World& world, const Args& args, const ConfigResult& con
                    const std::function<void(const GroupKind&, comm::Communicator& group,
                                             const std::vector<comm::CommTiming>&)>& use);
 
-/// The same as points of a profile: f32 where an operation is timed in several types. Collective.
-std::vector<machine::MeasuredOperation> measure_links(comm::World& world, const Args& args);
+struct LinkRates {
+  std::vector<machine::MeasuredOperation> operations;
+  std::vector<machine::MeasuredOverlap> overlap;  ///< in a group of the kind with most ranks
+};
+/// The same as points of a profile, f32 where an operation is timed in several types, and calls beside
+/// operations in `rounds` rounds (measure_overlap()). Collective.
+LinkRates measure_links(comm::World& world, const Args& args, int rounds);
 
 }  // namespace nrl::bench

@@ -76,11 +76,25 @@ Machine::Machine(const std::string& device, bool quick) : quick_(quick) {
   }
   accelerator_ = train::open_accelerator(0, {});
   exec_ = accelerator_.exec();
-  const device::Properties& p = accelerator_.runtime->properties();
+  describe_gpu();
+}
+
+Machine::Machine(const ops::Exec& exec, bool quick) : exec_(exec), quick_(quick) {
+  exec_.workspace = {};
+  if (gpu()) {
+    describe_gpu();
+    return;
+  }
+  name_ = processor_text(exec_.threads);
+  cache_bytes_ = processor_cache();
+}
+
+void Machine::describe_gpu() {
+  const device::Properties& p = exec_.device->properties();
   name_ = p.name;
   cache_bytes_ = p.l2_cache;
-  begin_ = device::Event(*accelerator_.runtime, device::EventKind::timed);
-  end_ = device::Event(*accelerator_.runtime, device::EventKind::timed);
+  begin_ = device::Event(*exec_.device, device::EventKind::timed);
+  end_ = device::Event(*exec_.device, device::EventKind::timed);
 }
 
 void Machine::need_workspace(size_t bytes) {
@@ -88,7 +102,7 @@ void Machine::need_workspace(size_t bytes) {
   ops::synchronize(exec_);
   if (gpu()) {
     device_workspace_ = {};
-    device_workspace_ = device::Memory(*accelerator_.runtime, device::Memory::Kind::device, bytes);
+    device_workspace_ = device::Memory(*exec_.device, device::Memory::Kind::device, bytes);
     exec_.workspace = {device_workspace_.data(), bytes};
   } else {
     host_workspace_ = cpu::HostMemory(bytes);
@@ -112,7 +126,7 @@ double Machine::round(const std::function<void(int)>& work, int& next, int calls
   for (int i = 0; i < calls; ++i) work(next++);
   end_.record(exec_.stream);
   end_.synchronize();
-  return accelerator_.runtime->elapsed_ms(begin_.get(), end_.get()) * 1e-3 / calls;
+  return exec_.device->elapsed_ms(begin_.get(), end_.get()) * 1e-3 / calls;
 }
 
 double Machine::seconds(const std::function<void(int)>& work, int sets) {
@@ -151,8 +165,8 @@ double Machine::copy_bandwidth_again() {
       [&](int i) {
         const auto k = static_cast<size_t>(i % count);
         if (gpu()) {
-          accelerator_.runtime->copy(to[k].data, from[k].data, static_cast<size_t>(bytes),
-                                     device::CopyKind::device_to_device, exec_.stream);
+          exec_.device->copy(to[k].data, from[k].data, static_cast<size_t>(bytes),
+                             device::CopyKind::device_to_device, exec_.stream);
           return;
         }
         cpu::parallel_for(exec_.threads, bytes, 1 << 20, [&](int64_t begin, int64_t end) {

@@ -23,9 +23,11 @@ class Machine {
   /// `device`: "auto", "cpu" or "cuda"; fails with Exit::unavailable and the reason for "cuda" without a
   /// usable GPU. `quick`: every call is executed once.
   Machine(const std::string& device, bool quick);
+  /// The device of `exec`, which must outlive it; without its workspace.
+  Machine(const nrl::ops::Exec& exec, bool quick);
 
   bool quick() const { return quick_; }
-  bool gpu() const { return accelerator_.runtime != nullptr; }
+  bool gpu() const { return exec_.device != nullptr; }
   nrl::ops::Exec& exec() { return exec_; }
   JsonValue describe() const { return describe_device(exec_); }
   const std::string& name() const { return name_; }
@@ -45,6 +47,7 @@ class Machine {
   double copy_bandwidth_again();
 
  private:
+  void describe_gpu();
   double round(const std::function<void(int)>& work, int& next, int calls);
 
   train::Accelerator accelerator_;

@@ -1,7 +1,9 @@
 #include "apps/bench/solo.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
+#include <numeric>
 
 #include "apps/bench/steps.h"
 #include "apps/engine/engine.h"
@@ -64,6 +66,21 @@ std::vector<Timed> calls_of(const profile::Recorded& record) {
   return out;
 }
 
+/// The standard deviation of the ranks' times of a step, relative to their mean; over all rounds.
+std::optional<double> spread_over_ranks(nrl::comm::Communicator& ranks, const std::vector<double>& steps) {
+  const auto n = static_cast<double>(ranks.size());
+  if (ranks.size() == 1 || steps.empty()) return std::nullopt;
+  std::vector<double> sums = steps, squares;
+  ranks.all_reduce(sums);
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const double away = steps[i] * n / sums[i] - 1;
+    squares.push_back(away * away);
+  }
+  ranks.all_reduce(squares);
+  return std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0) /
+                   (static_cast<double>(steps.size()) * (n - 1)));
+}
+
 /// The n-th call is the n-th of the dry run.
 void require_same(const std::vector<ops::Call>& expected, const std::vector<Timed>& calls, int rank) {
   if (calls.size() != expected.size())
@@ -85,7 +102,8 @@ double quartile_range(std::vector<double> values) {
 
 }  // namespace
 
-SoloTimes measure_solo(nrl::comm::World& world, const ConfigResult& config, int ranks, int rank, int rounds) {
+SoloTimes measure_solo(nrl::comm::World& world, const ConfigResult& config, int ranks, int rank, int rounds,
+                       const Sensor& sensor) {
   const Config& c = config.config;
   const train::DeviceChoice choice = train::choose_device(c.device);
   const int local = plan::local_sizes(c, ranks)[static_cast<size_t>(rank)];
@@ -106,6 +124,7 @@ SoloTimes measure_solo(nrl::comm::World& world, const ConfigResult& config, int 
       train::make_lr_schedule(c.policy, solo_warmup + rounds, engine.plan().batch.global);
   run_steps(world, phases, engine, schedule, solo_warmup, true);
 
+  SoloTimes out;
   std::vector<double> steps, in_calls, gaps;
   struct Sum {
     ops::Cost cost;
@@ -116,6 +135,7 @@ SoloTimes measure_solo(nrl::comm::World& world, const ConfigResult& config, int 
     world.comm().barrier();
     train::LocalCapture capture(engine.exec(), 1, 1, expected.size());
     run_steps(world, phases, engine, schedule, 1, true, [&] { capture.begin_step(); });
+    out.readings.push_back(sensor.read());
     const profile::Recorded record = capture.finish();
     const std::vector<Timed> calls = calls_of(record);
     require_same(expected, calls, rank);
@@ -134,7 +154,6 @@ SoloTimes measure_solo(nrl::comm::World& world, const ConfigResult& config, int 
     steps.push_back(static_cast<double>(record.step_begins.back() - record.step_begins.front()) * 1e-9);
     in_calls.push_back(total);
   }
-  SoloTimes out;
   for (const auto& [key, sum] : sums) {
     const double seconds = median(sum.rounds);
     if (seconds <= 0) continue;
@@ -146,6 +165,7 @@ SoloTimes measure_solo(nrl::comm::World& world, const ConfigResult& config, int 
                          .rounds = static_cast<int>(sum.rounds.size()),
                          .iqr = quartile_range(sum.rounds)});
   }
+  out.spread = spread_over_ranks(world.comm(), steps);
   out.step = median(steps);
   out.in_calls = median(in_calls);
   out.gap = gaps.empty() ? 0 : std::max(median(gaps), 0.0);

@@ -108,6 +108,13 @@ DType parse_type(const JsonValue& v) {
   fail(Exit::data, "{}unknown type '{}'", v.where(), v.as_string());
 }
 
+ops::Work parse_work(const JsonValue& v, std::string_view list) {
+  const auto* const name = std::find(std::begin(work_names), std::end(work_names), v.as_string());
+  if (name == std::end(work_names))
+    fail(Exit::data, "{}{}: unknown work '{}'", v.where(), list, v.as_string());
+  return static_cast<ops::Work>(name - std::begin(work_names));
+}
+
 void parse_device(const JsonValue& of, Profile& out) {
   Fields f(of, "device");
   const JsonValue& base = f.at("base");
@@ -137,11 +144,7 @@ MeasuredCall parse_call(const JsonValue& of) {
                                    std::pair("library", &c.library)})
     if (const JsonValue* v = f.find(name)) *flag = v->as_bool();
   c.flops = f.not_negative("flops", 0);
-  const JsonValue& work = f.at("work");
-  const auto* const name = std::find(std::begin(work_names), std::end(work_names), work.as_string());
-  if (name == std::end(work_names))
-    fail(Exit::data, "{}calls: unknown work '{}'", work.where(), work.as_string());
-  c.work = static_cast<ops::Work>(name - std::begin(work_names));
+  c.work = parse_work(f.at("work"), "calls");
   c.seconds = f.positive("seconds");
   if (f.find("rounds")) c.rounds = static_cast<int>(f.count("rounds", 1));
   c.iqr = f.not_negative("iqr", 0);
@@ -168,27 +171,20 @@ MeasuredOverlap parse_overlap(const JsonValue& of) {
   Fields f(of, "overlap");
   MeasuredOverlap o;
   o.op = f.at("op").as_string();
+  if (const JsonValue* v = f.find("work")) o.work = parse_work(*v, "overlap");
   o.comm = parse_op(f.at("comm"));
-  const JsonValue& slowdown = f.at("slowdown");
-  o.slowdown = f.positive("slowdown");
-  if (o.slowdown < 0.5)
-    fail(Exit::data, "{}overlap: slowdown is {}; it is the time together over the time alone",
-         slowdown.where(), o.slowdown);
+  f.at("slowdown");
+  for (const auto& [name, factor] :
+       {std::pair("slowdown", &o.slowdown), std::pair("comm_slowdown", &o.comm_slowdown)}) {
+    const JsonValue* v = f.find(name);
+    if (!v) continue;
+    *factor = f.checked(*v, name, false);
+    if (*factor < 0.5)
+      fail(Exit::data, "{}overlap: {} is {}; it is the time together over the time alone", v->where(), name,
+           *factor);
+  }
   f.finish();
   return o;
-}
-
-/// A GPU that has just woken is faster than after a minute under load: its times differ from a run.
-void check_clocks(const JsonValue& of, const std::vector<double>& clocks) {
-  constexpr double most = 0.15;
-  if (clocks.empty()) return;
-  const double typical = median(clocks);
-  for (const double c : clocks)
-    if (std::abs(c - typical) > most * typical)
-      fail(Exit::data,
-           "{}clocks_mhz: {} is {:.0f} % away from the median {}: the device was not in a steady state. Fix: "
-           "calibrate again",
-           of.where(), c, 100 * std::abs(c / typical - 1), typical);
 }
 
 double six_digits(double x) {
@@ -235,6 +231,19 @@ ops::Cost cost_of(const CallKey& key, ops::Work work, double flops, bool library
   return c;
 }
 
+std::string unsteady_clocks(const std::vector<double>& clocks) {
+  constexpr double most = 0.15;
+  if (clocks.empty()) return "";
+  const double typical = median(clocks);
+  for (const double c : clocks)
+    if (std::abs(c - typical) > most * typical)
+      return fmt::format(
+          "{:.6g} is {:.0f} % away from the median {:.6g}: the device was not in a steady state. Fix: "
+          "calibrate again",
+          c, 100 * std::abs(c / typical - 1), typical);
+  return "";
+}
+
 DeviceModel Profile::device(const DeviceModel& of) const {
   DeviceModel m = of;
   for (const Fact& fact : fact_table())
@@ -261,7 +270,8 @@ Profile parse_profile(std::string_view text, std::string_view source) {
   p.date = f.text("date");
   if (const JsonValue* v = f.find("clocks_mhz")) {
     for (const JsonValue& c : v->items()) p.clocks_mhz.push_back(f.checked(c, "clocks_mhz", false));
-    check_clocks(*v, p.clocks_mhz);
+    if (const std::string problem = unsteady_clocks(p.clocks_mhz); !problem.empty())
+      fail(Exit::data, "{}clocks_mhz: {}", v->where(), problem);
   }
   p.power_w = f.not_negative("power_w", 0);
   if (const JsonValue* v = f.find("calls"))
@@ -316,7 +326,11 @@ std::string to_json(const Profile& p) {
                               {"seconds", six_digits(m.seconds)}});
   });
   list("overlap", p.overlap, [](const MeasuredOverlap& o) {
-    return JsonValue::object({{"op", o.op}, {"comm", name_of(o.comm)}, {"slowdown", six_digits(o.slowdown)}});
+    return JsonValue::object({{"op", o.op},
+                              {"work", work_names[static_cast<int>(o.work)]},
+                              {"comm", name_of(o.comm)},
+                              {"slowdown", six_digits(o.slowdown)},
+                              {"comm_slowdown", six_digits(o.comm_slowdown)}});
   });
   if (p.host_gap_s) out.set("host_gap_s", six_digits(*p.host_gap_s));
   if (p.spread) out.set("spread", six_digits(*p.spread));

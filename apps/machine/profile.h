@@ -33,6 +33,9 @@ CallKey key_of(const ops::Call& call);
 /// A cost with this key: all bytes count as operands.
 ops::Cost cost_of(const CallKey& key, ops::Work work, double flops, bool library);
 
+/// Between rounds; calls with a wider interquartile range, relative to their time, are unsteady.
+inline constexpr double unsteady_call = 0.10;
+
 struct MeasuredCall {
   CallKey key;
   /// As in ops::Cost, for the time that the model expects.
@@ -43,14 +46,17 @@ struct MeasuredCall {
   int rounds = 1;
   double iqr = 0;  ///< seconds between the first and the third quartile
 
+  bool unsteady() const { return iqr > unsteady_call * seconds; }
   bool operator==(const MeasuredCall&) const = default;
 };
 
 /// An op beside an operation of a group: seconds together over seconds alone.
 struct MeasuredOverlap {
   std::string op;
+  ops::Work work = ops::Work::gemm;  ///< of the op
   comm::Op comm = comm::Op::all_reduce;
-  double slowdown = 1;
+  double slowdown = 1;       ///< of the op
+  double comm_slowdown = 1;  ///< of the operation
 
   bool operator==(const MeasuredOverlap&) const = default;
 };
@@ -74,6 +80,10 @@ struct Profile {
   /// `of`: the base's model, on a CPU measured or assumed by the caller.
   DeviceModel device(const DeviceModel& of) const;
 };
+
+/// The reason why a clock was not steady while it was sampled: a sample is more than 15 % away from the
+/// median. Empty: it was. A GPU that has just woken is faster than after a minute under load.
+std::string unsteady_clocks(const std::vector<double>& clocks_mhz);
 
 /// Checks everything: Exit::data with file:line:column and the name of the field for unknown devices, fields
 /// and operations, numbers that are not positive and finite, and clocks that strayed by 15 % from their

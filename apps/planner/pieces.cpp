@@ -147,7 +147,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
                  : s.backward || s.again ? 1
                                          : 0);
   }
-  const predict::Replay replayed = predict::replay(items.items, end + 1, rates.slowdown);
+  const predict::Replay replayed = predict::replay(items.items, end + 1, rates.overlap);
   std::vector<LayerPiece> out(layers);
   const double each = 1.0 / static_cast<double>(microbatches);
   const bool later =

@@ -59,7 +59,7 @@ Pricer::Pricer(const Config& given, const model::ModelSpec& spec, int world,
       capacity_(capacity),
       load_(std::move(load)),
       fabric_(given.cluster, device.model(), nodes, world),
-      slowdown_(predict::slowdown_of(device, fabric_.domain_ranks())),
+      overlap_(predict::overlap_of(device, fabric_.domain_ranks())),
       maker_(spec, nodes, device, expert_load) {
   if (device.profile()) fabric_.set_measured(device.profile()->links);
 }
@@ -275,7 +275,7 @@ std::optional<Price> Pricer::price(const Layout& layout) {
     options.sums_later = options.weights_later && s.stage > 0;
     predict::StageItems items = stage_items(*s.shape, s.pieces, options);
     items.message = message;
-    const predict::StageTime time = stage_time(items, chunks, options.microbatches, slowdown_);
+    const predict::StageTime time = stage_time(items, chunks, options.microbatches, overlap_);
     alone = std::max(alone, time.total());
     afterwards = std::max(afterwards, time.end.total() + time.outside);
     busy.node = std::max(busy.node, time.busy.node);

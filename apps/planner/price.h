@@ -78,7 +78,7 @@ class Pricer {
   double capacity_;
   Load load_;
   machine::Fabric fabric_;
-  double slowdown_;
+  machine::Overlap overlap_;
   PieceMaker maker_;
   std::map<Key, std::optional<Pieces>> pieces_;
   std::map<std::string, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;

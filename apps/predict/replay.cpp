@@ -10,7 +10,7 @@ namespace {
 
 class Rank {
  public:
-  Rank(size_t slots, double slowdown, bool spans) : slowdown_(slowdown), wants_spans_(spans) {
+  Rank(size_t slots, const machine::Overlap& overlap, bool spans) : overlap_(overlap), wants_spans_(spans) {
     out_.slots.resize(slots);
   }
 
@@ -48,6 +48,7 @@ class Rank {
   struct Operation {
     double begin = 0, end = 0;
     comm::Purpose purpose = comm::Purpose::layers;
+    comm::Op op = comm::Op::all_reduce;
     Span::Resource resource = Span::Resource::waits;  // waits: no link
     int source = -1;
     std::vector<std::pair<double, double>> shared;  // with operations of layers
@@ -74,16 +75,17 @@ class Rank {
         const Operation& o = store_[index];
         if (o.begin <= now_ && o.end > now_) {
           if (!active) active = &o;
-          until = std::min(until, o.end);
+          until = std::min(until, now_ + (o.end - now_) * overlap_.of(item.row, o.op).operation);
         } else if (o.begin > now_) {
           until = std::min(until, o.begin);
         }
       }
-      const double rate = active ? 1 / (1 + slowdown_) : 1;
+      const double rate = active ? 1 / overlap_.of(item.row, active->op).call : 1;
       const bool done = (until - now_) * rate >= left;
       const double passed = done ? left / rate : until - now_;
       if (active) slot.exposed[static_cast<size_t>(active->purpose)] += passed * (1 - rate);
       left = done ? 0 : left - passed * rate;
+      if (active) delay(item.row, passed);
       now_ = done ? now_ + passed : until;
     }
     slot.compute += item.seconds;
@@ -91,12 +93,47 @@ class Rank {
     note(Span::Resource::processors, begin, now_, item.source);
   }
 
+  /// Operations in flight end later, because a call runs beside them for `passed` seconds from now on, and
+  /// those behind them on their links start later.
+  void delay(machine::Overlap::Row row, double passed) {
+    std::array<double, 2> late{};
+    for (const size_t index : in_flight_) {
+      Operation& o = store_[index];
+      if (o.begin > now_ || o.end <= now_) continue;
+      const double factor = overlap_.of(row, o.op).operation;
+      const bool ends = (o.end - now_) * factor <= passed;
+      const double by = ends ? now_ + passed - o.end : passed * (1 - 1 / factor);
+      if (by <= 0) continue;
+      o.end += by;
+      for (auto& [begin, end] : o.shared) {
+        if (begin > now_) begin += by;
+        if (end > now_) end += by;
+      }
+      double& of_line = late[line_of(o)];
+      of_line = std::max(of_line, by);
+    }
+    if (late[0] + late[1] == 0) return;
+    for (const size_t index : in_flight_) {
+      Operation& o = store_[index];
+      const double by = late[line_of(o)];
+      if (o.begin <= now_ || by == 0) continue;
+      o.begin += by;
+      o.end += by;
+      for (auto& [begin, end] : o.shared) begin += by, end += by;
+    }
+    for (size_t i = 0; i < late.size(); ++i)
+      if (lines_[i].layers_free > now_) lines_[i].layers_free += late[i];
+  }
+
+  static size_t line_of(const Operation& o) { return o.resource == Span::Resource::adapter ? 1 : 0; }
+
   void start(const Item& item) {
     out_.slots[item.slot].exposed[static_cast<size_t>(item.purpose)] += item.host;
     now_ += item.host;
     Operation o;
     o.begin = now_;
     o.purpose = item.purpose;
+    o.op = item.op;
     if (const auto before = operations_.find(item.after); before != operations_.end())
       o.begin = std::max(o.begin, store_[before->second].end);
     if (item.link != machine::Link::none) {
@@ -110,7 +147,7 @@ class Rank {
       o.end = o.begin + item.seconds;
     }
     operations_[item.operation] = store_.size();
-    if (slowdown_ > 0 && item.seconds > 0) in_flight_.push_back(store_.size());
+    if (overlap_.any() && item.link != machine::Link::none) in_flight_.push_back(store_.size());
     store_.push_back(std::move(o));
   }
 
@@ -177,7 +214,7 @@ class Rank {
     if (wants_spans_ && end > begin) out_.spans.push_back({resource, begin, end, source});
   }
 
-  double slowdown_;
+  const machine::Overlap& overlap_;
   bool wants_spans_;
   Replay out_;
   double now_ = 0;
@@ -216,8 +253,8 @@ SlotTime& SlotTime::operator+=(const SlotTime& other) {
   return *this;
 }
 
-Replay replay(std::span<const Item> items, size_t slots, double slowdown, bool spans) {
-  Rank rank(slots, slowdown, spans);
+Replay replay(std::span<const Item> items, size_t slots, const machine::Overlap& overlap, bool spans) {
+  Rank rank(slots, overlap, spans);
   for (const Item& item : items) rank.execute(item);
   return rank.finish();
 }

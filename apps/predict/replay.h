@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "apps/machine/fabric.h"
+#include "apps/machine/overlap.h"
 #include "parallel/comm/ledger.h"
 
 namespace nrl::predict {
@@ -29,8 +30,10 @@ struct Item {
   double seconds = 0;  ///< call: alone on the device; start: of the operation, alone on its link
   /// Call: before its kernels start. Start: processor time that issuing takes.
   double host = 0;
-  int operation = -1;  ///< start, wait: any number; a wait for one without a start takes no time
-  int after = -1;      ///< start: an operation that must end before; -1: none
+  int operation = -1;             ///< start, wait: any number; a wait for one without a start takes no time
+  int after = -1;                 ///< start: an operation that must end before; -1: none
+  machine::Overlap::Row row = 0;  ///< call
+  comm::Op op = comm::Op::all_reduce;             ///< start
   machine::Link link = machine::Link::none;       ///< start
   comm::Purpose purpose = comm::Purpose::layers;  ///< start
   int source = -1;                                ///< index that Span::source repeats
@@ -78,8 +81,8 @@ struct Replay {
   std::vector<double> reached;  ///< when the rank went on after each item of kind `until`
 };
 
-/// `slots`: number of slots of the items. `slowdown`: calls take 1 + slowdown times as long while an
-/// operation is in flight.
-Replay replay(std::span<const Item> items, size_t slots, double slowdown, bool spans = false);
+/// `slots`: number of slots of the items. `overlap`: while a call and an operation run, both take longer. Of
+/// several operations beside a call, the first one that was issued slows it.
+Replay replay(std::span<const Item> items, size_t slots, const machine::Overlap& overlap, bool spans = false);
 
 }  // namespace nrl::predict

@@ -106,6 +106,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       item.host = gpu ? 0 : time.latency;
       item.seconds = time.time.value - item.host;
       item.after = e.what.after;
+      item.op = e.what.op;
       item.link = link;
       item.purpose = e.what.purpose;
     }
@@ -124,6 +125,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
     out.items.push_back({.slot = slots.of(call.step, call.microbatch),
                          .seconds = seconds.value,
                          .host = rates.calls.gap() * call.cost.launches,
+                         .row = rates.overlap.row(call.op, call.cost.work),
                          .source = static_cast<int>(i)});
   }
   add_events(step.calls.size());
@@ -140,8 +142,9 @@ void set_costs(const StageTime& time, int first, int end, int stages, pipeline::
     }
 }
 
-StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, double slowdown) {
-  const Replay replayed = replay(items.items, items.slots, slowdown);
+StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
+                     const machine::Overlap& overlap) {
+  const Replay replayed = replay(items.items, items.slots, overlap);
   const auto n = static_cast<size_t>(chunks), run = (items.slots - 1) / (n * passes);
   const auto total = static_cast<double>(microbatches);
   StageTime out;

@@ -16,8 +16,8 @@ namespace nrl::predict {
 struct Rates {
   const machine::CallTimes& calls;
   const machine::Fabric& fabric;
-  double expert_load = 1;  ///< factor on the bytes that experts exchange
-  double slowdown = 0;     ///< replay()
+  double expert_load = 1;                         ///< factor on the bytes that experts exchange
+  machine::Overlap overlap = machine::Overlap();  ///< replay()
 };
 
 /// The items of a step in order. Slots: 3 for each chunk of each microbatch (forward, backward_data,
@@ -50,6 +50,7 @@ struct StageTime {
 /// Sets the costs of the chunks of stages [first, end) of `stages`, which take `time`.
 void set_costs(const StageTime& time, int first, int end, int stages, pipeline::MicrobatchCosts& costs);
 /// `microbatches`: of the step; the items may be of fewer.
-StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches, double slowdown);
+StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
+                     const machine::Overlap& overlap);
 
 }  // namespace nrl::predict

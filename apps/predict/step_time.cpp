@@ -33,19 +33,17 @@ double at_least(double step, const Busy& busy) {
 
 }  // namespace
 
-double slowdown_of(const ModeledDevice& device, int local_ranks) {
+machine::Overlap overlap_of(const ModeledDevice& device, int local_ranks) {
   const machine::DeviceModel& model = device.model();
-  if (device.profile() && !device.profile()->overlap.empty()) {
-    std::vector<double> factors;
-    for (const machine::MeasuredOverlap& o : device.profile()->overlap) factors.push_back(o.slowdown);
-    const auto middle = factors.begin() + static_cast<std::ptrdiff_t>(factors.size() / 2);
-    std::nth_element(factors.begin(), middle, factors.end());
-    return std::max(0.0, *middle - 1);
-  }
-  if (model.gpu()) return nccl_channels / model.multiprocessors;
-  // The thread that moves the bytes has a core of its own, or takes its part of those that compute.
+  if (device.profile() && !device.profile()->overlap.empty())
+    return machine::Overlap(device.profile()->overlap);
+  if (model.gpu()) return machine::Overlap({.call = 1 + nccl_channels / model.multiprocessors});
+  // The thread that moves the bytes has a core of its own, or all threads get equal parts of the cores, so
+  // that the bytes take longer as well.
   const int threads = device.threads();
-  return local_ranks * threads < cpu::available_cores() ? 0 : 1.0 / threads;
+  if (local_ranks * threads < cpu::available_cores()) return machine::Overlap();
+  const double factor = 1 + 1.0 / threads;
+  return machine::Overlap({.call = factor, .operation = factor});
 }
 
 ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads,
@@ -84,8 +82,8 @@ DryStages::DryStages(const Config& c, StagePlans plans, const ModeledDevice& dev
       fabric_(c.cluster, device.model(), nodes, plans.plans.front()->position.ranks()),
       layout_(plans.plans.front()->layout),
       microbatches_(plans.plans.front()->batch.accumulation),
+      overlap_(overlap_of(device, fabric_.domain_ranks())),
       expert_load_(expert_load),
-      slowdown_(slowdown_of(device, fabric_.domain_ranks())),
       spread_(device.profile() ? device.profile()->spread.value_or(assumed_spread) : assumed_spread) {
   if (device.profile()) fabric_.set_measured(device.profile()->links);
   schedule_ = plan::schedule_options(c, layout_, microbatches_);
@@ -112,7 +110,7 @@ DryStages::~DryStages() = default;
 DryStages::DryStages(DryStages&&) noexcept = default;
 
 Rates DryStages::rates(const machine::CallTimes& calls) const {
-  return {.calls = calls, .fabric = fabric_, .expert_load = expert_load_, .slowdown = slowdown_};
+  return {.calls = calls, .fabric = fabric_, .expert_load = expert_load_, .overlap = overlap_};
 }
 
 StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivation* derivation) const {
@@ -126,7 +124,7 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivati
     const engine::Engine& engine = *stages_[i].engine;
     StageItems items =
         stage_items(stages_[i].step, *engine.plan().decoder, engine.plan().position.grid, rates(calls));
-    const StageTime time = stage_time(items, layout_.chunks, microbatches_, slowdown_);
+    const StageTime time = stage_time(items, layout_.chunks, microbatches_, overlap_);
     out.kernels = weakest(out.kernels, items.kernels);
     out.links = weakest(out.links, items.links);
     out.busy.processors = std::max(out.busy.processors, time.busy.processors);

@@ -34,8 +34,8 @@ class ModeledDevice : public ops::DryDevice {
   std::optional<machine::Profile> profile_;
 };
 
-/// The fraction by which calls take longer while an operation is in flight, with `local_ranks` on a node.
-double slowdown_of(const ModeledDevice& device, int local_ranks);
+/// Factors on calls and operations that run at once, with `local_ranks` on a node.
+machine::Overlap overlap_of(const ModeledDevice& device, int local_ranks);
 
 /// Seconds of a step. The parts add up to `step` on the rank that needs longest.
 struct StepEstimate {
@@ -113,7 +113,8 @@ class DryStages {
   model::ModelLayout layout_;
   pipeline::ScheduleOptions schedule_;
   int64_t microbatches_ = 1;
-  double expert_load_ = 1, slowdown_ = 0, spread_ = 0;
+  machine::Overlap overlap_;
+  double expert_load_ = 1, spread_ = 0;
   std::vector<Stage> stages_;
 };
 

@@ -90,8 +90,9 @@ struct DryRank {
 
 class StageReplay {
  public:
-  StageReplay(const DryRank& rank, StageTimeline& stage, int64_t microbatches, double slowdown)
-      : rank_(rank), out_(stage), microbatches_(microbatches), slowdown_(slowdown) {}
+  StageReplay(const DryRank& rank, StageTimeline& stage, int64_t microbatches,
+              const machine::Overlap& overlap)
+      : rank_(rank), out_(stage), microbatches_(microbatches), overlap_(overlap) {}
 
   void run() {
     const size_t passes = out_.passes.size();
@@ -113,7 +114,7 @@ class StageReplay {
     }
     if (out_.hidden.second == passes && out_.hidden.first < passes) until(out_.passes.back().end);
     add(rank_.templates.after, rank_.templates.shift_after(microbatches_), -1);
-    const Replay replayed = replay(items_, 1, slowdown_, true);
+    const Replay replayed = replay(items_, 1, overlap_, true);
     out_.end = replayed.end;
     for (size_t p = 0; p < passes; ++p) {
       if (p >= out_.hidden.first && p < out_.hidden.second) continue;
@@ -170,7 +171,7 @@ class StageReplay {
   const DryRank& rank_;
   StageTimeline& out_;
   int64_t microbatches_;
-  double slowdown_;
+  const machine::Overlap& overlap_;
   std::vector<Item> items_;
   std::vector<Origin> origins_;
   std::map<std::pair<int, int>, int> ids_;
@@ -261,7 +262,7 @@ StepTimeline step_timeline(const DryStages& stages, int64_t shown, Detail detail
   for (int s = 0; s < count; ++s) out.stages[s].stage = s;
   add_passes(derivation, stages.microbatches(), shown, out);
   const machine::CallTimes calls = stages.call_times();
-  const double slowdown = stages.rates(calls).slowdown;
+  const machine::Overlap overlap = stages.rates(calls).overlap;
   std::vector<double> messages;
   for (size_t d = 0; d < stages.stages().size(); ++d) {
     const DryStages::Stage& dry = stages.stages()[d];
@@ -278,7 +279,7 @@ StepTimeline step_timeline(const DryStages& stages, int64_t shown, Detail detail
       StageTimeline& stage = out.stages[s];
       stage.dry = d;
       if (detail == Detail::all || (detail == Detail::dry_run && s == dry.stage))
-        StageReplay(rank, stage, stages.microbatches(), slowdown).run();
+        StageReplay(rank, stage, stages.microbatches(), overlap).run();
       else
         stage.end = stage.passes.back().end;
       fit_hidden(stage);

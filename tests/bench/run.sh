@@ -116,6 +116,20 @@ distributed.context_parallel_size=2 distributed.shard_strategy=optim_grads_param
 TEXT
 }
 
+# links DEVICE: operations of two ranks, and three calls beside three of them.
+links() {
+  expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench calibrate --links --quick --device "$1" --out links.json
+  local base=cpu call operation
+  [[ $1 == cpu ]] || base=h100
+  grep -q "\"base\": \"$base\"" links.json || fail "no device: $(head -c 300 links.json)"
+  for call in linear_forward attention_forward norm_forward; do
+    for operation in all_reduce all_gather reduce_scatter; do
+      tr -d ' \n' <links.json | grep -qE "\"op\":\"$call\",\"work\":\"[a-z]+\",\"comm\":\"$operation\",\"slowdown\":[0-9.]+,\"comm_slowdown\":[0-9.]+" ||
+        fail "no $call beside $operation: $(cat links.json)"
+    done
+  done
+}
+
 case $case_name in
   overhead) # every line, in turns of one step, on one rank and on two; nothing of it stays
     printf 'a few words that are trained on %.0s' {1..400} >text.txt
@@ -146,9 +160,12 @@ TEXT
     expect 0 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" distributed.pipeline_parallel_size=2 \
       distributed.pipeline_schedule=zb_h1 policy.model.num_hidden_layers=2 --world 2 --quick --device cpu --out profile.json
     [[ $(grep -c '^rank ' out.txt) == 2 ]] || fail "not both stages: $(cat out.txt)"
-    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench calibrate --links --quick --device cpu --out links.json
-    grep -q '"base": "cpu"' links.json || fail "no device: $(head -c 300 links.json)"
+    expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick \
+      --device cpu --out profile.json
+    grep -qE '"spread": [0-9.e-]+' profile.json || fail "no spread of two ranks: $(tail -c 200 profile.json)"
+    links cpu
     [[ $(grep -c '"op": "all_gather"' links.json) == 2 ]] || fail "no links: $(cat links.json)"
+    expect 0 "$nrl_train" plan "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --world 2 --device cpu --profile links.json
     expect 64 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml"
     expect 64 "$nrl_train" bench calibrate --out profile.json
     expect 64 "$nrl_train" bench calibrate --links --out profile.json
@@ -333,6 +350,7 @@ TEXT
     all cuda
     comm_groups cuda
     calibrate cuda
+    links cuda
     grep -q '"difference":{"out":0' attention.json || fail "bench attention compares nothing"
     grep -q '"forward_fused":{"seconds":.*"backward_separate":{"seconds":' gemm.json || fail "bench gemm times no GELU"
     # A measurement has the prediction beside it, also when the timed steps are graphs.

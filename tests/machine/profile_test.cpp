@@ -48,7 +48,7 @@ Profile with_calls() {
   p.date = "2026-11-28T05:00:00Z";
   p.calls = {measured(gemm(4096, 4096, 4096), 0.25e-3), measured(copy(1e8), 1e-4)};
   p.links = {{comm::Op::all_reduce, 8, 1, 1 << 20, 5e-5}};
-  p.overlap = {{"linear_forward", comm::Op::all_gather, 1.125}};
+  p.overlap = {{"linear_forward", ops::Work::attention, comm::Op::all_gather, 1.125, 1.0625}};
   p.clocks_mhz = {1700, 1755, 1750};
   p.facts = {{"memory", 64e9}, {"power_limit", 500}};
   p.host_gap_s = 3e-6;
@@ -186,4 +186,12 @@ TEST_CASE("profiles are refused by the name of the field", "[machine]") {
              ContainsSubstring("links: 2 ranks on 3 nodes"));
   CHECK_THAT(refusal("{" + device + R"(, "overlap": [{"op": "add", "comm": "send", "slowdown": 0.1}]})"),
              ContainsSubstring("slowdown is 0.1; it is the time together over the time alone"));
+  CHECK_THAT(refusal("{" + device +
+                     R"(, "overlap": [{"op": "add", "comm": "send", "slowdown": 1, "comm_slowdown": 0.2}]})"),
+             ContainsSubstring("comm_slowdown is 0.2; it is the time together over the time alone"));
+  CHECK_THAT(refusal("{" + device +
+                     R"(, "overlap": [{"op": "add", "work": "rest", "comm": "send", "slowdown": 1}]})"),
+             ContainsSubstring("overlap: unknown work 'rest'"));
+  CHECK_THAT(refusal("{" + device + R"(, "overlap": [{"op": "add", "comm": "send"}]})"),
+             ContainsSubstring("has no slowdown"));
 }

@@ -34,7 +34,12 @@ struct List {
     items.push_back({.kind = Item::Kind::wait, .operation = operation});
     return *this;
   }
-  Replay replayed(double slowdown = 0, bool spans = false) const { return replay(items, 1, slowdown, spans); }
+  Replay replayed(double slowdown = 0, bool spans = false) const {
+    return shared({.call = 1 + slowdown}, spans);
+  }
+  Replay shared(const machine::Sharing& sharing, bool spans = false) const {
+    return replay(items, 1, machine::Overlap(sharing), spans);
+  }
   double end(double slowdown = 0) const { return replayed(slowdown).end; }
 };
 
@@ -178,11 +183,109 @@ TEST_CASE("A rank on a CPU spends its own time to start an operation", "[replay]
       {.kind = Item::Kind::start, .seconds = 1, .host = 0.5, .operation = 0, .link = Link::node},
       {.slot = 1, .seconds = 3},
       {.kind = Item::Kind::wait, .slot = 1, .operation = 0}};
-  const Replay r = replay(items, 2, 0);
+  const Replay r = replay(items, 2, machine::Overlap());
   CHECK(r.end == Approx(4.75));
   CHECK(r.slots[0].host == Approx(0.25));
   CHECK(r.slots[0].layers() == Approx(0.5));
   CHECK(r.slots[1].total() == Approx(3));
+}
+
+TEST_CASE("Calls and operations that share a core take the sum of their times", "[replay]") {
+  constexpr machine::Sharing core{.call = 2, .operation = 2};
+  List l;
+  const int sum = l.start(2);
+  l.call(4).wait(sum);
+  CHECK(l.shared(core).end == Approx(6));  // to 4 both, the rest of the call alone
+  CHECK(l.end(1) == Approx(5));            // the operation has a core of its own
+  List longer;
+  const int gather = longer.start(3, Link::node, Purpose::weights),
+            next = longer.start(1, Link::node, Purpose::weights);
+  longer.call(2).wait(gather).call(1).wait(next);
+  // Both to 4, the rest of the gather alone to 5, the call beside the next one to 7.
+  const Replay r = longer.replayed(0, true), s = longer.shared(core, true);
+  CHECK(r.end == Approx(4));
+  CHECK(s.end == Approx(7));
+  CHECK(s.slots[0].compute == Approx(3));
+  CHECK(s.slots[0].of(Purpose::weights) == Approx(4));
+  CHECK(s.busy.node == Approx(4));
+
+  uint64_t state = 5;
+  const auto random = [&](int n) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<int>((state >> 33) % static_cast<uint64_t>(n));
+  };
+  for (int round = 0; round < 300; ++round) {
+    List list;
+    std::vector<int> open;
+    double work = 0;
+    for (int i = 0; i < 60; ++i) {
+      const double seconds = random(100) * 0.01;
+      work += seconds;
+      if (random(2) == 0)
+        list.call(seconds);
+      else
+        open.push_back(list.start(seconds, Link::node, static_cast<Purpose>(random(6))));
+      if (!open.empty() && random(3) == 0) {
+        const size_t at = static_cast<size_t>(random(static_cast<int>(open.size())));
+        list.wait(open[at]);
+        open.erase(open.begin() + static_cast<std::ptrdiff_t>(at));
+      }
+    }
+    for (const int o : open) list.wait(o);
+    const Replay both = list.shared(core, true);
+    CHECK(both.end == Approx(work));
+    CHECK(both.slots[0].total() == Approx(both.end));
+    double free = 0;
+    for (const Span& span : both.spans)
+      if (span.resource == Span::Resource::node && span.end - span.begin > 1e-12) {
+        CHECK(span.begin >= free - 1e-9);
+        free = span.end;
+      }
+    CHECK(list.shared({.call = 1.5, .operation = 1.5}).end <= both.end + 1e-9);
+  }
+}
+
+TEST_CASE("Calls lose what was measured for them beside that operation", "[replay]") {
+  const std::vector<machine::MeasuredOverlap> measured{
+      {.op = "linear_forward",
+       .work = ops::Work::gemm,
+       .comm = comm::Op::all_reduce,
+       .slowdown = 2,
+       .comm_slowdown = 3},
+      {.op = "linear_forward", .work = ops::Work::gemm, .comm = comm::Op::all_gather, .slowdown = 1.5},
+      {.op = "attention_forward",
+       .work = ops::Work::attention,
+       .comm = comm::Op::all_gather,
+       .slowdown = 1.25},
+      {.op = "rope", .work = ops::Work::memory, .comm = comm::Op::all_gather, .slowdown = 0.9}};
+  const machine::Overlap overlap(measured);
+  CHECK(overlap.any());
+  const auto of = [&](const char* op, ops::Work work, comm::Op beside) {
+    return overlap.of(overlap.row(op, work), beside);
+  };
+  CHECK(of("linear_forward", ops::Work::gemm, comm::Op::all_reduce) == machine::Sharing{2, 3});
+  CHECK(of("linear_forward", ops::Work::gemm, comm::Op::all_gather).call == 1.5);
+  // Beside an operation that was not measured, the median of the op's.
+  CHECK(of("linear_forward", ops::Work::gemm, comm::Op::exchange).call == Approx(1.75));
+  // Another op has the times of its kind.
+  CHECK(of("linear_backward_data", ops::Work::gemm, comm::Op::all_reduce).call == 2);
+  CHECK(of("attention_backward", ops::Work::attention, comm::Op::all_reduce).call == 1.25);
+  CHECK(of("norm_forward", ops::Work::memory, comm::Op::all_gather).call == 1);  // faster together is noise
+  // Without one of its kind, as all of them.
+  const machine::Overlap gemms(std::span<const machine::MeasuredOverlap>(measured.data(), 2));
+  CHECK(gemms.of(gemms.row("rope", ops::Work::memory), comm::Op::all_gather).call == 1.5);
+  CHECK_FALSE(machine::Overlap().any());
+
+  std::vector<Item> items{{.kind = Item::Kind::start,
+                           .seconds = 4,
+                           .operation = 0,
+                           .op = comm::Op::all_reduce,
+                           .link = Link::node},
+                          {.seconds = 1, .row = overlap.row("linear_forward", ops::Work::gemm)},
+                          {.kind = Item::Kind::wait, .operation = 0}};
+  CHECK(replay(items, 1, overlap).end == Approx(2 + 4 - 2.0 / 3));
+  items[0].op = comm::Op::all_gather;
+  CHECK(replay(items, 1, overlap).end == Approx(4));
 }
 
 TEST_CASE("Any list keeps the bounds of its resources", "[replay]") {
