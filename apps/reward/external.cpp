@@ -13,8 +13,9 @@ constexpr int64_t failures_to_end = 5;  // without any answer
 
 }  // namespace
 
-void ExternalJudge::failed(std::string why, const std::string& fix) {
+void ExternalJudge::failed(std::string why, const std::string& fix, int64_t completions) {
   ++failures_;
+  lost_ += completions;
   last_failure_ = std::move(why);
   if (!answered_ && failures_ >= failures_to_end)
     fail(Exit::unavailable, "{} failed {} times and never answered: {}. Fix: {}", note(), failures_,

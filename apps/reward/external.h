@@ -22,16 +22,18 @@ class ExternalJudge {
   /// A line for the user: what runs where, with which rights.
   virtual std::string note() const = 0;
   int64_t failures() const { return failures_; }
+  int64_t lost() const { return lost_; }  ///< completions that have no reward because of them
   const std::string& last_failure() const { return last_failure_; }
 
  protected:
-  /// Counts a failure; throws once there were `failures_to_end` and no answer ever.
-  void failed(std::string why, const std::string& fix);
+  /// Counts a failure, which leaves `completions` without a reward; throws once there were `failures_to_end`
+  /// and no answer ever.
+  void failed(std::string why, const std::string& fix, int64_t completions = 1);
   void answered() { answered_ = true; }
 
  private:
   bool answered_ = false;
-  int64_t failures_ = 0;
+  int64_t failures_ = 0, lost_ = 0;
   std::string last_failure_;
 };
 

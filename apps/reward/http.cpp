@@ -124,7 +124,8 @@ std::vector<std::optional<double>> HttpJudge::judge(std::span<const Item> items)
     else
       failed(std::move(batch.problem),
              "it must answer a POST of {\"items\": [...]} with {\"rewards\": [{\"id\": ID, \"reward\": "
-             "NUMBER}, ...]}");
+             "NUMBER}, ...]}",
+             static_cast<int64_t>(batch.count));
   }
   return rewards;
 }

@@ -14,7 +14,7 @@ struct Rewards::Entry {
   Spec spec;
   std::unique_ptr<Verifier> verifier;
   std::unique_ptr<ExternalJudge> external;
-  int64_t told = 0;  ///< of its failures
+  int64_t told = 0;  ///< of its lost completions
 };
 
 Rewards::Rewards(const std::vector<Spec>& specs, const std::string& log_dir) {
@@ -69,10 +69,10 @@ std::vector<std::string> Rewards::notes() const {
 std::string Rewards::take_failures() {
   std::vector<std::string> out;
   for (Entry& entry : entries_) {
-    if (!entry.external || entry.external->failures() == entry.told) continue;
-    out.push_back(fmt::format("{} of {}: {}", entry.external->failures() - entry.told, entry.spec.name,
-                              entry.external->last_failure()));
-    entry.told = entry.external->failures();
+    if (!entry.external || entry.external->lost() == entry.told) continue;
+    out.push_back(fmt::format("{} of reward {}, {}: {}", entry.external->lost() - entry.told, entry.spec.name,
+                              entry.external->note(), entry.external->last_failure()));
+    entry.told = entry.external->lost();
   }
   return joined(out, "; ");
 }

@@ -13,6 +13,8 @@
 #include "apps/reward/rewards.h"
 #include "apps/rollout/generator.h"
 #include "apps/state/hf_files.h"
+#include "apps/train/launch/agreed.h"
+#include "apps/train/launch/faults.h"
 #include "apps/train/launch/launch.h"
 #include "apps/train/loop/evaluator.h"
 #include "apps/train/loop/example_numbers.h"
@@ -20,12 +22,13 @@
 #include "apps/train/loop/reference.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
+#include "core/base/status.h"
 #include "core/base/text.h"
 
 namespace nrl::train {
 namespace {
 
-constexpr int64_t equal_to_warn = 10;
+constexpr int64_t equal_to_warn = 10, unscored_to_end = 5;
 
 int64_t longest_completion(const Config& config) {
   const int64_t longest = config.policy.max_total_sequence_length - 1;  // a prompt has a token or more
@@ -189,6 +192,7 @@ void RolloutSource::make() {
   Rollouts::Made made = rollouts_->make(run_.position.prompts);
   metrics_ = std::move(made.metrics);
   metrics_.push_back({.name = "generation_s", .value = made.generation_s});
+  fault::reach(status::Phase::evaluation, run_.position.step + 1);
   std::shared_ptr<const data::SequenceNumbers> old, reference;
   if (c.algorithm == Algorithm::distill) {
     const double begin = monitor::Timers::steady_seconds();
@@ -205,6 +209,15 @@ void RolloutSource::make() {
   }
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
     log::warn("completions without a reward: {}", failures);
+  unscored_ = c.reward.empty() || made.scored > 0 ? 0 : unscored_ + 1;
+  if (unscored_ == unscored_to_end)
+    run_collectively(run_.world, [] {
+      fail(Exit::unavailable,
+           "no completion of {} generations in a row has a reward, so that nothing is trained: the warnings "
+           "above and samples.jsonl say why. Fix: mend what judges them and start the run again, which "
+           "resumes from its last checkpoint",
+           unscored_to_end);
+    });
   equal_ = !c.reward.empty() && made.equal_groups == c.rollout.num_prompts_per_step ? equal_ + 1 : 0;
   if (equal_ == equal_to_warn && run_.world.rank() == 0)
     log::warn(

@@ -52,6 +52,7 @@ class RolloutSource final : public StepSource {
   std::unique_ptr<StepSource> steps_;
   std::vector<monitor::Metric> metrics_;  ///< of rollouts that no step has reported
   int64_t equal_ = 0;                     ///< generations in a row in which all rewards of a group were equal
+  int64_t unscored_ = 0;                  ///< generations in a row in which nothing had a reward
   std::vector<std::string> notes_;
   std::optional<monitor::MetricsLog> samples_;  ///< set after the start
 };

@@ -225,6 +225,7 @@ void Rollouts::add_metrics(std::span<const Group> groups, Made& made, const std:
   add("unscored_rate", unscored / count);
   if (!prefix.empty()) return;
   made.equal_groups = static_cast<int64_t>(equal);
+  made.scored = std::ssize(totals);
   add("reward_std", mean(deviations));
   add("frac_reward_zero_std", equal / static_cast<double>(groups.size()));
 }

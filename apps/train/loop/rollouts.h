@@ -72,6 +72,7 @@ class Rollouts {
     std::vector<JsonValue> samples;
     double generation_s = 0, reward_s = 0;
     int64_t equal_groups = 0;  ///< of the set: they train nothing
+    int64_t scored = 0;        ///< completions of the set with a reward
   };
   /// Collective. rollouts_at_once() rollouts of the prompts from position `cursor` of the order on, which it
   /// moves behind those that were answered.
