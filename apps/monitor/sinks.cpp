@@ -10,9 +10,10 @@
 namespace nrl::monitor {
 
 std::string failure_of(std::string_view sink, const std::exception& error) {
-  const bool files = dynamic_cast<const std::filesystem::filesystem_error*>(&error) != nullptr;
-  return fmt::format("{}; the run continues without {}", files ? error.what() : error_from(error).what(),
-                     sink);
+  const auto* const files = dynamic_cast<const std::filesystem::filesystem_error*>(&error);
+  const std::string what = files ? fmt::format("{}: {}", files->path1().string(), files->code().message())
+                                 : error_from(error).what();
+  return fmt::format("{}; the run continues without {}", what, sink);
 }
 
 Sinks::Sinks(std::vector<std::unique_ptr<Sink>> sinks, Warn warn, double interval)

@@ -62,6 +62,7 @@ case $case_name in
     wait $pid || fail "the run ended: $(cat err.txt)"
     for sink in tensorboard wandb mlflow; do
       [[ $(grep -c "the run continues without $sink" err.txt) -eq 1 ]] || fail "warnings of $sink: $(cat err.txt)"
+      ! grep -q 'filesystem error' err.txt || fail "a warning in the library's words: $(cat err.txt)"
     done
     [[ $(wc -l <a/logs/metrics.jsonl) -eq 4000 ]] || fail "rows are missing"
     ! grep -q 'wandb sync' out.txt || fail "advice for a sink that failed"
