@@ -331,64 +331,62 @@ TEST_CASE("a run whose rewards stop coming ends with the reason, on every rank",
     printf '{"id": %s, "reward": %s}\n' "$id" $((id % 2))
   done)sh";
   for (const int ranks : {1, 2}) {
-      CAPTURE(ranks);
-      const std::string name = fmt::format("run{}", ranks);
-      const std::vector<std::string> keys =
-          bench.overrides({"reward=[{type: command, workers: 1, name: judge, command: \"sh " +
-                               (bench / "judge.sh") + " " + (bench / name) + ".judged\"}]",
-                           "loop.max_num_steps=30"});
-      const Finished finished =
-          ranks == 1 ? bench.run(name, keys) : bench.run_ranks(NRL_TWO_RANKS, name, keys);
-      INFO(finished.err);
-      CHECK(finished.code == Exit::unavailable);
-      CHECK(bench.steps(name).size() >= 6);
-      CHECK(bench.steps(name).size() <= 7);
-      const std::string reason = "no completion of 5 generations in a row has a reward";
-      const size_t first = finished.err.find(reason);
-      CHECK(first != std::string::npos);
-      CHECK(finished.err.find(reason, first + 1) == std::string::npos);
-      CHECK_THAT(finished.err, ContainsSubstring("of reward judge, the command sh "));
-    }
+    CAPTURE(ranks);
+    const std::string name = fmt::format("run{}", ranks);
+    const std::vector<std::string> keys =
+        bench.overrides({"reward=[{type: command, workers: 1, name: judge, command: \"sh " +
+                             (bench / "judge.sh") + " " + (bench / name) + ".judged\"}]",
+                         "loop.max_num_steps=30"});
+    const Finished finished = ranks == 1 ? bench.run(name, keys) : bench.run_ranks(NRL_TWO_RANKS, name, keys);
+    INFO(finished.err);
+    CHECK(finished.code == Exit::unavailable);
+    CHECK(bench.steps(name).size() >= 6);
+    CHECK(bench.steps(name).size() <= 7);
+    const std::string reason = "no completion of 5 generations in a row has a reward";
+    const size_t first = finished.err.find(reason);
+    CHECK(first != std::string::npos);
+    CHECK(finished.err.find(reason, first + 1) == std::string::npos);
+    CHECK_THAT(finished.err, ContainsSubstring("of reward judge, the command sh "));
   }
+}
 
-  TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") {
-    const Digits bench;
-    std::ofstream(bench / "bare.jsonl") << R"({"prompt": "1="})"
-                                        << "\n";
-    std::ofstream(bench / "long.jsonl") << R"({"prompt": "123456789=", "answer": "1"})"
-                                        << "\n";
-    struct Case {
-      std::string change, message;
-      Exit code;
-    };
-    const std::vector<Case> cases{
-        {"reward=[]", "completions of prompts need a reward", Exit::config},
-        {"reward=[{type: exakt}]", "there is no type 'exakt'", Exit::config},
-        {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
-        {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
-        {"loss_fn={use_importance_sampling_correction: true, type: gspo}", "weights each token",
-         Exit::config},
-        {"loss_fn={use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop}",
-         "leaves out what is beyond bounds, and there are none", Exit::config},
-        {"loss_fn={use_importance_sampling_correction: true, truncated_importance_sampling_ratio_min: 2, "
-         "truncated_importance_sampling_ratio: 1}",
-         "is above", Exit::config},
-        {"loss_fn={reference_policy_kl_penalty: 0.1, reference_policy_kl_type: k1}",
-         "has an expected gradient of 0 as a loss", Exit::config},
-        {"distributed.shard_strategy=optim_grads_params", "does not fit the generation of rollouts",
-         Exit::config},
-        {"data.train.data_path=" + (bench / "bare.jsonl"),
-         "bare.jsonl:1: the record has no text or number under", Exit::data},
-        {"data.train.data_path=" + (bench / "long.jsonl"),
-         "long.jsonl:1: a prompt of 10 tokens leaves no room", Exit::data}};
-    for (const Case& c : cases) {
-      const Finished finished = bench.learn("refused", {c.change});
-      CAPTURE(c.change);
-      CHECK(finished.code == c.code);
-      CHECK_THAT(finished.out + finished.err, ContainsSubstring(c.message));
-    }
-    const Finished finished =
-        bench.learn("refused", {"policy.train_global_batch_size=6", "checkpointing.save_period=3"});
-    CHECK(finished.code == Exit::config);
-    CHECK_THAT(finished.out + finished.err, ContainsSubstring("a checkpoint has no rollouts"));
+TEST_CASE("rollouts that cannot be made are refused with the reason", "[grpo]") {
+  const Digits bench;
+  std::ofstream(bench / "bare.jsonl") << R"({"prompt": "1="})"
+                                      << "\n";
+  std::ofstream(bench / "long.jsonl") << R"({"prompt": "123456789=", "answer": "1"})"
+                                      << "\n";
+  struct Case {
+    std::string change, message;
+    Exit code;
+  };
+  const std::vector<Case> cases{
+      {"reward=[]", "completions of prompts need a reward", Exit::config},
+      {"reward=[{type: exakt}]", "there is no type 'exakt'", Exit::config},
+      {"grpo.num_prompts_per_step=5", "must be one or several global batches", Exit::config},
+      {"grpo.num_generations_per_prompt=1", "compare the completions of a prompt", Exit::config},
+      {"loss_fn={use_importance_sampling_correction: true, type: gspo}", "weights each token", Exit::config},
+      {"loss_fn={use_importance_sampling_correction: true, truncated_importance_sampling_type: icepop}",
+       "leaves out what is beyond bounds, and there are none", Exit::config},
+      {"loss_fn={use_importance_sampling_correction: true, truncated_importance_sampling_ratio_min: 2, "
+       "truncated_importance_sampling_ratio: 1}",
+       "is above", Exit::config},
+      {"loss_fn={reference_policy_kl_penalty: 0.1, reference_policy_kl_type: k1}",
+       "has an expected gradient of 0 as a loss", Exit::config},
+      {"distributed.shard_strategy=optim_grads_params", "does not fit the generation of rollouts",
+       Exit::config},
+      {"data.train.data_path=" + (bench / "bare.jsonl"),
+       "bare.jsonl:1: the record has no text or number under", Exit::data},
+      {"data.train.data_path=" + (bench / "long.jsonl"), "long.jsonl:1: a prompt of 10 tokens leaves no room",
+       Exit::data}};
+  for (const Case& c : cases) {
+    const Finished finished = bench.learn("refused", {c.change});
+    CAPTURE(c.change);
+    CHECK(finished.code == c.code);
+    CHECK_THAT(finished.out + finished.err, ContainsSubstring(c.message));
   }
+  const Finished finished =
+      bench.learn("refused", {"policy.train_global_batch_size=6", "checkpointing.save_period=3"});
+  CHECK(finished.code == Exit::config);
+  CHECK_THAT(finished.out + finished.err, ContainsSubstring("a checkpoint has no rollouts"));
+}
