@@ -94,13 +94,14 @@ JsonValue json_of(const planner::Result& result, const std::string& objective) {
 }
 
 void write_page(const std::string& path, const PlanArgs& args, const planner::RunEstimate& estimate,
-                const predict::DryStages& stages, std::span<const planner::LayoutPoint> layouts = {}) {
+                const predict::DryStages& stages, std::span<const planner::LayoutPoint> layouts = {},
+                std::span<const plan::RunPlan* const> plans = {}) {
   const std::string heading =
       fmt::format("{}{}{}: {}, {}", args.config.path, args.config.overrides.empty() ? "" : " ",
                   fmt::join(args.config.overrides, " "), counted(args.world, "rank"),
                   stages.device().model().name) +
       (layouts.empty() ? "" : ": " + layouts.front().name);
-  write_file_atomic(path, planner::plan_page(heading, estimate, stages, layouts));
+  write_file_atomic(path, planner::plan_page(heading, estimate, stages, layouts, plans));
 }
 
 /// The page of the first layout with the others as points.
@@ -132,8 +133,10 @@ int search(const PlanArgs& args, const planner::PlannedRun& run) {
          machine::device_model_names());
   const int local = plan::local_sizes(c, args.world).front();
   const int threads = train::threads_for(c.kernels, local);
-  machine::DeviceModel rates = gpu ? *gpu : machine::measure_cpu_model(local, threads);
-  if (!gpu && run.profile) rates = run.profile->device(rates);
+  std::string unknown;
+  const std::optional<machine::DeviceModel> found = planner::model_of(run, threads, unknown);
+  NRL_CHECK(found, "{}", unknown);  // a CPU, or a GPU that was named
+  const machine::DeviceModel& rates = *found;
   const predict::ModeledDevice device(rates, c.kernels.tf32, threads,
                                       run.profile ? std::optional(*run.profile) : std::nullopt);
   const planner::Objective objective = objective_of(args);
@@ -303,12 +306,14 @@ int run_plan(const PlanArgs& args) {
                           *stages.stages, stages.stages->microbatches(), predict::Detail::none)));
   }
   if (!args.json.empty()) write_json(args.json, planner::json_of(run, plans, estimate));
+  std::vector<const plan::RunPlan*> of_stages;
+  if (stages.stages) of_stages = plans.by_stage(stages.stages->layout().stages);
   if (!args.html.empty()) {
-    write_page(args.html, args, estimate, *stages.stages);
+    write_page(args.html, args, estimate, *stages.stages, {}, of_stages);
     if (args.json != "-") log::info("wrote    {}", args.html);
   }
   if (!args.trace.empty()) {
-    const size_t events = planner::write_step_trace(args.trace, *stages.stages);
+    const size_t events = planner::write_step_trace(args.trace, *stages.stages, of_stages);
     if (args.json != "-")
       log::info("wrote    {}: {} events, for ui.perfetto.dev", args.trace,
                 grouped(static_cast<int64_t>(events)));

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <set>
 #include <string_view>
 
 #include <spdlog/fmt/fmt.h>
@@ -79,7 +80,7 @@ std::string pass_style() {
          "}\n"
          ".front { fill: none; stroke: #d9541e; stroke-width: 1.6; } .dot { fill: #2a78d6; fill-opacity: "
          "0.75; }\n"
-         ".best { fill: #d9541e; }\n";
+         ".best { fill: #d9541e; } .path { stroke: #d9541e; stroke-width: 1.8; }\n";
 }
 
 struct Part {
@@ -120,11 +121,13 @@ std::string pipeline_part(const predict::DryStages& stages, double seconds) {
     timeline = predict::step_timeline(stages, shown, predict::Detail::none);
   }
   std::string s = fmt::format(
-      "<h2>Passes of the stages</h2>\n<p class=\"soft\">{} {}, {}, {}; numbers are microbatches. The update "
+      "<h2>Passes of the stages</h2>\n<p class=\"soft\">{} {}, {}, {}; numbers are microbatches{}. The "
+      "update "
       "comes "
       "afterwards.</p>\n<div class=\"legend\">\n",
       microbatches, microbatches == 1 ? "microbatch" : "microbatches", counted(count, "stage"),
-      chunks > 1 ? fmt::format("{} chunks each", chunks) : "one chunk each");
+      chunks > 1 ? fmt::format("{} chunks each", chunks) : "one chunk each",
+      count > 1 ? ", the longest path is outlined" : "");
   std::array<bool, 3> used{};
   for (const PassSpan& pass : timeline.stages.front().passes) used[kind_of(pass)] = true;
   for (int kind = 0; kind < 3; ++kind)
@@ -135,14 +138,17 @@ std::string pipeline_part(const predict::DryStages& stages, double seconds) {
   return s + "</div>\n<div class=\"wide\">" + pipeline_svg(timeline, seconds) + "</div>\n";
 }
 
-std::string memory_part(const predict::DryStages& stages, const predict::StepTimeline& timeline) {
-  const predict::DryStages::Stage* largest = nullptr;
-  for (const auto& s : stages.stages())
-    if (!largest || s.engine->plan().memory.total_bytes() > largest->engine->plan().memory.total_bytes())
-      largest = &s;
-  const plan::RunPlan& plan = largest->engine->plan();
-  const StageTimeline& stage = timeline.stages[largest->stage];
-  const profile::MemoryUse use = predicted_memory(plan, stage);
+std::string memory_part(const predict::DryStages& stages, std::span<const plan::RunPlan* const> plans,
+                        const predict::StepTimeline& timeline) {
+  const StageTimeline* largest = nullptr;
+  const plan::RunPlan* of = nullptr;
+  for (const StageTimeline& stage : timeline.stages) {
+    const plan::RunPlan* const plan = plan_of(stages, plans, stage);
+    if (!plan || (of && plan->memory.total_bytes() <= of->memory.total_bytes())) continue;
+    largest = &stage;
+    of = plan;
+  }
+  const profile::MemoryUse use = predicted_memory(*of, *largest);
   std::string s = fmt::format(
       "<h2>Memory of rank {}</h2>\n<p>Peak {} of {} that are planned, at {} of the step; mean {}.</p>\n<div "
       "class=\"legend\">\n",
@@ -221,6 +227,8 @@ std::string pipeline_svg(const predict::StepTimeline& timeline, double seconds) 
   const int chunks = chunks_of(timeline);
   std::string s =
       open_svg(svg_width, bottom + 22, "passes of the stages") + profile::time_axis(end, top, bottom);
+  const std::vector<predict::PassIndex> path = predict::longest_path(timeline);
+  const std::set<predict::PassIndex> on_path(path.begin(), path.end());
   const auto rectangle = [&](const std::string& color, double y, double begin, double until,
                              const std::string& title) {
     s += fmt::format(
@@ -244,10 +252,12 @@ std::string pipeline_svg(const predict::StepTimeline& timeline, double seconds) 
         continue;
       }
       const int kind = kind_of(pass);
-      rectangle(color_class(kind, pass.chunk), y, pass.begin, pass.end,
-                fmt::format("stage {}, {} of microbatch {}{}: {} at {}", i, kind_names[kind], pass.microbatch,
-                            chunks > 1 ? fmt::format(", chunk {}", pass.chunk) : "",
-                            svg_ms(pass.end - pass.begin), svg_ms(pass.begin)));
+      const bool longest = stages > 1 && on_path.contains({static_cast<int>(i), p});
+      rectangle(
+          color_class(kind, pass.chunk) + (longest ? " path" : ""), y, pass.begin, pass.end,
+          fmt::format("stage {}, {} of microbatch {}{}: {} at {}{}", i, kind_names[kind], pass.microbatch,
+                      chunks > 1 ? fmt::format(", chunk {}", pass.chunk) : "", svg_ms(pass.end - pass.begin),
+                      svg_ms(pass.begin), longest ? ", on the longest path" : ""));
       const std::string number = std::to_string(pass.microbatch);
       if (row >= 14 && (pass.end - pass.begin) * scale > 4 + 6 * static_cast<double>(number.size()))
         s +=
@@ -310,7 +320,8 @@ std::string layouts_svg(std::span<const LayoutPoint> layouts) {
 }
 
 std::string plan_page(const std::string& heading, const RunEstimate& estimate,
-                      const predict::DryStages& stages, std::span<const LayoutPoint> layouts) {
+                      const predict::DryStages& stages, std::span<const LayoutPoint> layouts,
+                      std::span<const plan::RunPlan* const> plans) {
   const predict::StepEstimate& e = estimate.likely;
   std::string page = monitor::page_begin(
       heading, "nrl-train plan", std::string(profile::page_style) + profile::svg_style() + pass_style());
@@ -326,8 +337,8 @@ std::string plan_page(const std::string& heading, const RunEstimate& estimate,
   // Both drawings have the same axis of time.
   const predict::StepTimeline timeline =
       predict::step_timeline(stages, 2 * stages.layout().stages, predict::Detail::dry_run);
-  page += "</div>\n" + parts_part(e) + pipeline_part(stages, timeline.end) + memory_part(stages, timeline) +
-          layouts_part(layouts);
+  page += "</div>\n" + parts_part(e) + pipeline_part(stages, timeline.end) +
+          memory_part(stages, plans, timeline) + layouts_part(layouts);
   for (const std::string& part : estimate.without)
     page += fmt::format("<p class=\"soft\">Not contained: {}.</p>\n", html_escaped(part));
   return page + std::string(monitor::page_end);

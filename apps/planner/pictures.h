@@ -16,8 +16,8 @@ namespace nrl::planner {
 /// `rows` stages: of more, the first and the last ones. A column shows the pass that takes most of it.
 std::string pipeline_text(const predict::StepTimeline& timeline, int columns = 100, int rows = 16);
 
-/// The same as a drawing: a rectangle for each pass, and one for those that are hidden in a stage. `seconds`:
-/// least length of the axis.
+/// The same as a drawing: a rectangle for each pass, outlined on the longest path of several stages, and one
+/// for those that are hidden in a stage. `seconds`: least length of the axis.
 std::string pipeline_svg(const predict::StepTimeline& timeline, double seconds = 0);
 
 struct LayoutPoint {
@@ -29,8 +29,10 @@ struct LayoutPoint {
 /// points.
 std::string layouts_svg(std::span<const LayoutPoint> layouts);
 
-/// `heading`: what is planned. `layouts`: of a search, the best one first, which the plan is of.
+/// `heading`: what is planned. `layouts`: of a search, the best one first, which the plan is of. `plans`: of
+/// the stages that were not dry-run, by stage; empty: the drawing of memory considers the others alone.
 std::string plan_page(const std::string& heading, const RunEstimate& estimate,
-                      const predict::DryStages& stages, std::span<const LayoutPoint> layouts = {});
+                      const predict::DryStages& stages, std::span<const LayoutPoint> layouts = {},
+                      std::span<const plan::RunPlan* const> plans = {});
 
 }  // namespace nrl::planner

@@ -38,28 +38,6 @@ const machine::DeviceModel& cpu_of_machine(int ranks, int threads) {
   return at->second;
 }
 
-/// Sets `unknown` if there is no model of the device.
-std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads, std::string& unknown) {
-  if (run.gpu) return *run.gpu;
-  if (run.device.type == DeviceType::cpu) {
-    const machine::DeviceModel& here =
-        cpu_of_machine(plan::local_sizes(run.result.config, run.world).front(), threads);
-    return run.profile ? run.profile->device(here) : here;
-  }
-  std::string why_not;
-  const train::AcceleratorBackend& backend = train::accelerator_backend();
-  if (backend.devices(why_not).empty()) {
-    unknown =
-        fmt::format("the GPU is not known. Fix: --device with one of {}", machine::device_model_names());
-    return std::nullopt;
-  }
-  const device::Properties found = backend.open(0)->properties();
-  if (const machine::DeviceModel* model = machine::model_of_device(found)) return *model;
-  unknown = fmt::format("the rates of {} are not known. Fix: --device with one of {}", found.name,
-                        machine::device_model_names());
-  return std::nullopt;
-}
-
 std::vector<std::string> left_out(const Config& c) {
   std::vector<std::string> out;
   if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
@@ -112,6 +90,27 @@ PlannedRun prepare(const PlanRequest& request, bool layouts) {
   }
   if (assumes_this_machine(result.config, run.world, run.device)) warn_of_memory(run);
   return run;
+}
+
+std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads, std::string& unknown) {
+  if (run.gpu) return *run.gpu;
+  if (run.device.type == DeviceType::cpu) {
+    const machine::DeviceModel& here =
+        cpu_of_machine(plan::local_sizes(run.result.config, run.world).front(), threads);
+    return run.profile ? run.profile->device(here) : here;
+  }
+  std::string why_not;
+  const train::AcceleratorBackend& backend = train::accelerator_backend();
+  if (backend.devices(why_not).empty()) {
+    unknown =
+        fmt::format("the GPU is not known. Fix: --device with one of {}", machine::device_model_names());
+    return std::nullopt;
+  }
+  const device::Properties found = backend.open(0)->properties();
+  if (const machine::DeviceModel* model = machine::model_of_device(found)) return *model;
+  unknown = fmt::format("the rates of {} are not known. Fix: --device with one of {}", found.name,
+                        machine::device_model_names());
+  return std::nullopt;
 }
 
 RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept) {

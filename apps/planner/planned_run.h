@@ -70,6 +70,11 @@ struct EstimatedStages {
   std::unique_ptr<predict::DryStages> stages;
 };
 
+/// The rates of the run's device, with the facts of its profile; unset, with the reason in `unknown`, if
+/// there is no model of it. A CPU's are measured once per process, which takes about 50 ms. `threads`: of a
+/// rank.
+std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads, std::string& unknown);
+
 /// `run` must be complete. A CPU's rates are measured once per process, which takes about 50 ms. `kept`: gets
 /// the dry runs if it is not null.
 RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept = nullptr);

@@ -76,6 +76,13 @@ size_t memory_points(const predict::StageTimeline& stage) {
 
 }  // namespace
 
+const plan::RunPlan* plan_of(const predict::DryStages& stages, std::span<const plan::RunPlan* const> others,
+                             const predict::StageTimeline& stage) {
+  const predict::DryStages::Stage& dry = stages.stages()[stage.dry];
+  if (dry.stage == stage.stage) return &dry.engine->plan();
+  return static_cast<size_t>(stage.stage) < others.size() ? others[stage.stage] : nullptr;
+}
+
 profile::MemoryUse predicted_memory(const plan::RunPlan& plan, const predict::StageTimeline& stage) {
   const size_t points = memory_points(stage);
   const program::Program& list = plan.decoder->program(memory::training);

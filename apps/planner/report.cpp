@@ -279,6 +279,15 @@ std::map<int64_t, std::vector<int>> RankPlans::by_need() const {
   return out;
 }
 
+std::vector<const plan::RunPlan*> RankPlans::by_stage(int stages) const {
+  std::vector<const plan::RunPlan*> out(static_cast<size_t>(stages));
+  for (const PartPlan& part : parts) {
+    const plan::RunPlan*& of = out[part.plan->layout.stage];
+    if (!of || part.plan->memory.total_bytes() > of->memory.total_bytes()) of = part.plan.get();
+  }
+  return out;
+}
+
 RankPlans plan_all(const ConfigResult& result, int world, const BatchPlan& batch,
                    const train::DeviceChoice& choice, const machine::DeviceModel* gpu) {
   const Config& c = result.config;

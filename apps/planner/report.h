@@ -35,6 +35,8 @@ struct RankPlans {
   std::vector<PartPlan> parts;
   std::vector<plan::Traffic> traffic;
 
+  /// The plan of each stage that needs most memory; null where there is none.
+  std::vector<const plan::RunPlan*> by_stage(int stages) const;
   const plan::RunPlan& largest() const { return *parts.front().plan; }
   /// All ranks by the bytes that they need less than the largest().
   std::map<int64_t, std::vector<int>> by_need() const;

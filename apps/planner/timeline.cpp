@@ -10,6 +10,7 @@
 #include <spdlog/fmt/fmt.h>
 
 #include "apps/planner/predicted_memory.h"
+#include "apps/planner/predicted_power.h"
 #include "apps/profile/chrome_writer.h"
 #include "core/io/json.h"
 
@@ -47,15 +48,6 @@ size_t hidden_passes(const StageTimeline& stage) {
   return stage.hidden.second - stage.hidden.first;
 }
 
-const plan::RunPlan& plan_of(const predict::DryStages& stages, const StageTimeline& stage) {
-  return stages.stages()[stage.dry].engine->plan();
-}
-
-/// The memory of other stages is not planned.
-bool has_plan(const predict::DryStages& stages, const StageTimeline& stage) {
-  return stages.stages()[stage.dry].stage == stage.stage;
-}
-
 struct Counter {
   double time;
   memory::Category category;
@@ -76,15 +68,36 @@ std::vector<Counter> counters_of(const plan::RunPlan& plan, const StageTimeline&
   return out;
 }
 
+/// The values of the counters of all stages, which are slow to find.
+struct Counters {
+  std::vector<std::vector<Counter>> memory = {};  // by stage; empty: not planned
+  std::vector<std::vector<double>> watts = {};    // by stage, of equal parts of the step; empty: not known
+};
+Counters counters_of(const predict::DryStages& stages, std::span<const plan::RunPlan* const> plans,
+                     const predict::StepTimeline& timeline) {
+  constexpr size_t parts = 256;
+  const predict::PowerModel power = predict::power_of(stages.device().model());
+  Counters out;
+  for (const StageTimeline& stage : timeline.stages) {
+    out.memory.emplace_back();
+    if (const plan::RunPlan* plan = plan_of(stages, plans, stage))
+      out.memory.back() = counters_of(*plan, stage);
+    out.watts.push_back(predicted_power(power, stage, timeline.end, parts));
+  }
+  return out;
+}
+
 class StepTrace {
  public:
-  StepTrace(const std::string& path, const predict::DryStages& stages, const predict::StepTimeline& timeline)
+  StepTrace(const std::string& path, const predict::DryStages& stages, const predict::StepTimeline& timeline,
+            const Counters& counters)
       : out_(path, fmt::format("\"displayTimeUnit\": \"ms\",\n\"otherData\": {{\"predicted_step_s\": {}, "
                                "\"spread_s\": {}, \"microbatches\": {}}},\n",
                                JsonValue(timeline.estimate.step).dump(),
                                JsonValue(timeline.estimate.spread).dump(), stages.microbatches())),
         stages_(stages),
-        timeline_(timeline) {}
+        timeline_(timeline),
+        counters_(counters) {}
 
   void write() {
     for (const StageTimeline& stage : timeline_.stages) {
@@ -93,8 +106,10 @@ class StepTrace {
       for (const WorkSpan& w : stage.work) add_work(stage, w);
     }
     messages();
-    for (const StageTimeline& stage : timeline_.stages)
-      if (has_plan(stages_, stage)) memory(stage);
+    for (const StageTimeline& stage : timeline_.stages) {
+      memory(stage);
+      watts(stage);
+    }
     out_.commit();
   }
   size_t events() const { return out_.events(); }
@@ -213,38 +228,57 @@ class StepTrace {
   }
 
   void memory(const StageTimeline& stage) {
-    for (const Counter& c : counters_of(plan_of(stages_, stage), stage))
+    for (const Counter& c : counters_.memory[stage.stage])
       out_.counter(fmt::format("memory: {}", memory::name_of(c.category)), process_of(stage.stage),
                    nanoseconds(c.time), fmt::format(R"("bytes": {})", c.bytes));
+  }
+
+  void watts(const StageTimeline& stage) {
+    const std::vector<double>& all = counters_.watts[stage.stage];
+    const double each = timeline_.end / static_cast<double>(std::max<size_t>(all.size(), 1));
+    const bool hides = hidden_passes(stage) > 0;
+    const double from = hides ? stage.passes[stage.hidden.first].begin : timeline_.end,
+                 to = hides ? stage.passes[stage.hidden.second - 1].end : timeline_.end;
+    int64_t last = -1;
+    for (size_t i = 0; i < all.size(); ++i) {
+      const double begin = each * static_cast<double>(i), end = begin + each;
+      const int64_t now = std::llround(all[i]);
+      if (now == last || (end > from && begin < to)) continue;
+      out_.counter("watts", process_of(stage.stage), nanoseconds(begin), fmt::format(R"("W": {})", now));
+      last = now;
+    }
   }
 
   profile::ChromeWriter out_;
   const predict::DryStages& stages_;
   const predict::StepTimeline& timeline_;
+  const Counters& counters_;
 };
 
 /// As many as the trace has, or some more, because not all threads of a stage are used.
-size_t events_of(const predict::DryStages& stages, const predict::StepTimeline& timeline) {
+size_t events_of(const predict::StepTimeline& timeline, const Counters& counters) {
   size_t sum = 3 * timeline.messages.size();
-  for (const StageTimeline& stage : timeline.stages) {
-    sum += stage.work.size() + stage.passes.size() - hidden_passes(stage) + 10;
-    if (has_plan(stages, stage)) sum += counters_of(plan_of(stages, stage), stage).size();
-  }
+  for (const StageTimeline& stage : timeline.stages)
+    sum += stage.work.size() + stage.passes.size() - hidden_passes(stage) + 10 +
+           counters.memory[stage.stage].size() + counters.watts[stage.stage].size();
   return sum;
 }
 
 }  // namespace
 
-size_t write_step_trace(const std::string& path, const predict::DryStages& stages, size_t most) {
+size_t write_step_trace(const std::string& path, const predict::DryStages& stages,
+                        std::span<const plan::RunPlan* const> plans, size_t most) {
   int64_t shown = 2 * stages.layout().stages;
   predict::StepTimeline timeline;
-  for (const Detail detail : {Detail::all, Detail::dry_run, Detail::none}) {
+  Counters counters;
+  const auto fits = [&](Detail detail) {
     timeline = predict::step_timeline(stages, shown, detail);
-    if (events_of(stages, timeline) <= most) break;
-  }
-  while (events_of(stages, timeline) > most && shown > 1)
-    timeline = predict::step_timeline(stages, shown /= 2, Detail::none);
-  StepTrace trace(path, stages, timeline);
+    counters = counters_of(stages, plans, timeline);
+    return events_of(timeline, counters) <= most;
+  };
+  if (!fits(Detail::all) && !fits(Detail::dry_run))
+    while (!fits(Detail::none) && shown > 1) shown /= 2;
+  StepTrace trace(path, stages, timeline, counters);
   trace.write();
   return trace.events();
 }

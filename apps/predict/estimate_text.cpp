@@ -20,6 +20,8 @@ Prediction::Prediction(const machine::DeviceModel& gpu, std::span<const ops::Cal
     NRL_CHECK(at != order.end(), "a step has no part '{}'", name);
     return parts_[at - order.begin()];
   };
+  const machine::CallTimes likely(gpu, nullptr), poor(gpu, nullptr, machine::poor),
+      good(gpu, nullptr, machine::good);
   PredictedPart& gaps = part(between_kernels);
   for (const ops::Call& call : calls) {
     const std::string_view name = plan::part_of(call.op, call.range);
@@ -30,11 +32,11 @@ Prediction::Prediction(const machine::DeviceModel& gpu, std::span<const ops::Cal
     p.flops += call.cost.flops;
     p.arithmetic += time.arithmetic;
     p.memory += time.memory;
-    p.seconds += time.seconds();
-    poor_ += estimate(gpu, call, machine::poor).seconds();
-    good_ += estimate(gpu, call, machine::good).seconds();
+    p.seconds += likely.of(call).value;
+    poor_ += poor.of(call).value;
+    good_ += good.of(call).value;
     gaps.calls += call.cost.launches;
-    gaps.seconds += machine::launch_gap * call.cost.launches;
+    gaps.seconds += likely.gap() * call.cost.launches;
   }
   poor_ += gaps.seconds;
   good_ += gaps.seconds;

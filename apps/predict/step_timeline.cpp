@@ -249,6 +249,34 @@ void add_messages(int stages, int chunks, int64_t microbatches, std::span<const 
 
 }  // namespace
 
+std::vector<PassIndex> longest_path(const StepTimeline& timeline) {
+  std::map<PassIndex, const MessageSpan*> arrivals;
+  for (const MessageSpan& m : timeline.messages) arrivals[{m.to, m.receiver}] = &m;
+  const PassSpan* last = nullptr;
+  PassIndex at;
+  size_t count = 0;
+  for (const StageTimeline& stage : timeline.stages) {
+    count += stage.passes.size();
+    if (stage.passes.empty() || (last && stage.passes.back().end <= last->end)) continue;
+    last = &stage.passes.back();
+    at = {static_cast<int>(&stage - timeline.stages.data()), stage.passes.size() - 1};
+  }
+  std::vector<PassIndex> out;
+  while (last && out.size() < count) {
+    out.push_back(at);
+    const auto message = arrivals.find(at);
+    const PassSpan* const before = at.pass > 0 ? &timeline.stages[at.stage].passes[at.pass - 1] : nullptr;
+    if (message != arrivals.end() && (!before || message->second->end >= before->end))
+      at = {message->second->from, message->second->sender};
+    else if (before)
+      --at.pass;
+    else
+      break;
+  }
+  std::reverse(out.begin(), out.end());
+  return out;
+}
+
 StepTimeline step_timeline(const DryStages& stages, int64_t shown, Detail detail) {
   StepDerivation derivation;
   StepTimeline out{.estimate = stages.estimate(machine::likely, &derivation)};

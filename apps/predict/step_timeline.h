@@ -2,6 +2,7 @@
 // A predicted step in time: the passes of all pipeline stages as their schedules have them, and the calls and
 // operations within them on the resources of each rank (replay.h).
 
+#include <compare>
 #include <cstddef>
 #include <utility>
 #include <vector>
@@ -54,6 +55,18 @@ struct StepTimeline {
   std::vector<StageTimeline> stages = {};
   std::vector<MessageSpan> messages = {};  ///< between passes that are not hidden
 };
+
+/// A pass of a stage, by its index there.
+struct PassIndex {
+  int stage = 0;
+  size_t pass = 0;
+
+  auto operator<=>(const PassIndex&) const = default;
+};
+/// The longest path through a step, by time: it ends with the pass that ends last, and before each of its
+/// passes comes the one that held it up, the pass before it on its stage or the one whose message it waited
+/// for.
+std::vector<PassIndex> longest_path(const StepTimeline& timeline);
 
 /// The stages whose calls and operations are wanted.
 enum class Detail : uint8_t {

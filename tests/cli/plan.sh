@@ -17,7 +17,9 @@ case $case_name in
     sed -n '/^stage 0/,/0-9: forward/p' out.txt | awk 'length > 100 { exit 1 }' || fail "long lines: $(cat out.txt)"
     [[ $(head -c 1 trace.json) == '{' && $(tail -n 1 trace.json) == ']}' ]] || fail 'not a whole trace'
     # 8 microbatches, forward and backward, on 2 stages.
-    [[ $(grep -c '<rect class="[fbw]0" x=' page.html) -eq 32 ]] || fail 'other passes on the page'
+    [[ $(grep -cE '<rect class="[fbw]0( path)?" x=' page.html) -eq 32 ]] || fail 'other passes on the page'
+    [[ $(grep -c ' path" x=' page.html) -ge 16 ]] || fail 'no longest path on the page'
+    grep -q '"watts"' trace.json || fail 'no power in the trace'
     expect 0 run 1 plan "${stages[@]}" --trace other.json --json -
     head -c 1 out.txt | grep -q '{' || fail "standard output is not JSON alone: $(cat out.txt)"
     cmp trace.json other.json || fail 'two plans have different traces'

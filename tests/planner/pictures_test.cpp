@@ -61,6 +61,18 @@ TEST_CASE("a drawing of a pipeline has a rectangle for each pass", "[pictures]")
   CHECK(occurrences(svg, "<title>") == 10);
   CHECK(occurrences(svg, "<title>stage 1, weight gradients of microbatch 1: 1000 ms at 6000 ms</title>") ==
         1);
+  // The end of stage 0, the gradients that it waits for, and what these wait for.
+  timeline.messages = {{.from = 0, .to = 1, .sender = 0, .receiver = 0, .begin = 1, .end = 1},
+                       {.from = 0, .to = 1, .sender = 1, .receiver = 3, .begin = 2, .end = 2},
+                       {.from = 1, .to = 0, .sender = 1, .receiver = 2, .begin = 3, .end = 4},
+                       {.from = 1, .to = 0, .sender = 4, .receiver = 3, .begin = 6, .end = 6}};
+  CHECK(predict::longest_path(timeline) ==
+        std::vector<predict::PassIndex>{{0, 0}, {1, 0}, {1, 1}, {1, 2}, {1, 3}, {1, 4}, {0, 3}});
+  const std::string outlined = pipeline_svg(timeline);
+  CHECK(occurrences(outlined, " path\"") == 7);
+  CHECK(occurrences(outlined,
+                    "<title>stage 0, backward of microbatch 1: 2000 ms at 6000 ms, on the longest path<") ==
+        1);
   timeline.stages[1].hidden = {1, 5};
   CHECK(occurrences(pipeline_svg(timeline), "<rect") == 7);
   CHECK(occurrences(pipeline_svg(timeline), "<title>4 more passes: 4000 ms</title>") == 1);

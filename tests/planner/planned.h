@@ -33,9 +33,13 @@ class Planned : public TemporaryDirectory {
     REQUIRE(run.complete);
     estimate = planner::estimate_run(run, &kept);
     REQUIRE(estimate.unknown.empty());
+    plans = planner::plan_all(run.result, world, run.batch, run.device, run.gpu);
+    by_stage = plans.by_stage(kept.stages->layout().stages);
   }
   planner::EstimatedStages kept;
   planner::RunEstimate estimate;
+  planner::RankPlans plans;
+  std::vector<const plan::RunPlan*> by_stage;
 };
 
 }  // namespace nrl::test

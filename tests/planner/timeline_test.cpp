@@ -8,6 +8,7 @@
 #include <set>
 
 #include "apps/planner/predicted_memory.h"
+#include "apps/planner/predicted_power.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 #include "tests/catch.h"
@@ -22,7 +23,7 @@ namespace {
 struct Traced : Planned {
   using Planned::Planned;
   JsonValue trace(size_t most = most_trace_events) {
-    events = write_step_trace(*this / "trace.json", *kept.stages, most);
+    events = write_step_trace(*this / "trace.json", *kept.stages, by_stage, most);
     return read_json(*this / "trace.json");
   }
   size_t events = 0;
@@ -170,19 +171,23 @@ TEST_CASE("the memory of a predicted step reaches the planned peak", "[timeline]
     Traced planned(layout.world, layout.keys);
     const JsonValue trace = planned.trace();
     const auto timeline = predict::step_timeline(*planned.kept.stages, 1000, predict::Detail::all);
-    for (const auto& dry : planned.kept.stages->stages()) {
-      const plan::RunPlan& plan = dry.engine->plan();
-      const profile::MemoryUse use = predicted_memory(plan, timeline.stages[dry.stage]);
+    for (const predict::StageTimeline& stage : timeline.stages) {
+      const plan::RunPlan* const of = plan_of(*planned.kept.stages, planned.by_stage, stage);
+      REQUIRE(of);
+      const plan::RunPlan& plan = *of;
+      CHECK(plan.layout.stage == stage.stage);
+      const profile::MemoryUse use = predicted_memory(plan, stage);
       CHECK(use.peak <= plan.memory.total_bytes());
       CHECK(use.peak == most_alive(plan));
       for (size_t i = 1; i < use.curve.size(); ++i) CHECK(use.curve[i].first >= use.curve[i - 1].first);
       // The counters of the trace have the same peak.
       std::map<std::string, int64_t> now;
       int64_t most = 0;
-      const int64_t process = layout.world / planned.kept.stages->layout().stages * dry.stage + 1;
+      const int64_t process = layout.world / planned.kept.stages->layout().stages * stage.stage + 1;
       double time = -1;
       for (const JsonValue& e : trace.at("traceEvents").items()) {
-        if (e.get_string("ph") != "C" || e.get_int("pid") != process) continue;
+        if (e.get_string("ph") != "C" || e.get_int("pid") != process || e.get_string("name") == "watts")
+          continue;
         const int64_t sum = std::accumulate(now.begin(), now.end(), int64_t{0},
                                             [](int64_t s, const auto& n) { return s + n.second; });
         if (e.get_double("ts") > time) most = std::max(most, sum);
@@ -193,6 +198,74 @@ TEST_CASE("the memory of a predicted step reaches the planned peak", "[timeline]
                                            [](int64_t s, const auto& n) { return s + n.second; });
       CHECK(std::max(most, last) == use.peak);
     }
+  }
+}
+
+TEST_CASE("the power of a predicted step is that of its calls", "[timeline]") {
+  for (const Layout& layout : layouts) {
+    CAPTURE(fmt::format("{}", fmt::join(layout.keys, " ")));
+    Traced planned(layout.world, layout.keys);
+    const predict::DryStages& stages = *planned.kept.stages;
+    const predict::PowerModel power = predict::power_of(stages.device().model());
+    const auto timeline = predict::step_timeline(stages, 1000, predict::Detail::all);
+    for (const predict::StageTimeline& stage : timeline.stages) {
+      constexpr size_t parts = 300;
+      const std::vector<double> watts = predicted_power(power, stage, timeline.end, parts);
+      REQUIRE(watts.size() == parts);
+      double joules = 0, calls = power.idle * timeline.end, links = 0;
+      for (const double w : watts) {
+        CHECK(w >= power.idle * (1 - 1e-9));
+        CHECK(w <= power.limit * (1 + 1e-9));
+        joules += w * timeline.end / parts;
+      }
+      for (const predict::WorkSpan& w : stage.work) {
+        const double seconds = w.span.end - w.span.begin;
+        if (w.call)
+          calls += seconds * ((w.call->cost.work == ops::Work::gemm        ? power.gemm
+                               : w.call->cost.work == ops::Work::attention ? power.attention
+                                                                           : power.memory) -
+                              power.idle);
+        else if (w.alone > 0)
+          links += seconds * (power.links - power.idle);
+      }
+      // Links beside GEMMs draw nothing, because these are at the limit.
+      CHECK(joules >= calls * (1 - 1e-9));
+      CHECK(joules <= (calls + links) * (1 + 1e-9));
+      CHECK(predicted_power({}, stage, timeline.end, parts).empty());
+    }
+    // The trace has it, once for each stage at least.
+    std::map<int64_t, int> counters;
+    const JsonValue trace = planned.trace();
+    for (const JsonValue& e : trace.at("traceEvents").items())
+      if (e.get_string("ph") == "C" && e.get_string("name") == "watts") {
+        ++counters[e.get_int("pid")];
+        CHECK(e.at("args").get_int("W") <= std::llround(power.limit));
+      }
+    CHECK(counters.size() == timeline.stages.size());
+  }
+}
+
+TEST_CASE("the longest path holds up the step", "[timeline]") {
+  for (const Layout& layout : layouts) {
+    CAPTURE(fmt::format("{}", fmt::join(layout.keys, " ")));
+    const Planned planned(layout.world, layout.keys);
+    const predict::DryStages& stages = *planned.kept.stages;
+    const auto timeline = predict::step_timeline(stages, stages.microbatches(), predict::Detail::none);
+    const std::vector<predict::PassIndex> path = predict::longest_path(timeline);
+    REQUIRE(!path.empty());
+    double end = 0, last = 0, within = 0;
+    for (const predict::StageTimeline& stage : timeline.stages) end = std::max(end, stage.passes.back().end);
+    for (const predict::PassIndex& at : path) {
+      const predict::PassSpan& pass = timeline.stages[at.stage].passes[at.pass];
+      CHECK(pass.begin >= last * (1 - 1e-9));
+      within += pass.end - pass.begin;
+      last = pass.end;
+    }
+    CHECK(last == end);
+    CHECK(timeline.stages[path.front().stage].passes[path.front().pass].begin == 0);
+    // The rest is messages.
+    CHECK(within > 0.97 * end);
+    if (timeline.stages.size() == 1) CHECK(path.size() == timeline.stages[0].passes.size());
   }
 }
 
