@@ -59,7 +59,9 @@ void add_telemetry(Exposition& out, const Telemetry& t) {
       Labels labels;
       if (nodes_differ) labels.emplace_back("node", t.nodes[i].host);
       if (!gpu.empty()) labels.emplace_back("gpu", gpu);
-      families[fmt::format("nrl_train_{}_{}", gpu.empty() ? "host" : "gpu", field)].push_back(
+      // Names have units in full (promtool check metrics).
+      const char* const unit = field.ends_with("_per_s") ? "econd" : "";
+      families[fmt::format("nrl_train_{}_{}{}", gpu.empty() ? "host" : "gpu", field, unit)].push_back(
           {labels, value});
     }
   for (const RankSample& rank : t.ranks) {

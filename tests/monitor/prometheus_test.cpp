@@ -57,10 +57,13 @@ MetricsState sample_state(int steps) {
     state.add(f);
   }
   state.alerts = {{"loss_spike", false}, {"train/loss > \"3\\\"", true}};
-  state.telemetry.nodes = {
-      {.host = "a",
-       .values = {{"cpu", 0.5}, {"gpu.0.util", 0.9}, {"gpu.1.util", 0.8}, {"gpu.0.energy_joules", 7}}},
-      {.host = "b", .values = {{"gpu.0.util", 0.7}}}};
+  state.telemetry.nodes = {{.host = "a",
+                            .values = {{"cpu", 0.5},
+                                       {"net_sent_bytes_per_s", 1e6},
+                                       {"gpu.0.util", 0.9},
+                                       {"gpu.1.util", 0.8},
+                                       {"gpu.0.energy_joules", 7}}},
+                           {.host = "b", .values = {{"gpu.0.util", 0.7}}}};
   state.telemetry.ranks = {{.rank = 0, .own_ms = 5}, {.rank = 1, .own_ms = 7}};
   return state;
 }
@@ -103,6 +106,7 @@ TEST_CASE("the text format has every family once and counters that never fall", 
   CHECK(later.at("nrl_train_step_seconds_bucket{le=\"+Inf\"}") == 3);
   CHECK(later.at("nrl_train_gpu_util{node=\"a\",gpu=\"1\"}") == 0.8);
   CHECK(later.at("nrl_train_gpu_util{node=\"b\",gpu=\"0\"}") == 0.7);
+  CHECK(later.at("nrl_train_host_net_sent_bytes_per_second{node=\"a\"}") == 1e6);
   CHECK(later.at("nrl_train_gpu_energy_joules_total{node=\"a\",gpu=\"0\"}") == 7);
   CHECK(later.at("nrl_train_rank_own_seconds{rank=\"1\"}") == Approx(0.007));
   CHECK(later.at("nrl_train_alerts_firing{rule=\"train/loss > \\\"3\\\\\\\"\"}") == 1);
