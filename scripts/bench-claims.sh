@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 usage() {
   cat <<'TEXT'
 usage: scripts/bench-claims.sh [--config FILE] [--steps N] [--binary PATH] [--json DIRECTORY] [--page FILE] [KEY=VALUE...]
-  --config FILE     configuration that is trained on random tokens (configs/llama-17m.yaml)
+  --config FILE     configuration that is trained on random tokens (the suite's, configs/llama-17m.yaml for most comparisons)
   --steps N         timed steps of each variant and round (5)
   --binary PATH     nrl-train to measure (default: builds build/cpu/bin/nrl-train)
   --json DIRECTORY  results (build/bench/claims)
@@ -15,7 +15,7 @@ usage: scripts/bench-claims.sh [--config FILE] [--steps N] [--binary PATH] [--js
 TEXT
 }
 
-config=configs/llama-17m.yaml
+config=
 steps=5
 binary=
 json=build/bench/claims
@@ -33,7 +33,8 @@ cd "$root_dir"
 [[ -n $binary ]] || build_binary
 mkdir -p "$json"
 status=0
-compare=("$binary" bench compare configs/suites/claims.yaml "$config" --steps "$steps" "${keys[@]}")
+suite=configs/suites/claims.yaml
+compare=("$binary" bench compare "$suite" ${config:+--config "$config"} --steps "$steps" "${keys[@]}")
 # measure RESULTS COMMAND...: a missed promise is left for the end.
 measure() {
   rm -f "$1"
@@ -41,7 +42,8 @@ measure() {
   [[ -f $1 ]] || exit "$status"
 }
 with=()
-for name in zero gradients context; do
+mapfile -t pairs < <(awk '/^  - name: / { name = $3 } /^    ranks: 2$/ { print name }' "$suite")
+for name in "${pairs[@]}"; do
   measure "$json/$name.json" mpirun -n 2 --oversubscribe "${compare[@]}" --only "$name"
   with+=(--with "$json/$name.json")
 done

@@ -44,6 +44,7 @@ policy:
 pretrain: {max_num_steps: $steps, val_period: 200, val_batches: 16}
 data: {train: {data_path: $work/corpus}, split: [9, 1, 0]}
 checkpointing: {enabled: false}
+kernels: {num_threads: 1}
 logger: {monitor_gpus: true, gpu_monitoring: {collection_interval: 1}, progress: plain, log_interval: 1000}
 monitoring:
   interval: 1

@@ -151,6 +151,9 @@ class Comparison {
   void measure(size_t i) {
     Row& row = rows_[i];
     std::vector<std::string> overrides = args_.overrides;
+    // The device that the first variant has found, so that one which it does not suit is refused when it is
+    // loaded.
+    if (!device_.empty()) overrides.push_back("device=" + device_);
     for (const std::string& ours : spec_.reset) overrides.push_back(ours);
     for (const std::string& ours : spec_.variants[i].overrides) overrides.push_back(ours);
     for (const std::string& ours : random_token_overrides(trial_warmup + timed_)) overrides.push_back(ours);
@@ -168,6 +171,7 @@ class Comparison {
     }
     const Config& c = config->config;
     train::Placement placement(world_, *config);
+    device_ = placement.device() == DeviceType::cuda ? "cuda" : "cpu";
     train::RankDecision decision(world_, *config, placement);
     DType activations = DType::f32;
     const auto plan_of = [&] {
@@ -270,7 +274,7 @@ class Comparison {
   const SuiteComparison& spec_;
   int timed_;
   std::vector<Row> rows_;
-  std::string model_;
+  std::string model_, device_;
   JsonValue machine_;
 };
 
