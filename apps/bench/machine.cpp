@@ -86,7 +86,7 @@ Machine::Machine(const ops::Exec& exec, bool quick) : exec_(exec), quick_(quick)
     return;
   }
   name_ = processor_text(exec_.threads);
-  cache_bytes_ = processor_cache();
+  cache_bytes_ = machine::processor_cache();
 }
 
 void Machine::describe_gpu() {
