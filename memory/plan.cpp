@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <array>
-#include <numeric>
 #include <queue>
+#include <span>
 
 #include "core/base/error.h"
 
@@ -42,6 +42,8 @@ class Overlaps {
       }
   }
   bool together(size_t a, size_t b) const { return (bits_[a * words_ + b / 64] & bit(b)) != 0; }
+  /// A bit for each buffer: that it is alive at the same time as `a`.
+  std::span<const uint64_t> with(size_t a) const { return {&bits_[a * words_], words_}; }
 
  private:
   /// A part of the matrix of 64 x 64 bits.
@@ -70,6 +72,105 @@ class Overlaps {
 
   size_t words_;
   std::vector<uint64_t> bits_, alive_;  // bits_: a matrix with a row for each buffer
+};
+
+/// Places buffers at the lowest offsets that are free. The placed ones are in runs by offset: a run is
+/// skipped as a whole by a buffer that is alive with none of it, or with all of it where it has no gaps.
+class FirstFit {
+ public:
+  FirstFit(const Overlaps& overlaps, int64_t base) : overlaps_(overlaps), base_(base) {}
+
+  /// Returns the offset of buffer `i` of the overlaps.
+  int64_t place(size_t i, int64_t bytes) {
+    int64_t offset = base_;
+    for (const Run& run : runs_) {
+      if (run.end <= offset || !has(run.any, i)) continue;
+      if (run.solid && has(run.all, i)) {
+        if (run.placed.front().begin >= offset + bytes) break;
+        offset = run.end;
+      } else if (!pass(run, i, bytes, offset)) {
+        break;
+      }
+    }
+    insert({offset, offset + bytes, i});
+    return offset;
+  }
+
+ private:
+  struct Placed {
+    int64_t begin, end;
+    size_t buffer;
+  };
+  struct Run {
+    std::vector<Placed> placed = {};           // by begin
+    int64_t end = 0;                           // the largest
+    bool solid = true;                         // no byte between the first begin and `end` is in none of them
+    std::vector<uint64_t> any = {}, all = {};  // buffers that are alive at the same time
+  };
+  static constexpr size_t longest = 64;
+
+  static bool has(const std::vector<uint64_t>& set, size_t i) { return (set[i / 64] >> (i % 64) & 1) != 0; }
+
+  /// Moves `offset` behind all of the run that is in the way; false if there is room before one of it.
+  bool pass(const Run& run, size_t i, int64_t bytes, int64_t& offset) const {
+    for (const Placed& other : run.placed) {
+      if (other.end <= offset || !overlaps_.together(i, other.buffer)) continue;
+      if (other.begin >= offset + bytes) return false;
+      offset = other.end;
+    }
+    return true;
+  }
+
+  void insert(const Placed& now) {
+    const auto before = [](const Placed& a, const Placed& b) { return a.begin < b.begin; };
+    auto at = std::upper_bound(runs_.begin(), runs_.end(), now, [&](const Placed& a, const Run& run) {
+      return before(a, run.placed.front());
+    });
+    if (at == runs_.begin() && at == runs_.end())
+      at = runs_.insert(at, Run{});
+    else if (at != runs_.begin())
+      --at;
+    std::vector<Placed>& placed = at->placed;
+    placed.insert(std::upper_bound(placed.begin(), placed.end(), now, before), now);
+    if (placed.size() < longest) {
+      add(*at, now.buffer);
+      measure(*at);
+      return;
+    }
+    Run second;
+    second.placed.assign(placed.begin() + longest / 2, placed.end());
+    placed.resize(longest / 2);
+    for (Run* run : {&*at, &second}) {
+      run->any.clear();
+      for (const Placed& p : run->placed) add(*run, p.buffer);
+      measure(*run);
+    }
+    runs_.insert(at + 1, std::move(second));
+  }
+
+  void add(Run& run, size_t buffer) const {
+    const std::span<const uint64_t> with = overlaps_.with(buffer);
+    if (run.any.empty()) {
+      run.any.assign(with.begin(), with.end());
+      run.all = run.any;
+    }
+    for (size_t w = 0; w < with.size(); ++w) {
+      run.any[w] |= with[w];
+      run.all[w] &= with[w];
+    }
+  }
+  static void measure(Run& run) {
+    run.end = run.placed.front().begin;
+    run.solid = true;
+    for (const Placed& p : run.placed) {
+      run.solid = run.solid && p.begin <= run.end;
+      run.end = std::max(run.end, p.end);
+    }
+  }
+
+  const Overlaps& overlaps_;
+  int64_t base_;
+  std::vector<Run> runs_;
 };
 
 }  // namespace
@@ -123,25 +224,11 @@ void MemoryPlan::place(Tier tier) {
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return buffers_[a].bytes > buffers_[b].bytes; });
   const Overlaps overlaps(buffers_, order);
-  struct Placed {
-    int64_t begin, end;
-    size_t position;  // in `order`
-  };
-  std::vector<Placed> placed;  // by begin
+  FirstFit fit(overlaps, base);
   for (size_t i = 0; i < order.size(); ++i) {
     Buffer& buffer = buffers_[order[i]];
-    int64_t offset = base;
-    for (const Placed& other : placed) {
-      if (other.end <= offset || !overlaps.together(i, other.position)) continue;
-      if (other.begin >= offset + buffer.bytes) break;
-      offset = other.end;
-    }
-    buffer.offset = offset;
-    const Placed now{offset, offset + buffer.bytes, i};
-    arena = std::max(arena, now.end);
-    placed.insert(std::upper_bound(placed.begin(), placed.end(), now,
-                                   [](const Placed& a, const Placed& b) { return a.begin < b.begin; }),
-                  now);
+    buffer.offset = fit.place(i, buffer.bytes);
+    arena = std::max(arena, buffer.offset + buffer.bytes);
   }
 }
 

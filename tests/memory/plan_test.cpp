@@ -1,5 +1,7 @@
 // Offsets from lifetimes, and lifetimes from recorded uses.
+#include <algorithm>
 #include <random>
+#include <vector>
 
 #include "core/base/error.h"
 #include "memory/liveness.h"
@@ -27,6 +29,42 @@ const MemoryPlan::Buffer& of(const MemoryPlan& plan, BufferId id) {
 }
 
 }  // namespace
+
+TEST_CASE("buffers lie where a plain first fit puts them", "[memory]") {
+  std::mt19937 random(7);
+  const auto below = [&](int n) { return static_cast<int>(random() % static_cast<unsigned>(n)); };
+  for (int round = 0; round < 60; ++round) {
+    MemoryPlan plan;
+    const int buffers = 1 + below(500), ticks = 1 + below(300), longest = 1 + below(ticks);
+    for (int i = 0; i < buffers; ++i) {
+      std::vector<Lifetime> lifetimes;
+      int at = below(ticks);
+      for (int n = 1 + below(3); n > 0; --n) {
+        lifetimes.push_back({at, at + below(longest)});
+        at = lifetimes.back().last + 1 + below(5);
+      }
+      plan.add("b", Category::activations, MemoryPlan::alignment * (1 + below(1 + below(50))), lifetimes);
+    }
+    plan.solve();
+    std::vector<const MemoryPlan::Buffer*> order, placed;  // the latter by offset
+    for (const MemoryPlan::Buffer& b : plan.buffers()) order.push_back(&b);
+    std::stable_sort(order.begin(), order.end(),
+                     [](const auto* a, const auto* b) { return a->bytes > b->bytes; });
+    for (const MemoryPlan::Buffer* b : order) {
+      int64_t lowest = 0;
+      for (const MemoryPlan::Buffer* other : placed) {
+        if (other->offset + other->bytes <= lowest || !together(*b, *other)) continue;
+        if (other->offset >= lowest + b->bytes) break;
+        lowest = other->offset + other->bytes;
+      }
+      INFO("round " << round);
+      REQUIRE(b->offset == lowest);
+      placed.insert(std::upper_bound(placed.begin(), placed.end(), b,
+                                     [](const auto* x, const auto* y) { return x->offset < y->offset; }),
+                    b);
+    }
+  }
+}
 
 TEST_CASE("buffers with disjoint lifetimes share memory", "[memory]") {
   MemoryPlan plan;
