@@ -124,6 +124,28 @@ std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, co
   return all;
 }
 
+double bytes_in_flight(const pipeline::Stashes& stashes, const model::ModelLayout& layout, int64_t layers,
+                       std::span<const model::Decoder::BlockBytes> kept,
+                       std::span<const RecomputeChoice> choices, size_t of_last) {
+  std::map<int, double> blocks;
+  for (const model::Decoder::BlockBytes& b : kept) blocks[b.block] = static_cast<double>(b.kept);
+  for (const RecomputeChoice& choice : choices)
+    for (size_t i = 0; i < choice.blocks.size(); ++i)
+      if (&choice != &choices.back() || i < of_last)
+        blocks[choice.blocks[i]] -= choice.bytes / static_cast<double>(choice.blocks.size());
+  std::vector<double> pools(stashes.counts().size());
+  for (int c = 0; c < layout.chunks; ++c) {
+    double sum = 0;
+    const model::BlockRange range = chunk_blocks(layout, layers, layout.model_chunk(c));
+    for (int b = range.begin; b < range.end; ++b) sum += blocks[b];
+    double& most = pools[static_cast<size_t>(stashes.pool(c))];
+    most = std::max(most, sum);
+  }
+  double out = 0;
+  for (size_t p = 0; p < pools.size(); ++p) out += pools[p] * stashes.counts()[p];
+  return out;
+}
+
 double forward_seconds(const StepTimes& times) {
   double sum = 0;
   for (const auto& [table, seconds] : times)

@@ -2,6 +2,9 @@
 // policy.recompute: auto. Chooses what a rank recomputes so that its plan fits into a memory budget: one part
 // of a block after another, by the bytes that it saves per predicted second.
 
+#include <span>
+#include <vector>
+
 #include "apps/plan/step_times.h"
 
 namespace nrl::plan {
@@ -21,6 +24,12 @@ struct RecomputeChoice {
 std::vector<RecomputeChoice> recompute_choices(const model::Decoder& decoder, const StepTimes& times,
                                                const std::vector<model::RecomputeRule>& base,
                                                const std::vector<model::OffloadRule>& offload, bool whole);
+
+/// Bytes of all stashes after these choices, of the last one only for its first `of_last` blocks. `kept`: of
+/// a microbatch, before any choice.
+double bytes_in_flight(const pipeline::Stashes& stashes, const model::ModelLayout& layout, int64_t layers,
+                       std::span<const model::Decoder::BlockBytes> kept,
+                       std::span<const RecomputeChoice> choices, size_t of_last);
 
 /// Predicted seconds of the forward pass of the blocks.
 double forward_seconds(const StepTimes& times);

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <numeric>
 
 #include "apps/plan/dry_rank.h"
 #include "apps/plan/loss.h"
@@ -106,16 +105,6 @@ std::string precision_choice(const Config& config, DeviceType device) {
   if (fastest) return fmt::format("fastest: {}, {}", native ? "bfloat16" : "float32", why);
   return fmt::format("bfloat16, {}: {}", native ? "multiplied natively" : "upcast to fp32 for arithmetic",
                      why);
-}
-
-std::string fp8_text(const Config& config, const RunPlan& plan) {
-  if (!plan.recipe.quantizes_any()) return "";
-  const precision::QuantizedGemms& gemms = plan.recipe.quantized();
-  std::string text = fmt::format("fp8 {}", name_of(config.policy.fp8_cfg.fp8_recipe));
-  if (gemms.begin > 0 || gemms.end < plan.spec.layers)
-    text += gemms.end - gemms.begin == 1 ? fmt::format(" in layer {}", gemms.begin)
-                                         : fmt::format(" in layers {}-{}", gemms.begin, gemms.end - 1);
-  return text;
 }
 
 GroupOptions group_options(const Config& config, const GridPosition& position,
@@ -263,7 +252,6 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   // Rounds of experts keep nothing for weight gradients that are computed later.
   if (schedules.options().kind == pipeline::ScheduleKind::zb_h1) p.spec.moe.row_slack = 0;
   p.parameters = model::make_parameters(p.spec, p.layout);
-  p.whole = model::make_parameters(p.spec);
   p.batch = batch;
   p.sequence_length = config.policy.max_total_sequence_length;
   p.device = device;
@@ -345,10 +333,6 @@ std::unique_ptr<RunPlan> plan_with(const std::optional<Rules>& recompute, const 
   return plan;
 }
 
-}  // namespace
-
-namespace {
-
 /// The rank of the same pipeline stage that decides for all of them what is recomputed: what one of them
 /// communicates again, all must.
 GridPosition first_of_stage(const Config& config, const GridPosition& position) {
@@ -358,15 +342,13 @@ GridPosition first_of_stage(const Config& config, const GridPosition& position) 
   return grid_position(config, position.ranks(), parallel::RankGrid(position.sizes).rank_at(at));
 }
 
-}  // namespace
-
-std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPosition& position, DeviceType device, int threads,
-                                       std::optional<model::LossNeeds> loss, size_t memory) {
-  if (!loss) loss = loss_needs(config);
+/// make_run_plan() without RunPlan::whole.
+std::unique_ptr<RunPlan> plan_rank(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
+                                   const GridPosition& position, DeviceType device, int threads,
+                                   const model::LossNeeds& loss, size_t memory) {
   StageSchedules schedules(config, batch, position.at.pp);
   const auto make = [&](const GridPosition& at, const std::optional<Rules>& recompute) {
-    return plan_with(recompute, config, spec, batch, at, device, threads, *loss, schedules);
+    return plan_with(recompute, config, spec, batch, at, device, threads, loss, schedules);
   };
   const bool gpu = device == DeviceType::cuda;
   if (!recompute_is_open(config.policy)) return make(position, {});
@@ -419,29 +401,58 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
         if (i + 1 < count || b < of_last) rules[choices[i].blocks[b]] = choices[i].rule;
   };
   constexpr size_t all = SIZE_MAX;
-  const auto with = [&](size_t count, size_t of_last) {
+  // The fewest choices that fit. Few plans are made: what the others need follows from the stashes in flight.
+  const std::vector<model::Decoder::BlockBytes> kept = first->decoder->block_bytes();
+  const auto stash_bytes = [&](size_t count, size_t of_last) {
     set_rules(count, of_last);
-    return make(decides, rules);
+    const pipeline::Stashes& stashes = schedules
+                                           .with(stash_pools(first->spec, first->layout, first->parameters,
+                                                             first->recipe, rules, first->offload))
+                                           .training.stashes;
+    return bytes_in_flight(stashes, first->layout, spec.layers, kept, {choices.data(), count}, of_last);
   };
-  // The fewest choices that fit. By number of choices, the bytes that a microbatch saves; the plan saves as
-  // much for every one in flight, by the schedule at first, then by the last plan: few plans are made.
-  std::vector<double> saved{0};
-  for (const RecomputeChoice& choice : choices) saved.push_back(saved.back() + choice.bytes);
-  double in_flight = 0;
-  const pipeline::Stashes& stashes = first->decoder->options().training.stashes;
-  for (const int count : stashes.counts())
-    in_flight += static_cast<double>(count) / static_cast<double>(stashes.chunks());
+  const double all_bytes = stash_bytes(0, all);
+  double factor = 1;  // of bytes that a plan saves, by those that the stashes save
+  double known = static_cast<double>(need), known_bytes = all_bytes;  // of the last plan
+  const auto predicted = [&](size_t count, size_t of_last) {
+    return known + factor * (stash_bytes(count, of_last) - known_bytes);
+  };
+  // Predictions are wrong where something else than stashes needs most.
+  constexpr double certain = 1.02, trusted = 0.2;
+  const auto too_large = [&](size_t count, size_t of_last) {
+    return std::abs(factor - 1) < trusted && predicted(count, of_last) > certain * budget;
+  };
+  const auto try_with = [&](size_t count, size_t of_last) {
+    const double bytes = stash_bytes(count, of_last);
+    set_rules(count, of_last);
+    auto plan = make(decides, rules);
+    known = static_cast<double>(plan->memory.total_bytes());
+    known_bytes = bytes;
+    if (bytes < all_bytes) factor = std::max(1e-9, (static_cast<double>(need) - known) / (all_bytes - bytes));
+    return plan;
+  };
+  // The fewest of [begin, end) that are predicted to fit, or `end`.
+  const auto fewest = [&](size_t begin, size_t end, const auto& predict) {
+    while (begin < end) {
+      const size_t middle = (begin + end) / 2;
+      if (predict(middle) <= budget)
+        end = middle;
+      else
+        begin = middle + 1;
+    }
+    return begin;
+  };
   size_t least = choices.empty() ? 0 : 1, most = choices.size();
   int guesses = 4;                // then bisection
   std::unique_ptr<RunPlan> plan;  // with `most` choices, if it is known to fit
   while (least < most) {
-    const double missing = (static_cast<double>(need) - budget) / in_flight;
-    const auto guess =
-        static_cast<size_t>(std::lower_bound(saved.begin(), saved.end(), missing) - saved.begin());
-    const size_t count = guesses-- > 0 ? std::clamp(guess, least, most - 1) : (least + most) / 2;
-    auto tried = with(count, all);
-    if (saved[count] > 0)
-      in_flight = std::max(1e-9, static_cast<double>(need - tried->memory.total_bytes()) / saved[count]);
+    const size_t guess = fewest(least, most, [&](size_t count) { return predicted(count, all); });
+    if (guess == most && too_large(most - 1, all)) {
+      least = most;
+      break;
+    }
+    const size_t count = guesses-- > 0 ? std::min(guess, most - 1) : (least + most) / 2;
+    auto tried = try_with(count, all);
     if (fits(*tried)) {
       most = count;
       plan = std::move(tried);
@@ -449,12 +460,15 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
       least = count + 1;
     }
   }
-  if (!plan) plan = with(least, all);
+  if (!plan) plan = try_with(least, all);
   // Fewer blocks of the last choice may do, though their chunks then have a pool of their own.
   size_t of_last = least > 0 && fits(*plan) ? choices[least - 1].blocks.size() : all;
   for (size_t too_few = 0; of_last != all && too_few + 1 < of_last;) {
-    const size_t blocks = (too_few + of_last) / 2;
-    auto tried = with(least, blocks);
+    const size_t guess =
+        fewest(too_few + 1, of_last, [&](size_t blocks) { return predicted(least, blocks); });
+    if (guess == of_last && too_large(least, of_last - 1)) break;
+    const size_t blocks = guesses-- > 0 ? std::min(guess, of_last - 1) : (too_few + of_last) / 2;
+    auto tried = try_with(least, blocks);
     if (fits(*tried)) {
       of_last = blocks;
       plan = std::move(tried);
@@ -479,34 +493,15 @@ std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec sp
   return finish(std::move(plan), std::move(reason));
 }
 
-std::string recompute_text(const RunPlan& plan) {
-  const std::vector<bool> held = model::held_blocks(plan.layout, plan.spec.layers);
-  std::vector<int> blocks;
-  for (int b = 0; b < static_cast<int>(plan.recompute.size()); ++b)
-    if (plan.recompute_reason.empty() || held[b]) blocks.push_back(b);
-  std::string text = model::recompute_text(plan.recompute, blocks);
-  if (text.empty() && !plan.recompute_reason.empty()) text = "nothing";
-  return text + (plan.recompute_reason.empty() ? "" : ": " + plan.recompute_reason);
-}
+}  // namespace
 
-std::string offload_text(const RunPlan& plan) {
-  std::vector<int> blocks(plan.offload.size());
-  std::iota(blocks.begin(), blocks.end(), 0);
-  return model::offload_text(plan.offload, blocks);
-}
-
-std::string memory_line(const memory::MemoryPlan& plan) {
-  std::string text;
-  for (int c = 0; c < memory::category_count; ++c) {
-    const auto category = static_cast<Category>(c);
-    if (plan.bytes(category) > 0)
-      text +=
-          fmt::format("{} {}  ", name_of(category), human_bytes(static_cast<uint64_t>(plan.bytes(category))));
-  }
-  text += "= " + human_bytes(static_cast<uint64_t>(plan.total_bytes()));
-  if (const int64_t offloaded = plan.bytes(memory::Tier::host); offloaded > 0)
-    text += fmt::format(", offloaded {}", human_bytes(static_cast<uint64_t>(offloaded)));
-  return text;
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
+                                       const GridPosition& position, DeviceType device, int threads,
+                                       std::optional<model::LossNeeds> loss, size_t memory) {
+  if (!loss) loss = loss_needs(config);
+  std::unique_ptr<RunPlan> plan = plan_rank(config, spec, batch, position, device, threads, *loss, memory);
+  plan->whole = model::make_parameters(plan->spec);
+  return plan;
 }
 
 }  // namespace nrl::plan
