@@ -348,6 +348,7 @@ std::vector<ParamGroup> make_param_groups(
     const std::vector<OwnedRange> owned = owned_ranges(g, parameters, o);
     g.owned = cut_at(g.offloaded_elements, owned);
     const auto share = [&] {
+      if (!o.updates) return;
       share_saving(parameters, o, owned, g);
       g.saved = cut_at(g.offloaded_elements, g.saved);
     };

@@ -107,10 +107,15 @@ std::vector<std::pair<int, std::shared_ptr<const StageShape>>> Pricer::shapes(co
   const Config config = shape.applied(given_);
   for (const int stage : {0, 1, layout.pp - 1}) {
     if (stage >= layout.pp || (!known->second.empty() && stage <= known->second.back().first)) continue;
-    known->second.emplace_back(
-        stage, std::make_shared<const StageShape>(
-                   stage_shape(config, spec_, plan::grid_position(config, world_, world_ / layout.pp * stage),
-                               device_, fabric_)));
+    const plan::GridPosition position = plan::grid_position(config, world_, world_ / layout.pp * stage);
+    auto& [of, parameters] = parameters_[stage == 0 ? 0 : stage + 1 == layout.pp ? 2 : 1];
+    if (const StageKey key{shape.tp, shape.cp, shape.ep, shape.pp, shape.chunks, shape.count_ends};
+        of != key) {
+      parameters = stage_parameters(config, spec_, position, device_.type());
+      of = key;
+    }
+    known->second.emplace_back(stage, std::make_shared<const StageShape>(stage_shape(
+                                          config, spec_, position, parameters, device_, fabric_)));
   }
   return known->second;
 }

@@ -3,6 +3,7 @@
 // full. It is composed of pieces: dry runs of a model with few layers (pieces.h), the real parameter groups
 // of the stages (stage_price.h) and the simulated schedule. Tests compare it with the full estimate.
 
+#include <array>
 #include <functional>
 #include <map>
 #include <memory>
@@ -60,6 +61,9 @@ class Pricer {
   /// tp, cp, ep, micro, recompute, tp_overlap, weight gradients later.
   using Key = std::tuple<int, int, int, int64_t, std::string, std::string, bool>;
 
+  /// tp, cp, ep, pp, chunks, ends counted.
+  using StageKey = std::tuple<int, int, int, int, int, bool>;
+
   const std::optional<Pieces>& pieces(const Layout& layout, const std::string& recompute);
   std::vector<std::pair<int, std::shared_ptr<const StageShape>>> shapes(const Layout& layout);
   /// The schedule of no more microbatches than memory depends on.
@@ -82,6 +86,9 @@ class Pricer {
   PieceMaker maker_;
   std::map<Key, std::optional<Pieces>> pieces_;
   std::map<std::string, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;
+  /// The first, an inner and the last stage of the layout whose shape was made last: layouts that differ
+  /// in sharding follow each other.
+  std::array<std::pair<StageKey, model::ParameterList>, 3> parameters_;
   std::map<std::tuple<int, int, int, int, bool, int>, pipeline::Schedule> schedules_;
   std::map<std::vector<double>, double> makespans_;
 };

@@ -392,8 +392,16 @@ class Items {
 
 }  // namespace
 
+model::ParameterList stage_parameters(const Config& config, const model::ModelSpec& spec,
+                                      const plan::GridPosition& position, DeviceType device) {
+  model::ParameterList out = model::make_parameters(spec, plan::model_layout(config, spec, position, device));
+  model::keep_in_fp8(plan::recipe_for(config, device, spec.layers), out);
+  return out;
+}
+
 StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
-                       const predict::ModeledDevice& device, const machine::Fabric& fabric) {
+                       const model::ParameterList& parameters, const predict::ModeledDevice& device,
+                       const machine::Fabric& fabric) {
   const model::ModelLayout layout = plan::model_layout(config, spec, position, device.type());
   StageShape out{.embedding = layout.first_stage(), .head = layout.last_stage()};
   for (int chunk = 0; chunk < layout.chunks; ++chunk) {
@@ -402,8 +410,6 @@ StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const
     for (int b = blocks.begin; b < blocks.end; ++b) out.chunks.back().push_back(kind_of(spec, b));
   }
   const precision::Recipe recipe = plan::recipe_for(config, device.type(), spec.layers);
-  model::ParameterList parameters = model::make_parameters(spec, layout);
-  model::keep_in_fp8(recipe, parameters);
   memory::MemoryPlan memory;
   const std::vector<plan::ParamGroup> groups = plan::make_param_groups(
       parameters,

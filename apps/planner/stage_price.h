@@ -42,9 +42,14 @@ struct StageShape {
   std::vector<double> gathered = {}, reduced = {};
   double norm = 0;  ///< seconds of the sum of the gradient norm
 };
-/// `config`: of the layout (Layout::applied()).
+/// The parameters of a stage, which do not depend on microbatches and sharding. `config`: of the layout
+/// (Layout::applied()).
+model::ParameterList stage_parameters(const Config& config, const model::ModelSpec& spec,
+                                      const plan::GridPosition& position, DeviceType device);
+/// `parameters`: stage_parameters() of the same.
 StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const plan::GridPosition& position,
-                       const predict::ModeledDevice& device, const machine::Fabric& fabric);
+                       const model::ParameterList& parameters, const predict::ModeledDevice& device,
+                       const machine::Fabric& fabric);
 
 struct StageOptions {
   int64_t microbatches = 1;

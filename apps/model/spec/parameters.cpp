@@ -4,6 +4,9 @@
 #include <cmath>
 #include <functional>
 #include <numeric>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
 
 #include "apps/model/spec/normals.h"
 #include "core/base/philox.h"
@@ -69,8 +72,9 @@ class Builder {
     const Slice columns = by_columns(split) ? slice(split, in) : Slice{0, in};
     Parameter p{
         .name = name + ".weight", .shape = {0, columns.count}, .decay = true, .init = init, .parts = {}};
+    Tensors tensors(parts);
     for (const Rows& part : parts)
-      add_part(p, parts, part, split,
+      add_part(p, tensors, part, split,
                {.name = part.name + ".weight",
                 .global = {0, in},
                 .column = columns.begin,
@@ -81,19 +85,34 @@ class Builder {
 
   int vector(const std::string& name, const std::vector<Rows>& parts, Split split, Init init) {
     Parameter p{.name = name, .shape = {0}, .decay = false, .init = init, .parts = {}};
-    for (const Rows& part : parts) add_part(p, parts, part, split, {.name = part.name, .global = {0}});
+    Tensors tensors(parts);
+    for (const Rows& part : parts) add_part(p, tensors, part, split, {.name = part.name, .global = {0}});
     return add(std::move(p));
   }
 
-  // Rows of one name are slices of one logical tensor.
-  void add_part(Parameter& p, const std::vector<Rows>& all, const Rows& rows, Split split, Part part) const {
-    bool before = true;
-    for (const Rows& other : all) {
-      before = before && &other != &rows;
-      if (other.name != rows.name) continue;
-      part.global[0] += other.rows;
-      if (before) part.row += other.rows;
+  /// Rows of one name are slices of one logical tensor.
+  class Tensors {
+   public:
+    explicit Tensors(const std::vector<Rows>& all) {
+      for (const Rows& rows : all) of_[rows.name].rows += rows.rows;
     }
+    /// The first row of the next slice of the tensor, and the rows of all of them.
+    Slice next(const Rows& rows) {
+      Tensor& tensor = of_.at(rows.name);
+      return {std::exchange(tensor.next, tensor.next + rows.rows), tensor.rows};
+    }
+
+   private:
+    struct Tensor {
+      int64_t rows = 0, next = 0;
+    };
+    std::unordered_map<std::string_view, Tensor> of_;
+  };
+
+  void add_part(Parameter& p, Tensors& tensors, const Rows& rows, Split split, Part part) const {
+    const Slice in_tensor = tensors.next(rows);
+    part.row = in_tensor.begin;
+    part.global[0] = in_tensor.count;
     const Slice own = by_rows(split) ? slice(split, rows.rows) : Slice{0, rows.rows};
     part.row += own.begin;
     part.rows = own.count;
