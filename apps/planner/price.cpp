@@ -91,7 +91,14 @@ const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::str
   if (!later) return simple;
   small.schedule = "zb_h1";
   std::optional<Pieces>& out = pieces_[key(true)];
-  if (simple) out = maker_.with_weights_later(*simple, small.applied(*config), sizes);
+  if (!simple) return out;
+  out = maker_.with_weights_later(*simple, small.applied(*config), sizes);
+  // Between its passes a recomputed layer holds as much as others do: few layers do not show it beside what
+  // recomputation takes.
+  if (recompute != "none")
+    if (const std::optional<Pieces>& others = pieces(layout, "none"))
+      for (auto& [kind, piece] : out->layers)
+        piece.later = std::max(piece.later, others->layers.at(kind).later);
   return out;
 }
 

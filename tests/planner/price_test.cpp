@@ -149,6 +149,21 @@ TEST_CASE("Prices of random layouts are near their full estimates", "[price]") {
   CHECK(quantile(errors, &PriceError::bytes, 0.9) < 0.2);
 }
 
+TEST_CASE("Prices hold what recomputed layers keep for weight gradients that come later", "[price]") {
+  const Setting s(yaml(llama, 64), 8, 70e9);
+  Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
+                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  for (const int stages : {2, 4, 8})
+    for (const int64_t micro : {2, 4}) {
+      Layout layout{.pp = stages, .schedule = "zb_h1", .micro = micro, .recompute = "full"};
+      if (stages == 8) layout.strategy = "ddp";
+      const std::optional<Price> price = pricer.price(layout), exact = s.exact(layout);
+      INFO(layout.name(s.world));
+      REQUIRE((price && exact));
+      CHECK(price->memory == Approx(exact->memory).epsilon(0.1));
+    }
+}
+
 namespace {
 
 struct Best {
