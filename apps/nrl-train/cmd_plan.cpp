@@ -29,6 +29,7 @@
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
+#include "core/device/cpu/features.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"
 #include "parallel/comm/world/world.h"
@@ -162,6 +163,7 @@ int search(const PlanArgs& args, const planner::PlannedRun& run) {
        .objective = objective,
        .within = args.within / 100,
        .fixed = args.fixed,
+       .threads = cpu::available_cores(),
        .progress = [&](size_t done, size_t total) { progress(done, total, steady_seconds() - start); }},
       device);
   progress.finish();

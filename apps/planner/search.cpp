@@ -1,6 +1,7 @@
 #include "apps/planner/search.h"
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <queue>
 #include <set>
@@ -222,6 +223,10 @@ class Search {
       queue.pop();
       if (!wanted(p.layout)) continue;
       if (p.sharp) {
+        start(p.layout);
+        const std::string own = family(p.layout).name(request_.world);
+        plan_ahead([&](const Layout& l) { return family(l).name(request_.world) != own && wanted(l); },
+                   most());
         if (!use(p.layout)) return;
         continue;
       }
@@ -232,17 +237,62 @@ class Search {
     }
   }
 
+  /// A layout that is being planned, or will be when its plans are asked for; of a refused one nothing.
+  struct Ahead {
+    std::unique_ptr<const Config> config;
+    std::future<predict::StagePlans> plans;  // uses `config`: waits for them when it is destroyed
+  };
+
+  /// Begins to plan the layout, on a thread of its own if there are several.
+  void start(const Layout& layout) {
+    const auto [at, added] = ahead_.try_emplace(layout.name(request_.world));
+    if (!added) return;
+    std::optional<Config> config = load(layout.overrides(), request_.world, nodes_);
+    if (!config) return;
+    at->second.config = std::make_unique<const Config>(std::move(*config));
+    at->second.plans =
+        std::async(request_.threads > 1 ? std::launch::async : std::launch::deferred,
+                   [this, of = at->second.config.get()] {
+                     return predict::plan_stages(*of, spec_, request_.world, device_, request_.capacity);
+                   });
+  }
+
+  /// Begins to plan the cheapest priced layouts that are `wanted`, as many as there are other threads.
+  template <class Wanted>
+  void plan_ahead(const Wanted& wanted, double most) {
+    std::vector<const Priced*> next;
+    if (request_.threads == 1) return;
+    for (const Priced& p : priced_)
+      if (p.sharp && p.least() <= most && !planned_.contains(p.layout.name(request_.world)) &&
+          wanted(p.layout))
+        next.push_back(&p);
+    std::stable_sort(next.begin(), next.end(),
+                     [](const Priced* a, const Priced* b) { return a->least() < b->least(); });
+    std::set<std::string> families;
+    size_t running = 0;
+    for (const auto& [name, ahead] : ahead_) running += ahead.config ? 1 : 0;
+    for (const Priced* p : next) {
+      if (running + 1 >= static_cast<size_t>(request_.threads)) return;
+      if (!families.insert(family(p->layout).name(request_.world)).second ||
+          ahead_.contains(p->layout.name(request_.world)))
+        continue;
+      start(p->layout);
+      ++running;
+    }
+  }
+
   /// The layout planned in full; null if it is refused or does not fit.
   const Found* planned(const Layout& layout) {
     const std::string name = layout.name(request_.world);
     if (const auto known = planned_.find(name); known != planned_.end())
       return known->second ? &*known->second : nullptr;
     std::optional<Found>& out = planned_[name];
-    const std::optional<Config> config = load(layout.overrides(), request_.world, nodes_);
+    start(layout);
+    Ahead ahead = std::move(ahead_.extract(name).mapped());
+    const std::unique_ptr<const Config> config = std::move(ahead.config);
     if (!config) return nullptr;
     ++out_.planned;
-    predict::StagePlans plans =
-        predict::plan_stages(*config, spec_, request_.world, device_, request_.capacity);
+    predict::StagePlans plans = ahead.plans.get();
     const int64_t memory = plans.memory();
     if (static_cast<double>(memory) > request_.capacity) {
       out_.least_memory = std::min(out_.least_memory, memory);
@@ -326,6 +376,7 @@ class Search {
   std::optional<Pricer> pricer_;
   std::vector<Priced> priced_, too_large_;
   std::map<std::string, std::optional<Found>> planned_;  // by name
+  std::map<std::string, Ahead> ahead_;                   // the same, before
   Result out_;
 };
 

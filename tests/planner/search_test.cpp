@@ -99,6 +99,32 @@ TEST_CASE("Layers stay within a GPU's node where nothing describes the nodes", "
   CHECK(searched(512, 1e7, {"policy.train_global_batch_size=2048"}, 1).found.empty());
 }
 
+TEST_CASE("A search finds the same with any number of threads", "[search]") {
+  const TemporaryDirectory directory;
+  const std::string file = directory / "model.yaml";
+  write_file_atomic(file, model_yaml);
+  const predict::ModeledDevice device(h100(), false, 1);
+  const auto with = [&](int threads) {
+    return search_layouts(
+        {.config = file, .overrides = {}, .world = 8, .capacity = 12e9, .best = 6, .threads = threads},
+        device);
+  };
+  const Result one = with(1);
+  REQUIRE(one.found.size() > 6);
+  for (const int threads : {2, 5}) {
+    const Result several = with(threads);
+    REQUIRE(several.found.size() == one.found.size());
+    for (size_t i = 0; i < one.found.size(); ++i) {
+      CHECK(several.found[i].keys == one.found[i].keys);
+      CHECK(several.found[i].memory == one.found[i].memory);
+      CHECK(several.found[i].value == one.found[i].value);
+    }
+    CHECK(several.tried == one.tried);
+    CHECK(several.planned == one.planned);
+    CHECK(several.dry_runs == one.dry_runs);
+  }
+}
+
 TEST_CASE("A rank whose experts get more rows computes and receives them in rounds", "[search]") {
   const auto with_load = [](double load, const std::string& slack) {
     return estimated(8,
