@@ -13,9 +13,8 @@ above 512. The loss is that of the assistant's tokens. A pair has two sequences 
 reference is the model of the start, whose log-probabilities both programs compute before the first step; that is not
 timed. Losses are compared after the first step, or of pairs, whose first loss is log 2 for any model, after the last.
 
-grpo: a step generates EXAMPLES completions of ANSWER tokens, GROUP of a prompt, with a random Llama of 0.5 million
-parameters, judges them and trains on them. Programs sample other completions, so that no losses are compared; a random
-model hardly ever ends one early.
+grpo: a step generates EXAMPLES completions, GROUP of a prompt, with a random Llama of a shape of SHAPES, judges them and
+trains on them. Programs sample other completions, so that no losses are compared; a random model hardly ever ends one early.
 """
 import argparse
 import json
@@ -32,7 +31,14 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 LENGTH, MEDIAN, SIGMA, SHORTEST = 512, 100, 0.9, 20
-GROUP, ANSWER = 16, 5
+GROUP, PROMPT = 16, 5
+# Of grpo: config.json's members, and tokens of a completion. sort: configs/grpo-sort-sft.yaml; smollm-135m: configs/.
+SHAPES = {
+    "sort": ({"vocab_size": 258, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": 2,
+              "num_attention_heads": 4, "num_key_value_heads": 4, "max_position_embeddings": 64}, 5),
+    "smollm-135m": ({"vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+                     "num_attention_heads": 9, "num_key_value_heads": 3, "max_position_embeddings": 2048}, 32),
+}
 LEARNING_RATE, BETAS, WEIGHT_DECAY = 1e-4, (0.9, 0.95), 0.1
 # <after>: a line break between messages. TRL's completions of pairs include the text after the end token, ours do not:
 # pairs have none.
@@ -84,11 +90,20 @@ def pair(draw, words, chosen, rejected):
             "rejected": message("assistant", rejected - 9 - asked)}
 
 
-def write_prompts(directory, examples):
+def answer_tokens(directory):
+    """Of a completion of grpo."""
+    with open(os.path.join(directory, "shape")) as file:
+        return SHAPES[file.read()][1]
+
+
+def write_prompts(directory, examples, name):
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+    shape, answer = SHAPES[name]
+    with open(os.path.join(directory, "shape"), "w") as file:
+        file.write(name)
     draw = random.Random(1)
     with open(os.path.join(directory, "examples.jsonl"), "w") as file:
         for _ in range(1000):
@@ -100,21 +115,20 @@ def write_prompts(directory, examples):
     bpe.train_from_iterator([], trainers.BpeTrainer(
         vocab_size=258, special_tokens=["<|endoftext|>", "<|pad|>"],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False))
+    # A random model samples every id: all of them have a text.
+    bpe.add_tokens([f"<{i}>" for i in range(bpe.get_vocab_size(), shape["vocab_size"])])
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|endoftext|>", pad_token="<|pad|>")
     model = os.path.join(directory, "model")
     tokenizer.save_pretrained(model)
     torch.manual_seed(0)
-    # configs/grpo-sort-sft.yaml
-    LlamaForCausalLM(LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=128, intermediate_size=384, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=4, max_position_embeddings=64, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id)).float().save_pretrained(model)
-    print(f"{examples} completions of {ANSWER} tokens, {GROUP} of a prompt of 5 tokens")
+    LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=True, bos_token_id=None,
+                                 eos_token_id=tokenizer.eos_token_id)).float().save_pretrained(model)
+    print(f"{name}: {examples} completions of {answer} tokens, {GROUP} of a prompt of {PROMPT} tokens")
 
 
-def write(objective, directory, examples):
+def write(objective, directory, examples, shape):
     if objective == "grpo":
-        return write_prompts(directory, examples)
+        return write_prompts(directory, examples, shape)
     import torch
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -197,8 +211,9 @@ def train_nrl(args):
         "kernels": {"num_threads": args.threads},
     }
     if rollouts:
-        config["policy"] |= {"max_total_sequence_length": 16, "generation": {"max_new_tokens": ANSWER},
-                             "tokenizer": {"chat_template": "none"}}
+        answer = answer_tokens(args.directory)
+        config["policy"] |= {"max_total_sequence_length": (PROMPT + answer + 7) // 8 * 8,
+                             "generation": {"max_new_tokens": answer}, "tokenizer": {"chat_template": "none"}}
         config["grpo"] |= {"num_prompts_per_step": examples // GROUP, "num_generations_per_prompt": GROUP}
         config["reward"] = [{"type": "exact", "answer_key": "answer"}]
         config["data"]["train"]["format"] = "prompts"
@@ -252,7 +267,7 @@ def train_trl(args):
                    "max_length": None if args.variant == "padding-free" else LENGTH}
     if args.objective == "grpo":
         family = GRPOTrainer
-        config = GRPOConfig(num_generations=GROUP, max_completion_length=ANSWER, temperature=1.0, beta=0.0,
+        config = GRPOConfig(num_generations=GROUP, max_completion_length=answer_tokens(args.directory), temperature=1.0, beta=0.0,
                             loss_type="dapo", steps_per_generation=1, shuffle_dataset=False, **common)
     elif args.objective == "dpo":
         family, config = DPOTrainer, DPOConfig(beta=0.1, loss_type=["sigmoid"], precompute_ref_log_probs=True, **common)
@@ -351,6 +366,7 @@ def main():
     one.add_argument("objective", choices=["sft", "dpo", "grpo"])
     one.add_argument("directory")
     one.add_argument("examples", type=int)
+    one.add_argument("--model", choices=list(SHAPES), default="sort", help="of grpo")
     for name, variants in ("nrl", ["packed", "plain"]), ("trl", ["padded", "single", "padding-free"]):
         one = commands.add_parser(name)
         one.add_argument("objective", choices=["sft", "dpo", "grpo"])
@@ -368,7 +384,7 @@ def main():
     if args.command == "check":
         check()
     elif args.command == "write":
-        write(args.objective, args.directory, args.examples)
+        write(args.objective, args.directory, args.examples, args.model)
     elif args.command == "table":
         table(args.results)
     else:

@@ -10,6 +10,7 @@ micro=8
 if [[ $objective == grpo ]]; then examples=512 micro=512; fi
 threads=2
 variants=()
+shape="sort"
 pythons=()
 binary=
 output=$root_dir/build/bench
@@ -20,6 +21,11 @@ while (($#)); do
       [[ -n ${2:-} && " ${known[*]} " == *" $2 "* ]] ||
         die 64 "--variant takes one of ${known[*]}; found '${2:-}'"
       variants+=("$2")
+      ;;
+    --model)
+      [[ $objective == grpo && ${2:-} =~ ^(sort|smollm-135m)$ ]] ||
+        die 64 "--model is an option of bench-grpo.sh and takes one of sort smollm-135m; found '${2:-}'"
+      shape=$2
       ;;
     --torch) take_python "$@" ;;
     *) take_option "rounds steps examples micro threads" "output" "$@" ;;
@@ -56,7 +62,7 @@ tuning() {
 }
 
 machine=$("$binary" doctor | awk '$1 == "processor" { sub(/^processor +/, ""); print }')
-data=$(tuning write "$objective" "$work" "$examples")
+data=$(tuning write "$objective" "$work" "$examples" --model "$shape")
 echo "$machine, $threads threads; $versions"
 echo "$data"
 results=$output/$objective.jsonl
