@@ -105,9 +105,20 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
   if (config.checkpointing.enabled)
     add("checkpoints", slice_block_bytes, "a block of a tensor that is converted or cut while it is saved",
         true);
+  add("teacher's numbers", teacher_number_bytes(config),
+      fmt::format("{} ids and logits for each token of {} completions", grouped(config.distillation.topk),
+                  grouped(rollouts_at_once(config))));
   if (takes_snapshot(config, plan, facts.memory))
     add("snapshot", snapshot_bytes(config, plan), "of what the rank saves while the next steps run");
   return parts;
+}
+
+int64_t teacher_number_bytes(const Config& config) {
+  if (config.algorithm != Algorithm::distill || !generates_rollouts(config)) return 0;
+  constexpr int64_t of_number = sizeof(int32_t) + sizeof(float);
+  const int64_t longest = config.policy.max_total_sequence_length - 1;  // a prompt has a token or more
+  return rollouts_at_once(config) * std::min(config.rollout.max_new_tokens.value_or(longest), longest) *
+         config.distillation.topk * of_number;
 }
 
 int64_t sum_of(const std::vector<HostPart>& parts) {

@@ -34,6 +34,10 @@ struct HostFacts {
 /// The host memory of the plan's rank outside its arena, in the order of a report.
 std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, const HostFacts& facts);
 
+/// Bytes of the teacher's numbers of all completions of a generation, which every process has (distillation
+/// on policy): `topk` ids and logits for each token. 0: there are none.
+int64_t teacher_number_bytes(const Config& config);
+
 /// The sum of the parts; only the largest passing part counts.
 int64_t sum_of(const std::vector<HostPart>& parts);
 

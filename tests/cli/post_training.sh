@@ -96,6 +96,7 @@ case $case_name in
     llama='"model_type": "llama", "attention_bias": false, "mlp_bias": false'
     model SmolLM2-135M "$llama, \"vocab_size\": 49152, \"hidden_size\": 576, \"intermediate_size\": 1536, \"num_hidden_layers\": 30, \"num_attention_heads\": 9, \"num_key_value_heads\": 3, \"max_position_embeddings\": 8192, \"rope_theta\": 100000, \"tie_word_embeddings\": true"
     cp -r models/SmolLM2-135M models/SmolLM2-135M-Instruct
+    model SmolLM2-1.7B-Instruct "$llama, \"vocab_size\": 49152, \"hidden_size\": 2048, \"intermediate_size\": 8192, \"num_hidden_layers\": 24, \"num_attention_heads\": 32, \"num_key_value_heads\": 32, \"max_position_embeddings\": 8192, \"rope_theta\": 130000, \"tie_word_embeddings\": true"
     model Llama-3.2-1B-Instruct "$llama, \"vocab_size\": 128256, \"hidden_size\": 2048, \"intermediate_size\": 8192, \"num_hidden_layers\": 16, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"max_position_embeddings\": 131072, \"rope_theta\": 500000, \"tie_word_embeddings\": true"
     model Llama-3.1-8B-Instruct "$llama, \"vocab_size\": 128256, \"hidden_size\": 4096, \"intermediate_size\": 14336, \"num_hidden_layers\": 32, \"num_attention_heads\": 32, \"num_key_value_heads\": 8, \"max_position_embeddings\": 131072, \"rope_theta\": 500000, \"tie_word_embeddings\": false"
     model Qwen2.5-7B-Instruct '"model_type": "qwen2", "vocab_size": 152064, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4, "max_position_embeddings": 32768, "rope_theta": 1000000, "tie_word_embeddings": false'
@@ -106,7 +107,8 @@ case $case_name in
     while read -r name ranks; do
       expect 0 run 1 plan "$source_dir/configs/$name.yaml" --world "$ranks" --device h100
       grep -q 'does not fit' out.txt err.txt && fail "$name does not fit: $(cat out.txt)"
-      [[ $name != grpo-* ]] || grep -qE '^  generation +[1-9][0-9,]+ ' out.txt || fail "$name: no generation: $(cat out.txt)"
+      [[ $name != distill-* ]] || grep -q "teacher's numbers" out.txt || fail "$name: no numbers of a teacher: $(cat out.txt)"
+      [[ $name != grpo-* && $name != distill-* ]] || grep -qE '^  generation +[1-9][0-9,]+ ' out.txt || fail "$name: no generation: $(cat out.txt)"
       planned=$((planned + 1))
     done <<'LIST'
 sft-smollm2-135m 1
@@ -124,6 +126,7 @@ dpo-qwen3-8b 8
 dpo-lora-mistral-7b 1
 grpo-llama-3.2-1b 1
 grpo-llama-3.1-8b 8
+distill-smollm2-135m 1
 rm-llama-3.2-1b 1
 rm-qwen2.5-7b 8
 LIST

@@ -128,6 +128,21 @@ TEST_CASE("distillation on policy depends neither on restarts nor on layouts", "
   }
 }
 
+TEST_CASE("numbers of a teacher that do not fit into the host's memory are refused at the start",
+          "[distill]") {
+  const Teacher bench;
+  // 9.2 TB: 2^26 completions of 63 tokens with 272 ids and logits.
+  const Finished finished =
+      bench.distill("large", {"policy.max_total_sequence_length=64", "policy.train_global_batch_size=4096",
+                              "policy.train_micro_batch_size=64", "policy.generation.max_new_tokens=63",
+                              "distill.num_prompts_per_step=65536", "distill.num_generations_per_prompt=1024",
+                              "distill.topk=272", "loop.max_num_steps=16384"});
+  CHECK(finished.code == Exit::out_of_memory);
+  CHECK_THAT(finished.err,
+             ContainsSubstring("the teacher's numbers of 67,108,864 completions take up to 8.37 TiB"));
+  CHECK_THAT(finished.err, ContainsSubstring("lower distill.topk, 272 ids"));
+}
+
 TEST_CASE("distillation on policy that cannot be done is refused with the reason", "[distill]") {
   const Digits bench;
   const auto refusal = [&](std::vector<std::string> more) {

@@ -9,6 +9,7 @@
 #include "apps/data/text_source.h"
 #include "apps/monitor/timers.h"
 #include "apps/plan/generation.h"
+#include "apps/plan/host_memory.h"
 #include "apps/plan/loss.h"
 #include "apps/reward/rewards.h"
 #include "apps/rollout/generator.h"
@@ -24,15 +25,29 @@
 #include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/base/text.h"
+#include "core/device/cpu/memory.h"
 
 namespace nrl::train {
 namespace {
 
 constexpr int64_t equal_to_warn = 10, unscored_to_end = 5;
 
-int64_t longest_completion(const Config& config) {
-  const int64_t longest = config.policy.max_total_sequence_length - 1;  // a prompt has a token or more
-  return std::min(config.rollout.max_new_tokens.value_or(longest), longest);
+/// Fails if the teacher's `numbers` bytes do not fit into this rank's share of the host's memory, in which a
+/// run on a CPU has `others` bytes beside the plan, these numbers among them.
+void require_host_memory(const Run& run, int64_t numbers, int64_t others) {
+  const bool on_host = run.plan().device == DeviceType::cpu;
+  const auto share = static_cast<int64_t>(on_host ? run.placement.capacity()
+                                                  : static_cast<double>(cpu::machine_memory()) /
+                                                        static_cast<double>(run.world.local_size()));
+  const int64_t left = on_host ? share - run.plan().memory.total_bytes() - (others - numbers) : share;
+  if (numbers > 0 && numbers > left)
+    fail(Exit::out_of_memory,
+         "the teacher's numbers of {} completions take up to {} in each process, and a rank's share of the "
+         "host's memory leaves {}. Fix: lower distill.topk, {} ids and logits for each token now, "
+         "distill.num_prompts_per_step or policy.generation.max_new_tokens",
+         grouped(rollouts_at_once(run.config)), human_bytes(static_cast<uint64_t>(numbers)),
+         human_bytes(static_cast<uint64_t>(std::max<int64_t>(left, 0))),
+         grouped(run.config.distillation.topk));
 }
 
 /// The memory of this rank's generator, where other models than the policy take `others` bytes.
@@ -108,23 +123,23 @@ RolloutSource::RolloutSource(Run& run)
       updates_(rollouts_at_once(run.config) / run.plan().batch.global),
       used_(updates_) {
   const Config& c = run.config;
+  const int64_t numbers = plan::teacher_number_bytes(c);
   if (c.loss_fn.reference_model && plan::needs_reference(c)) {
     tools_->reference = std::make_unique<ReferenceModel>(run);
     const bool teaches = c.algorithm == Algorithm::distill;
     notes_.push_back(fmt::format("{} {} beside the {}: {}", teaches ? "teacher" : "reference",
                                  clipped(*c.loss_fn.reference_model), teaches ? "student" : "policy",
                                  human_bytes(static_cast<uint64_t>(tools_->reference->bytes()))));
-    if (teaches) {
-      constexpr int64_t of_number = sizeof(int32_t) + sizeof(float);
+    if (teaches)
       notes_.push_back(
           fmt::format("teacher's numbers of {} completions: up to {} in the memory of each process",
-                      grouped(rollouts_at_once(c)),
-                      human_bytes(static_cast<uint64_t>(rollouts_at_once(c) * longest_completion(c) *
-                                                        c.distillation.topk * of_number))));
-    }
+                      grouped(rollouts_at_once(c)), human_bytes(static_cast<uint64_t>(numbers))));
   }
-  const int64_t others = tools_->reference ? tools_->reference->bytes() : 0;
+  const bool on_host = run.plan().device == DeviceType::cpu;
+  const int64_t others =
+      (tools_->reference ? tools_->reference->bytes() : 0) + (on_host ? numbers : int64_t{0});
   run_collectively(run.world, [&] {
+    require_host_memory(run, numbers, others);
     tools_->tokenizer = tokenizer_of_run(c);
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});
@@ -188,6 +203,7 @@ void RolloutSource::make() {
   engine::Engine& engine = *run_.engine;
   const parallel::Groups& groups = run_.placement.groups();
   engine.finish_gathers();
+  steps_.reset();  // the rollouts of the last steps, and the teacher's numbers of them
   tools_->generator->weights_changed(run_.position.updates);
   Rollouts::Made made = rollouts_->make(run_.position.prompts);
   metrics_ = std::move(made.metrics);
