@@ -111,6 +111,12 @@ Spec parse(const std::string& text, size_t index) {
   if (!type_name.is_string())
     fail(Exit::config, "{}.type is missing. Fix: {}", spec.where, alternatives(names));
   spec.type = type_name.as_string();
+  if (spec.type == "model")
+    fail(Exit::config,
+         "{}.type: model: a reward model beside the policy is not supported yet. Fix: type: http or command, "
+         "with a program that runs the directory which algorithm: rm wrote, in transformers "
+         "AutoModelForSequenceClassification",
+         spec.where);
   const auto type = std::ranges::find(types(), spec.type, &Type::name);
   if (type == types().end()) unknown(spec.where + ".type", "type", spec.type, names);
   spec.name = spec.type;

@@ -45,6 +45,8 @@ TEST_CASE("reward specs: everything wrong is named with its place", "[reward]") 
     const char *text, *message;
   };
   const Case cases[] = {
+      {R"({"type": "model", "model": "rm"})",
+       "reward[0].type: model: a reward model beside the policy is not supported yet"},
       {"exakt", "reward[0].type: there is no type 'exakt'. Fix: exact, contains"},
       {"{}", "reward[0].type is missing"},
       {R"({"type": 3})", "reward[0].type is missing"},
