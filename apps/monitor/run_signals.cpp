@@ -78,14 +78,19 @@ RunSignals::AtStep RunSignals::add(const StepFacts& f) {
   if (grad_norm_.full() && finite) {
     const double usual = grad_norm_.median();
     if (usual > 0) out.explosion = f.grad_norm / usual;
-    out.grad_norm_z = grad_norm_.expected().distance(f.grad_norm);
   }
-  if (step_ms_.full()) out.step_ms_z = step_ms_.expected().distance(f.step_ms);
+  // They vary in proportion to their size, more upwards than downwards.
+  if (log_grad_norm_.full() && f.grad_norm > 0)
+    out.grad_norm_z = log_grad_norm_.expected().distance(std::log(f.grad_norm));
+  if (log_step_ms_.full() && f.step_ms > 0)
+    out.step_ms_z = log_step_ms_.expected().distance(std::log(f.step_ms));
   ++steps_;
   ++trend_steps_;
   loss_.add(f.loss);
   smooth_.add(f.loss);
   grad_norm_.add(f.grad_norm);
+  log_grad_norm_.add(std::log(f.grad_norm));
+  log_step_ms_.add(std::log(f.step_ms));
   step_ms_.add(f.step_ms);
   trend_loss_.add(f.loss);
   trend_tokens_.add(f.tokens_per_s);

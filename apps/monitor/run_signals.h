@@ -70,7 +70,8 @@ class RunSignals {
   std::optional<double> step_seconds() const;
 
  private:
-  RecentValues loss_{100}, grad_norm_{100}, step_ms_{100}, smooth_{50}, trend_loss_{200}, trend_tokens_{200};
+  RecentValues loss_{100}, grad_norm_{100}, step_ms_{100}, log_grad_norm_{100}, log_step_ms_{100},
+      smooth_{50}, trend_loss_{200}, trend_tokens_{200};
   int64_t steps_ = 0, trend_steps_ = 0;
   std::optional<double> best_, best_validation_;
   std::vector<double> first_, rates_;  // tokens/s: of steps 10 to 50; of the period

@@ -288,6 +288,28 @@ TEST_CASE("every fault in the steps has its alert, and no other", "[alerts]") {
   CHECK(has(fired(own, [](StepFacts& f) { f.tokens_per_s *= 0.8; }), "perf/speed < 0.9"));
 }
 
+TEST_CASE("gradient norms that rise by half for three steps are usual, threefold ones are not", "[alerts]") {
+  // A healthy run had 2.69, 3.08 and 2.26 after norms around 1.62 with deviations of 9 %.
+  MonitoringConfig config = alerting();
+  config.analysis.anomaly_detection = true;
+  const auto burst = [&](const std::vector<double>& norms) {
+    Alerts alerts(config, false);
+    SyntheticRun run(5);
+    std::vector<std::string> names;
+    for (size_t i = 0; i < 400; ++i) {
+      StepFacts f = run.next();
+      f.grad_norm = 1.62 * std::exp(0.094 * run.noise(run.random));
+      if (i >= 300 && i - 300 < norms.size()) f.grad_norm = norms[i - 300];
+      for (const Alert& alert : alerts.step(f))
+        if (!alert.cleared) names.push_back(alert.rule);
+    }
+    return names;
+  };
+  CHECK(burst({2.69, 3.08, 2.26}).empty());
+  CHECK(burst({5, 5, 5}) == std::vector<std::string>{"grad_norm_anomaly"});
+  CHECK(burst({0.5, 0.5, 0.5}) == std::vector<std::string>{"grad_norm_anomaly"});
+}
+
 TEST_CASE("thresholds and the interval decide", "[alerts]") {
   MonitoringConfig high = alerting();
   high.alerting.thresholds = {.loss_increase = 10, .gpu_memory = 1, .cpu_usage = 1, .training_speed = 0.1};
