@@ -166,7 +166,9 @@ class Comparison {
             ? std::optional(train::load_config_collectively(world_, config_, overrides, setting))
             : train::try_config_collectively(world_, config_, overrides, setting, found);
     if (!config) {
-      row.refused = found.empty() ? "refused" : found.front().message;
+      const auto error = std::find_if(found.begin(), found.end(),
+                                      [](const Diagnostic& d) { return d.severity == Severity::error; });
+      row.refused = error == found.end() ? "refused" : error->message;
       return;
     }
     const Config& c = config->config;

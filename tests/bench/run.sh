@@ -280,7 +280,8 @@ TEXT
     between "$(ratio 'fewer bits of optimizer state' one.json)" 0.1 0.9
     grep -q '"name":"blockwise","refused":"policy.model' one.json || fail "no reason: $(cat one.json)"
     # A variant that does not suit the device is refused also where that was not named.
-    expect 0 "$nrl_train" bench compare "$suite" "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --only graph
+    expect 0 "$nrl_train" bench compare "$suite" "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" --quick --only graph \
+      policy.scheduler.lr_warmup_iters=100
     grep -q 'CUDA graph.* refused: policy.cuda_graph: true needs a GPU\|^CUDA graph  *[0-9]' out.txt || fail "graph: $(cat out.txt)"
     # --config names the configuration as well.
     expect 0 mpirun -n 2 --oversubscribe "$nrl_train" bench compare "$suite" "${tiny[@]}" --config "$source_dir/configs/bench-tiny.yaml" \
