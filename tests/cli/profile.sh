@@ -62,6 +62,13 @@ case $case_name in
     expect 0 run 1 profile run c.yaml --steps 2 --output run/logs
     grep -q '^step .* of 2 steps)' out.txt || fail "no window: $(cat out.txt)"
     ! grep -q 'is read as' out.txt || fail "the banner shows keys that the user did not write: $(cat out.txt)"
+    # The parts of the step add up to its time.
+    expect 0 run 1 profile show run/logs --json
+    awk '/^  "split": {/ { inside = 1; next } inside && /}/ { exit }
+      inside { gsub(/[",:]/, ""); if ($1 == "wall") wall = $2; else sum += $2; ++count }
+      END { if (count != 14 || !(wall > 0) || sum < 0.999 * wall || sum > 1.001 * wall) {
+        print count, wall, sum
+        exit 1 } }' out.txt || fail "the parts do not add up: $(sed -n '/"split"/,/}/p' out.txt | head -n 20)"
     expect 0 run 2 bench step c.yaml --steps 3 --profile bench/logs
     grep -q '^step .* of 3 steps)' out.txt || fail "no window: $(cat out.txt)"
     grep -q '^rank  own work ms' out.txt || fail "not all ranks: $(cat out.txt)"
