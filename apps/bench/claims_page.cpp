@@ -19,8 +19,9 @@ of `configs/suites/claims.yaml`, and the program writes this page (`--page`); ru
 Every variant trains on random tokens in an engine of its own. Time is the median of three rounds in which the variants
 take turns, relative to the first variant of the same round. Memory is the arena of a rank, which is what the plan says.
 
-A verdict compares the ratio with the promised figure: *held*, *smaller* or *larger* (than promised). A statement about
-GPUs is *not measurable on a CPU*; one whose variant this machine refuses is *not here*, with the reason.
+A verdict compares the ratio to the first variant with the promised one: *held*, *smaller* or *larger*. A saving with the
+verdict *larger* leaves more bytes than promised. A statement about GPUs is *not measurable on a CPU*; one whose variant this
+machine refuses is *not here*, with the reason.
 
 )";
 
