@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/base/error.h"
 #include "core/base/text.h"
 #include "core/io/atomic_file.h"
 #include "core/io/json.h"

@@ -331,8 +331,12 @@ class Rules {
       if (s.score >= limits_.straggler) continue;
       std::vector<Candidate> candidates = threads();
       if (candidates.empty()) candidates.emplace_back();
-      // Without a processor it lengthens communication, too.
-      const double starved = find(s.rank) ? find(s.rank)->starved : 0;
+      // Without a processor it lengthens communication, too. Other ranks wait for one as well, for the
+      // threads that move their bytes.
+      double starved = find(s.rank) ? find(s.rank)->starved : 0, least = starved;
+      for (const RankProfile& r : profile_.ranks)
+        if (r.rank != s.rank) least = std::min(least, r.starved);
+      starved -= profile_.ranks.size() > 1 ? least : 0;
       candidates.front().predicted_s =
           std::max(split_.wall - std::max(straggler_seconds(s), starved), s.score * own_work(s));
       add("straggler", straggler_text(s), straggler_seconds(s), s.score, s.severity, std::move(candidates));

@@ -251,6 +251,19 @@ TEST_CASE("slow kernels, unsteady steps and stragglers", "[profile]") {
   CHECK(has(two, "starved"));
   const auto starved = profile::find_verdicts(two, {});
   CHECK(find(starved, "straggler")->finding.text.find("Fix: end them") != std::string::npos);
+  // Only as far as the other ranks do not lack a processor as well.
+  const auto predicted = [&](double one, double other) {
+    two.ranks[1].starved = one;
+    two.ranks[0].starved = other;
+    const auto verdicts = profile::find_verdicts(two, {});
+    return find(verdicts, "straggler")->candidates[0].predicted_s;
+  };
+  two.ranks[0].split.wire = 0.5;
+  CHECK(predicted(0.6, 0) == Approx(0.5));
+  two.ranks[0].split.wire = 0.2;
+  two.ranks[1].split.wire = 0.1;
+  CHECK(predicted(0.15, 0) == Approx(1 - 0.15));
+  CHECK(predicted(0.15, 0.02) == Approx(1 - 0.13));
 }
 
 TEST_CASE("findings are sorted by their cost", "[profile]") {
