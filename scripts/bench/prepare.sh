@@ -1,23 +1,24 @@
 #!/usr/bin/env bash
 # Speed of `nrl-train prepare` with each TOKENIZER on TEXT, all cores, the best of ROUNDS alternating rounds.
-# usage: scripts/bench/prepare.sh [--binary PATH] [--rounds N] TEXT TOKENIZER...
-#   e.g. scripts/bench/prepare.sh book.txt bytes hf:gpt2/tokenizer.json
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-binary=$root_dir/build/cpu/bin/nrl-train
-rounds=3
-while (($#)); do
-  case $1 in
-    --binary) binary=${2:-} ;;
-    --rounds) rounds=${2:-} ;;
-    *) break ;;
-  esac
-  shift 2 || die 64 "$1 takes a value"
+usage() {
+  cat <<'TEXT'
+usage: scripts/bench/prepare.sh [--rounds N] [--binary PATH] TEXT TOKENIZER...
+  e.g. scripts/bench/prepare.sh book.txt bytes hf:gpt2/tokenizer.json
+  --rounds N     rounds in which every tokenizer is timed once (3)
+  --binary PATH  nrl-train to measure (default: builds build/cpu/bin/nrl-train)
+TEXT
+}
+
+rounds=3 binary=
+while [[ ${1:-} == -* ]]; do
+  take_option "rounds" "" "$@"
+  shift "$taken"
 done
-[[ $rounds =~ ^[1-9][0-9]*$ ]] || die 64 "--rounds takes a number; found '$rounds'"
-(($# >= 2)) || die 64 "usage: scripts/bench/prepare.sh [--binary PATH] [--rounds N] TEXT TOKENIZER..."
-[[ -x $binary ]] || die 66 "build nrl-train first: scripts/quickstart.sh or scripts/test.sh"
+(($# >= 2)) || die 64 "a text and a tokenizer are needed; see --help"
+[[ -n $binary ]] || build_binary
 text=$1
 shift
 bytes=$(stat -c %s "$text")
@@ -35,6 +36,6 @@ for ((round = 0; round < rounds; ++round)); do
 done
 echo "$((bytes / 1000000)) MB of text, $(nproc) cores, best and median of $rounds rounds"
 for tokenizer; do
-  awk -F '\t' -v name="$tokenizer" '$2 == name { print $1 }' "$work/rates" | LC_ALL=C sort -gr |
-    awk -v name="$tokenizer" '{ v[NR] = $1 } END { printf "%-40s %6.1f MB/s, median %.1f\n", name, v[1], v[int((NR + 1) / 2)] }'
+  awk -F '\t' -v name="$tokenizer" '$2 == name { print $1 }' "$work/rates" >"$work/one"
+  printf '%-40s %6.1f MB/s, median %.1f\n' "$tokenizer" "$(LC_ALL=C sort -g "$work/one" | tail -n 1)" "$(median <"$work/one")"
 done
