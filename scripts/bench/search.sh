@@ -1,17 +1,23 @@
 #!/usr/bin/env bash
 # Time of `nrl-train plan --search` for models with published shapes on 8 to 16,384 H100, and of `plan` for one layout.
-# usage: scripts/bench/search.sh [--binary PATH] [REGEX]
-#   REGEX   only the rows "MODEL RANKS" and "plan RANKS" that match, e.g. '8b|plan'
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
 
-binary=$root_dir/build/cpu/bin/nrl-train
-if [[ ${1:-} == --binary ]]; then
-  binary=${2:-}
-  shift 2 || die 64 "--binary takes a path"
-fi
+usage() {
+  cat <<'TEXT'
+usage: scripts/bench/search.sh [--binary PATH] [REGEX]
+  REGEX          only the rows "MODEL RANKS" and "plan RANKS" that match, e.g. '8b|plan'
+  --binary PATH  nrl-train to measure (default: builds build/cpu/bin/nrl-train)
+TEXT
+}
+
+binary=
+while [[ ${1:-} == -* ]]; do
+  take_option "" "" "$@"
+  shift "$taken"
+done
 only=${1:-.}
-[[ -x $binary ]] || die 66 "build nrl-train first: scripts/quickstart.sh or scripts/test.sh"
+[[ -n $binary ]] || build_binary
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
