@@ -56,8 +56,8 @@ struct Request {
   Objective objective = Objective::time;
   double within = 0;  ///< all that take at most this share longer than the first are wanted too
   std::vector<std::string> fixed = {};  ///< "key=value": layouts with other values are not tried
-  /// Of this process; layouts that may be planned next are planned beside the others. The result does not
-  /// depend on it.
+  /// Threads of this process, on which layouts that may be planned next are planned beside the others. The
+  /// result does not depend on their number.
   int threads = 1;
   /// Called before the bound of every layout with the number of those done and of all; may be empty.
   std::function<void(size_t done, size_t total)> progress = {};
