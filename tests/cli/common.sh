@@ -7,9 +7,11 @@ nrl_train=$2
 # shellcheck disable=SC2034
 source_dir=$3
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'rm -rf "$work" "$work.mpi"' EXIT
 cd "$work"
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_mpi_yield_when_idle=1 OMP_NUM_THREADS=1
+# mpirun fails if another one of the same user removes their common directory while it starts (Open MPI 4).
+export OMPI_MCA_orte_tmpdir_base=$work.mpi
 
 fail() {
   echo "FAIL: $*" >&2

@@ -62,7 +62,7 @@ case $case_name in
     page "file:///dev/null" >/dev/null || true
     "$nrl_train" a.yaml "${everything[@]}" pretrain.max_num_steps=100000 checkpointing.enabled=false >out.txt 2>err.txt &
     training=$!
-    trap 'kill $training 2>/dev/null || true; rm -rf "$work"' EXIT
+    trap 'kill $training 2>/dev/null || true; rm -rf "$work" "$work.mpi"' EXIT
     for _ in $(seq 100); do
       [[ -e a/logs/prometheus.json ]] && break
       sleep 0.1

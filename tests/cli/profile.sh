@@ -3,7 +3,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh" "$@"
 
 # A failed case leaves no run behind.
-trap 'kill -KILL "${pid:-}" 2>/dev/null || true; rm -rf "$work"' EXIT
+trap 'kill -KILL "${pid:-}" 2>/dev/null || true; rm -rf "$work" "$work.mpi"' EXIT
 
 # A window with so many steps, other than those in the list.
 window() {

@@ -174,7 +174,9 @@ function(nrl_test name)
   if(ARG_RANKS)
     foreach(n IN LISTS ARG_RANKS)
       add_test(NAME ${name}.n${n} COMMAND ${NRL_MPIRUN} -n ${n} $<TARGET_FILE:${name}>)
-      set_tests_properties(${name}.n${n} PROPERTIES TIMEOUT ${ARG_TIMEOUT} ENVIRONMENT "${NRL_MPI_TEST_ENV}")
+      # mpirun fails if another one of the same user removes their common directory while it starts (Open MPI 4).
+      set_tests_properties(${name}.n${n} PROPERTIES TIMEOUT ${ARG_TIMEOUT}
+        ENVIRONMENT "${NRL_MPI_TEST_ENV};OMPI_MCA_orte_tmpdir_base=${CMAKE_BINARY_DIR}/mpi/${name}.n${n}")
       if(n EQUAL 2)
         nrl_fast_test(${name}.n${n} ${name})
       endif()
