@@ -157,10 +157,11 @@ std::optional<Pricer::Composition> Pricer::compose(const Layout& layout) {
                  .weights_later = layout.schedule == "zb_h1"};
   for (const auto& [stage, shape] : shapes(layout)) {
     const pipeline::Schedule& held = schedule_of(out.schedule, stage);
-    Stage s{.stage = stage, .shape = shape, .pieces = {}};
+    Stage s{.stage = stage, .shape = shape, .pieces = {}, .options = out.options};
+    s.options.sums_later = out.options.weights_later && stage > 0;
     const auto fits = [&](const Pieces& less, const Pieces& with_more, size_t recomputed) {
       s.pieces = stage_pieces(*shape, less, with_more, recomputed);
-      s.memory = stage_memory(*shape, s.pieces, held, out.options);
+      s.memory = stage_memory(*shape, s.pieces, held, s.options);
       return s.memory <= capacity_;
     };
     size_t blocks = 0;
@@ -215,7 +216,7 @@ std::optional<Price> Pricer::bound(const Layout& layout) {
   // The state alone may be too large.
   double state = 0;
   for (const auto& [stage, shape] : shapes(layout)) state = std::max(state, shape->state);
-  if (state > capacity_) return Price{.memory = state};
+  if (state > capacity_) return Price{.memory = state, .state_only = true};
   const std::optional<Composition> c = compose(layout);
   if (!c) return std::nullopt;
   Price out = summary(*c);
@@ -283,11 +284,9 @@ std::optional<Price> Pricer::price(const Layout& layout) {
   predict::Busy busy;
   for (size_t i = 0; i < c->stages.size(); ++i) {
     const Stage& s = c->stages[i];
-    StageOptions options = c->options;
-    options.sums_later = options.weights_later && s.stage > 0;
-    predict::StageItems items = stage_items(*s.shape, s.pieces, options);
+    predict::StageItems items = stage_items(*s.shape, s.pieces, s.options);
     items.message = message;
-    const predict::StageTime time = stage_time(items, chunks, options.microbatches, overlap_);
+    const predict::StageTime time = stage_time(items, chunks, s.options.microbatches, overlap_);
     alone = std::max(alone, time.total());
     afterwards = std::max(afterwards, time.end.total() + time.outside);
     busy.node = std::max(busy.node, time.busy.node);

@@ -22,6 +22,7 @@ namespace nrl::planner {
 struct Price {
   double seconds = 0;              ///< of a step
   double memory = 0;               ///< bytes of the rank that needs most
+  bool state_only = false;         ///< the state alone exceeds the capacity; no other number is set
   predict::BusySeconds busy = {};  ///< of a rank in the passes of a step
 };
 
@@ -36,8 +37,7 @@ class Pricer {
          const predict::ModeledDevice& device, double capacity, double expert_load, Load load);
 
   /// The memory of a layout, and seconds that its step takes at least: without exposed traffic of
-  /// data-parallel ranks, messages, and all bubbles. Of layouts whose state is larger than the capacity only
-  /// the state. Unset if the sizes within a layer do not suit the model.
+  /// data-parallel ranks, messages, and all bubbles. Unset if the sizes within a layer do not suit the model.
   /// Throws Error as PieceMaker::make() does.
   std::optional<Price> bound(const Layout& layout);
   /// The price itself, which simulates the schedule.
@@ -51,6 +51,7 @@ class Pricer {
     int stage = 0;
     std::shared_ptr<const StageShape> shape;
     StagePieces pieces;
+    StageOptions options;
     double memory = 0;
   };
   struct Composition {

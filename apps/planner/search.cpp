@@ -1,10 +1,15 @@
 #include "apps/planner/search.h"
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <queue>
 #include <set>
+#include <tuple>
 
 #include "apps/plan/grid_position.h"
 #include "apps/plan/nodes.h"
@@ -44,6 +49,11 @@ Layout family(Layout layout) {
   layout.param_gather = false;
   return layout;
 }
+
+struct PricerOfThread {
+  predict::ModeledDevice device;
+  std::optional<Pricer> pricer = {};  // uses `device`
+};
 
 bool better(const Found& a, const Found& b) {
   return a.value < b.value;
@@ -103,7 +113,7 @@ class Search {
       refine();
       first = best();
     }
-    out_.dry_runs = pricer_ ? pricer_->dry_runs() : 0;
+    for (const auto& of : pricers_) out_.dry_runs += of->pricer->dry_runs();
     for (const Found* found : fitting()) out_.found.push_back(*found);
     std::stable_sort(out_.found.begin(), out_.found.end(), better);
     return std::move(out_);
@@ -160,37 +170,84 @@ class Search {
                                                  ? std::vector<std::string>{""}
                                                  : std::vector<std::string>{"none", "auto"});
     std::erase_if(layouts, [&](const Layout& l) { return !allowed(l); });
-    pricer_.emplace(given_.config, spec_, request_.world, nodes_, device_, request_.capacity,
-                    request_.expert_load, [this](const std::vector<std::string>& keys, int world) {
-                      std::vector<std::string> all = keys;
-                      for (const char* reset : {"cluster.num_nodes=null", "cluster.world_size=null",
-                                                "cluster.gpus_per_node=null", "cluster.segment_size=null"})
-                        all.emplace_back(reset);
-                      return load(std::move(all), world, {});
-                    });
+    const std::vector<std::optional<Price>> prices = bounds(layouts);
     for (size_t i = 0; i < layouts.size(); ++i) {
-      if (request_.progress) request_.progress(i, layouts.size());
-      std::optional<Price> price = Price{};
-      // Where keys name layers by their numbers, there are no prices, and every layout is planned. A layout
-      // that has none while others have is refused.
-      if (pricer_) try {
-          price = pricer_->bound(layouts[i]);
-        } catch (const Error&) {
-          price.reset();
-          if (out_.tried == 0) {
-            pricer_.reset();
-            price = Price{};
-          }
-        }
+      const std::optional<Price>& price = prices[i];
       if (!price) continue;
       ++out_.tried;
-      if (price->memory > request_.capacity * (1 + memory_margin)) {
+      if (price->state_only || price->memory > request_.capacity * (1 + memory_margin)) {
         ++out_.too_large;
         too_large_.push_back({layouts[i], *price});
       } else {
-        priced_.push_back({layouts[i], *price, value_of(price->seconds, price->busy), !pricer_});
+        priced_.push_back({layouts[i], *price, value_of(price->seconds, price->busy), pricers_.empty()});
       }
     }
+  }
+
+  /// Starts a pricer with a device of its own.
+  Pricer& add_pricer() {
+    PricerOfThread& of = *pricers_.emplace_back(std::make_unique<PricerOfThread>(device_.another()));
+    of.pricer.emplace(given_.config, spec_, request_.world, nodes_, of.device, request_.capacity,
+                      request_.expert_load, [this](const std::vector<std::string>& keys, int world) {
+                        std::vector<std::string> all = keys;
+                        for (const char* reset : {"cluster.num_nodes=null", "cluster.world_size=null",
+                                                  "cluster.gpus_per_node=null", "cluster.segment_size=null"})
+                          all.emplace_back(reset);
+                        return load(std::move(all), world, {});
+                      });
+    return *of.pricer;
+  }
+
+  /// Layouts with equal sizes within their layers have one pricer, which knows the pieces of the first for
+  /// the others.
+  using Sizes = std::tuple<int, int, int>;
+  static Sizes sizes(const Layout& l) { return {l.tp, l.cp, l.ep}; }
+  Pricer& pricer(const Layout& l) { return *pricers_[pricer_of_.at(sizes(l))]->pricer; }
+
+  /// Pricer::bound() of each, unset of those that are refused. Where keys name layers by their numbers there
+  /// are no prices: then pricers_ is empty.
+  std::vector<std::optional<Price>> bounds(const std::vector<Layout>& layouts) {
+    std::vector<std::optional<Price>> out(layouts.size());
+    const auto bound = [&](Pricer& pricer, size_t i) {
+      try {
+        out[i] = pricer.bound(layouts[i]);
+      } catch (const Error&) {
+        return false;
+      }
+      return true;
+    };
+    if (layouts.empty()) return out;
+    if (!bound(add_pricer(), 0)) {
+      pricers_.clear();
+      return std::vector<std::optional<Price>>(layouts.size(), Price{});
+    }
+    std::map<Sizes, std::vector<size_t>> by_sizes;
+    for (size_t i = 0; i < layouts.size(); ++i) by_sizes[sizes(layouts[i])].push_back(i);
+    std::vector<const std::vector<size_t>*> jobs;  // the largest first
+    for (const auto& [of, members] : by_sizes) jobs.push_back(&members);
+    std::stable_sort(jobs.begin(), jobs.end(),
+                     [](const auto* a, const auto* b) { return a->size() > b->size(); });
+    std::atomic<size_t> next_job = 0, done = 0;
+    std::mutex mutex;
+    const auto work = [&](size_t number) {
+      for (size_t job; (job = next_job++) < jobs.size();) {
+        {
+          const std::lock_guard lock(mutex);
+          pricer_of_[sizes(layouts[jobs[job]->front()])] = number;
+        }
+        for (const size_t i : *jobs[job]) {
+          if (number == 0 && request_.progress) request_.progress(done, layouts.size());
+          bound(*pricers_[number]->pricer, i);
+          ++done;
+        }
+      }
+    };
+    while (pricers_.size() < std::min(static_cast<size_t>(request_.threads), jobs.size())) add_pricer();
+    std::vector<std::future<void>> others;
+    for (size_t i = 1; i < pricers_.size(); ++i) others.push_back(std::async(std::launch::async, work, i));
+    work(0);
+    for (std::future<void>& other : others) other.get();
+    return out;
   }
 
   /// Plans the layout that needs least, of which bounds know the state only.
@@ -202,7 +259,8 @@ class Search {
     const int64_t micro = least->layout.micro;
     std::erase_if(too_large_,
                   [&](const Priced& p) { return p.layout.micro > micro || p.price.memory > near; });
-    for (Priced& p : too_large_) p.price = pricer_->price(p.layout).value_or(Price{.memory = HUGE_VAL});
+    for (Priced& p : too_large_)
+      p.price = pricer(p.layout).price(p.layout).value_or(Price{.memory = HUGE_VAL});
     const auto smallest = std::min_element(too_large_.begin(), too_large_.end(), less);
     if (smallest != too_large_.end()) planned(smallest->layout);
   }
@@ -230,54 +288,71 @@ class Search {
         if (!use(p.layout)) return;
         continue;
       }
-      p.price = pricer_->price(p.layout).value();
+      p.price = pricer(p.layout).price(p.layout).value();
       p.value = value_of(p.price.seconds, p.price.busy);
       p.sharp = true;
       queue.push(at);
     }
   }
 
-  /// A layout that is being planned, or will be when its plans are asked for; of a refused one nothing.
-  struct Ahead {
-    std::unique_ptr<const Config> config;
-    std::future<predict::StagePlans> plans;  // uses `config`: waits for them when it is destroyed
+  /// A layout's full plan.
+  struct Planned {
+    int64_t memory = 0;
+    std::optional<Found> found = {};  ///< unset: does not fit
   };
 
-  /// Begins to plan the layout, on a thread of its own if there are several.
+  Planned plan_in_full(const Layout& layout, const Config& config) const {
+    const predict::ModeledDevice device = device_.another();
+    predict::StagePlans plans =
+        predict::plan_stages(config, spec_, request_.world, device, request_.capacity);
+    Planned out{.memory = plans.memory()};
+    if (static_cast<double>(out.memory) > request_.capacity) return out;
+    Found& found = out.found.emplace(
+        Found{.layout = layout, .keys = layout.keys(given_.config, config), .memory = out.memory});
+    found.tokens = plans.plans.front()->batch.tokens_per_step;
+    const predict::DryStages stages(config, std::move(plans), device, nodes_, request_.expert_load);
+    found.estimate = stages.estimate();
+    const predict::RunFacts facts =
+        predict::run_facts(config, stages, device, static_cast<int>(nodes_.size()), found.estimate);
+    found.value = value_of(found.estimate.step, facts.busy);
+    return out;
+  }
+
+  /// Begins to plan a layout that was not planned, on a thread of its own if there are several.
   void start(const Layout& layout) {
-    const auto [at, added] = ahead_.try_emplace(layout.name(request_.world));
+    const std::string name = layout.name(request_.world);
+    if (planned_.contains(name)) return;
+    const auto [at, added] = ahead_.try_emplace(name);
     if (!added) return;
     std::optional<Config> config = load(layout.overrides(), request_.world, nodes_);
     if (!config) return;
-    at->second.config = std::make_unique<const Config>(std::move(*config));
-    at->second.plans =
-        std::async(request_.threads > 1 ? std::launch::async : std::launch::deferred,
-                   [this, of = at->second.config.get()] {
-                     return predict::plan_stages(*of, spec_, request_.world, device_, request_.capacity);
-                   });
+    at->second = std::async(request_.threads > 1 ? std::launch::async : std::launch::deferred,
+                            [this, layout, of = std::move(*config)] { return plan_in_full(layout, of); });
   }
 
-  /// Begins to plan the cheapest priced layouts that are `wanted`, as many as there are other threads.
+  /// As many layouts are being planned as there are threads.
+  bool busy() const {
+    int running = 0;
+    for (const auto& [name, ahead] : ahead_)
+      running +=
+          ahead.valid() && ahead.wait_for(std::chrono::seconds(0)) == std::future_status::timeout ? 1 : 0;
+    return running >= request_.threads;
+  }
+
+  /// Begins to plan the cheapest priced layouts that are `wanted`, one of each family.
   template <class Wanted>
   void plan_ahead(const Wanted& wanted, double most) {
+    if (request_.threads == 1 || busy()) return;
     std::vector<const Priced*> next;
-    if (request_.threads == 1) return;
     for (const Priced& p : priced_)
-      if (p.sharp && p.least() <= most && !planned_.contains(p.layout.name(request_.world)) &&
-          wanted(p.layout))
-        next.push_back(&p);
+      if (p.sharp && p.least() <= most && wanted(p.layout)) next.push_back(&p);
     std::stable_sort(next.begin(), next.end(),
                      [](const Priced* a, const Priced* b) { return a->least() < b->least(); });
     std::set<std::string> families;
-    size_t running = 0;
-    for (const auto& [name, ahead] : ahead_) running += ahead.config ? 1 : 0;
     for (const Priced* p : next) {
-      if (running + 1 >= static_cast<size_t>(request_.threads)) return;
-      if (!families.insert(family(p->layout).name(request_.world)).second ||
-          ahead_.contains(p->layout.name(request_.world)))
-        continue;
+      if (!families.insert(family(p->layout).name(request_.world)).second) continue;
       start(p->layout);
-      ++running;
+      if (busy()) return;
     }
   }
 
@@ -286,27 +361,15 @@ class Search {
     const std::string name = layout.name(request_.world);
     if (const auto known = planned_.find(name); known != planned_.end())
       return known->second ? &*known->second : nullptr;
-    std::optional<Found>& out = planned_[name];
     start(layout);
-    Ahead ahead = std::move(ahead_.extract(name).mapped());
-    const std::unique_ptr<const Config> config = std::move(ahead.config);
-    if (!config) return nullptr;
+    std::future<Planned> ahead = std::move(ahead_.extract(name).mapped());
+    std::optional<Found>& out = planned_[name];
+    if (!ahead.valid()) return nullptr;  // refused
     ++out_.planned;
-    predict::StagePlans plans = ahead.plans.get();
-    const int64_t memory = plans.memory();
-    if (static_cast<double>(memory) > request_.capacity) {
-      out_.least_memory = std::min(out_.least_memory, memory);
-      return nullptr;
-    }
-    Found found{.layout = layout, .keys = layout.keys(given_.config, *config), .memory = memory};
-    found.tokens = plans.plans.front()->batch.tokens_per_step;
-    const predict::DryStages stages(*config, std::move(plans), device_, nodes_, request_.expert_load);
-    found.estimate = stages.estimate();
-    found.value = value_of(
-        found.estimate.step,
-        predict::run_facts(*config, stages, device_, static_cast<int>(nodes_.size()), found.estimate).busy);
-    out = std::move(found);
-    return &*out;
+    Planned made = ahead.get();
+    if (!made.found) out_.least_memory = std::min(out_.least_memory, made.memory);
+    out = std::move(made.found);
+    return out ? &*out : nullptr;
   }
 
   std::vector<const Found*> fitting() const {
@@ -325,8 +388,8 @@ class Search {
   }
 
   bool may_be_best(const Layout& layout) {
-    if (!pricer_) return true;
-    const std::optional<Price> price = pricer_->price(layout);
+    if (pricers_.empty()) return true;
+    const std::optional<Price> price = pricer(layout).price(layout);
     return price && price->memory <= request_.capacity * (1 + memory_margin) &&
            value_of(price->seconds, price->busy) * (1 - time_margin) <= best()->value;
   }
@@ -343,9 +406,17 @@ class Search {
       all.resize(std::min(all.size(), refined));
       std::vector<Layout> layouts;
       for (const Found* found : all) layouts.push_back(found->layout);
+      std::vector<Layout> all_variants;
       for (const Layout& layout : layouts)
         for (const Layout& variant : variants(layout, request_.world))
-          if (allowed(variant) && variant.tp_overlap != automatic && may_be_best(variant)) planned(variant);
+          if (allowed(variant) && variant.tp_overlap != automatic) all_variants.push_back(variant);
+      for (size_t i = 0, ahead = 0; i < all_variants.size(); ++i) {
+        if (!may_be_best(all_variants[i])) continue;
+        start(all_variants[i]);
+        for (ahead = std::max(ahead, i + 1); ahead < all_variants.size() && !busy(); ++ahead)
+          if (request_.threads > 1 && may_be_best(all_variants[ahead])) start(all_variants[ahead]);
+        planned(all_variants[i]);
+      }
     }
   }
 
@@ -373,10 +444,11 @@ class Search {
   model::ModelSpec spec_;
   std::vector<ClusterNode> nodes_;
   Config costs_;  // given_ without failures
-  std::optional<Pricer> pricer_;
+  std::vector<std::unique_ptr<PricerOfThread>> pricers_;
+  std::map<Sizes, size_t> pricer_of_;
   std::vector<Priced> priced_, too_large_;
   std::map<std::string, std::optional<Found>> planned_;  // by name
-  std::map<std::string, Ahead> ahead_;                   // the same, before
+  std::map<std::string, std::future<Planned>> ahead_;    // the same, before; invalid: refused
   Result out_;
 };
 

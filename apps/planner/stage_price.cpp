@@ -501,6 +501,8 @@ double stage_memory(const StageShape& shape, const StagePieces& pieces, const pi
     if (options.overlap_reduce && unit + 1 < units) sum += shape.reduced[unit + 1];
     most = std::max(most, sum);
   }
+  // Sums that wait for the end leave the gradients of all units whole.
+  if (options.sums_later) most += std::accumulate(shape.reduced.begin(), shape.reduced.end(), 0.0);
   return shape.state + in_flight_bytes(shape, pieces, schedule) + most;
 }
 

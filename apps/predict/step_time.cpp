@@ -51,6 +51,7 @@ ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int t
     : ops::DryDevice(model.gpu() ? ops::DryDevice(model.properties(), {.tf32 = tf32}, threads)
                                  : ops::DryDevice(threads)),
       model_(model),
+      tf32_(tf32),
       profile_(std::move(profile)) {}
 
 int64_t StagePlans::memory() const {

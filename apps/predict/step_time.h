@@ -25,12 +25,16 @@ class ModeledDevice : public ops::DryDevice {
   ModeledDevice(const machine::DeviceModel& model, bool tf32, int threads,
                 std::optional<machine::Profile> profile = std::nullopt);
 
+  /// The same device for another thread: an execution context serves one at a time.
+  ModeledDevice another() const { return {model_, tf32_, threads(), profile_}; }
+
   const machine::DeviceModel& model() const { return model_; }
   const machine::Profile* profile() const { return profile_ ? &*profile_ : nullptr; }
   int threads() const { return exec().threads; }
 
  private:
   machine::DeviceModel model_;
+  bool tf32_;
   std::optional<machine::Profile> profile_;
 };
 
