@@ -21,7 +21,9 @@ class Overlaps {
     };
     std::vector<Begin> begins;
     for (size_t i = 0; i < which.size(); ++i)
-      for (const Lifetime& life : buffers[which[i]].lifetimes) begins.push_back({life, i});
+      for (const MemoryPlan::Buffer& b = buffers[which[i]];
+           const Lifetime& life : b.reserved.empty() ? b.lifetimes : b.reserved)
+        begins.push_back({life, i});
     std::sort(begins.begin(), begins.end(),
               [](const Begin& a, const Begin& b) { return a.life.first < b.life.first; });
     const auto dies_later = [](const Begin& a, const Begin& b) { return a.life.last > b.life.last; };
@@ -183,14 +185,15 @@ BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, Tie
 }
 
 BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, std::vector<Lifetime> lifetimes,
-                         Tier tier) {
+                         Tier tier, std::vector<Lifetime> reserved) {
   NRL_CHECK(!lifetimes.empty(), "buffer {} has no lifetime", name);
-  for (size_t i = 0; i < lifetimes.size(); ++i)
-    NRL_CHECK(
-        lifetimes[i].first <= lifetimes[i].last && (i == 0 || lifetimes[i - 1].last < lifetimes[i].first),
-        "buffer {} has lifetimes out of order", name);
+  for (const auto* list : {&lifetimes, &reserved})
+    for (size_t i = 0; i < list->size(); ++i)
+      NRL_CHECK((*list)[i].first <= (*list)[i].last && (i == 0 || (*list)[i - 1].last < (*list)[i].first),
+                "buffer {} has lifetimes out of order", name);
   const BufferId id = add(std::move(name), category, bytes, tier);
   buffers_.back().lifetimes = std::move(lifetimes);
+  buffers_.back().reserved = std::move(reserved);
   return id;
 }
 

@@ -62,15 +62,17 @@ class MemoryPlan {
     int64_t bytes;
     int64_t offset = 0;                    ///< in its tier's arena, once solved
     std::vector<Lifetime> lifetimes = {};  ///< ascending, disjoint; empty: always alive
+    /// Intervals in which no other buffer that is alive may share its memory; empty: its lifetimes.
+    std::vector<Lifetime> reserved = {};
     bool always() const { return lifetimes.empty(); }
   };
 
   /// Declares a buffer that is always alive; sizes are rounded up to `alignment`. Only before solve().
   BufferId add(std::string name, Category category, int64_t bytes, Tier tier = Tier::device);
   /// Declares a buffer that is alive in these intervals (at least one); its memory may be shared outside of
-  /// them.
+  /// them, or of `reserved`, which contains them if it is not empty.
   BufferId add(std::string name, Category category, int64_t bytes, std::vector<Lifetime> lifetimes,
-               Tier tier = Tier::device);
+               Tier tier = Tier::device, std::vector<Lifetime> reserved = {});
 
   /// Assigns offsets: always-alive buffers first, then the others, largest first, each at the lowest offset
   /// that is free during all of its lifetimes.

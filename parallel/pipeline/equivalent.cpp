@@ -11,8 +11,8 @@ namespace nrl::pipeline {
 
 namespace {
 
-/// The way of one microbatch through a chunk: its stash and its actions in order. The action that hands a
-/// tensor to a chunk of the same rank belongs to both ways.
+/// The way of one microbatch through a chunk: its stash, 0 if the stashes of a pool may be exchanged, and its
+/// actions in order. The action that hands a tensor to a chunk of the same rank belongs to both ways.
 struct Way {
   int chunk = 0, stash = 0;
   std::vector<int> actions = {};  // kinds, negative for those that another chunk's action does to this one
@@ -63,8 +63,9 @@ class PointSet {
   std::vector<uint64_t> words_;
 };
 
-/// By point: those at which another way was, before its end, when this one was reached. By pass: the points
-/// that were reached between this pass and the next one or during them, and the next pass.
+/// By point: those at which another way was, before its end, when this one was reached; plus the number of
+/// points, if several ways were there. By pass: the same of the points that were reached between this pass
+/// and the next one or during them, and the next pass.
 using Meetings = std::vector<PointSet>;
 
 bool includes(const Meetings& have, const Meetings& need) {
@@ -95,8 +96,8 @@ std::vector<Neighbors> neighbors(const std::vector<Action>& actions) {
 }
 
 /// Finds the meetings of the points that `points` numbers afterwards or, if there are `known` ones already,
-/// of these alone.
-Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
+/// of these alone. `exchange`: the stashes of a pool may be exchanged.
+Meetings meetings(const Schedule& schedule, Points& points, bool exchange, size_t known = 0) {
   // On one of several stages, some chunk sends its output, or the only one receives its input.
   const auto message = [](const Action& a) {
     return a.kind == ActionKind::send_forward || (a.kind == ActionKind::receive_forward && a.chunk == 0);
@@ -112,7 +113,7 @@ Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
     const size_t at = static_cast<size_t>(a.microbatch) * chunks + static_cast<size_t>(chunk);
     if (at >= index.size()) index.resize(2 * at + chunks);
     if (index[at] == 0) {
-      ways.push_back({chunk, schedule.stashes.of(chunk, a.microbatch)});
+      ways.push_back({chunk, exchange ? 0 : schedule.stashes.of(chunk, a.microbatch)});
       index[at] = ways.size();
     }
     Way& way = ways[index[at] - 1];
@@ -134,14 +135,18 @@ Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
   for (const Way& way : ways) first.push_back(points.first(way));
 
   const size_t count = known > 0 ? known : points.count();
-  Meetings out(count, PointSet(count));
-  PointSet open(count);  // points of the ways that have begun and not ended
+  Meetings out(count, PointSet(2 * count));
+  PointSet open(2 * count);  // points of the ways that have begun and not ended
   std::vector<int> ways_at(count);
   const auto enter = [&](size_t number) {
-    if (number < count && ways_at[number]++ == 0) open.insert(number);
+    if (number >= count) return;
+    if (ways_at[number] < 2) open.insert(number + (ways_at[number] == 0 ? 0 : count));
+    ++ways_at[number];
   };
   const auto leave = [&](size_t number) {
-    if (number < count && --ways_at[number] == 0) open.erase(number);
+    if (number >= count) return;
+    --ways_at[number];
+    if (ways_at[number] < 2) open.erase(number + (ways_at[number] == 0 ? 0 : count));
   };
   size_t begin = 0;
   for (size_t action = 0; action < ends.size(); ++action) {
@@ -168,8 +173,9 @@ Meetings meetings(const Schedule& schedule, Points& points, size_t known = 0) {
 bool covers(const Schedule& shorter, const Schedule& longer) {
   if (!longer.stashes.extends(shorter.stashes)) return false;
   Points points(static_cast<size_t>(shorter.stashes.chunks()));
-  const Meetings need = meetings(longer, points);
-  return includes(meetings(shorter, points, need.size()), need);
+  const bool exchange = shorter.period.exchanges_stashes;
+  const Meetings need = meetings(longer, points, exchange);
+  return includes(meetings(shorter, points, exchange, need.size()), need);
 }
 
 namespace {
@@ -215,8 +221,6 @@ Period period_of(const std::vector<Action>& list, const std::vector<Action>& who
 
 Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   const Schedule whole = make_schedule(options, stage);
-  Points points(static_cast<size_t>(whole.stashes.chunks()));
-  const Meetings need = meetings(whole, points);
   const int all = options.microbatches;
   // A pool has no more stashes than there are microbatches in all chunks.
   const int most_stashes = *std::max_element(whole.stashes.counts().begin(), whole.stashes.counts().end());
@@ -224,30 +228,46 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
   const int least = std::min(all, std::max(2, (most_stashes + chunks - 1) / chunks));
   // A way meets those of the next and the previous group of microbatches, and no others.
   const int most = std::min(all, 8 * options.stages + 8);
-  for (options.microbatches = least; options.microbatches < most; ++options.microbatches) {
-    if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
-    Schedule shorter = make_schedule(options, stage);
-    if (!whole.stashes.extends(shorter.stashes)) continue;
-    shorter.period = period_of(shorter.actions, whole.actions, all - options.microbatches);
-    if (shorter.period.times == 0) continue;
-    if (!includes(meetings(shorter, points, need.size()), need)) continue;
-    shorter.stashes = whole.stashes;
-    return shorter;
+  // Memory is planned with fewer bytes if every stash has its own meetings, which takes as many microbatches
+  // as all of them need to meet. Where that is too many, the stashes are exchanged. Several pools would need
+  // far more bytes then, as their stashes are not all in use at once.
+  for (const bool exchange : {false, true}) {
+    if (exchange && whole.stashes.counts().size() > 1) break;
+    Points points(static_cast<size_t>(chunks));
+    const Meetings need = meetings(whole, points, exchange);
+    for (options.microbatches = least; options.microbatches < (exchange ? std::min(most, all / 4) : most);
+         ++options.microbatches) {
+      if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
+      Schedule shorter = make_schedule(options, stage);
+      if (!whole.stashes.extends(shorter.stashes)) continue;
+      shorter.period = period_of(shorter.actions, whole.actions, all - options.microbatches);
+      if (shorter.period.times == 0) continue;
+      shorter.period.exchanges_stashes = exchange;
+      if (!includes(meetings(shorter, points, exchange, need.size()), need)) continue;
+      shorter.stashes = whole.stashes;
+      return shorter;
+    }
   }
   return whole;
 }
 
 namespace {
 
-/// True if `shorter` with its period more often gives a schedule with `more` microbatches and these stashes:
-/// the same ones meet again.
-bool repeats_for(const Schedule& shorter, int more, const Stashes& stashes) {
-  if (shorter.period.microbatches == 0 || more % shorter.period.microbatches != 0) return false;
-  if (!stashes.extends(shorter.stashes)) return false;
-  for (int chunk = 0; chunk < stashes.chunks(); ++chunk)
-    for (int m = microbatches(shorter) - 1; m >= 0; --m)
-      if (stashes.of(chunk, m) != stashes.of(chunk, m + more)) return false;
-  return true;
+/// `shorter` with its period more often, so that it gives `whole`, which has `more` microbatches; empty if it
+/// does not.
+Schedule repeated_for(const Schedule& shorter, int more, const Schedule& whole) {
+  if (shorter.period.microbatches == 0 || more % shorter.period.microbatches != 0 ||
+      !whole.stashes.extends(shorter.stashes))
+    return {};
+  // Else the same ones meet again.
+  if (!shorter.period.exchanges_stashes)
+    for (int chunk = 0; chunk < whole.stashes.chunks(); ++chunk)
+      for (int m = microbatches(shorter) - 1; m >= 0; --m)
+        if (whole.stashes.of(chunk, m) != whole.stashes.of(chunk, m + more)) return {};
+  Schedule out = shorter;
+  out.period.times += more / out.period.microbatches;
+  out.stashes = whole.stashes;
+  return unrolled(out).actions == whole.actions ? out : Schedule{};
 }
 
 }  // namespace
@@ -260,14 +280,9 @@ std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage) {
     options.microbatches = static_cast<int>(out.size()) + 1;
     Schedule next;
     if (unsupported_reason(options).empty()) {
-      const Stashes stashes = make_schedule(options, stage).stashes;
-      for (int more = 1; options.microbatches > regular && more <= regular && next.actions.empty(); ++more) {
-        const Schedule& shorter = *(out.end() - more);
-        if (shorter.actions.empty() || !repeats_for(shorter, more, stashes)) continue;
-        next = shorter;
-        next.period.times += more / next.period.microbatches;
-        next.stashes = stashes;
-      }
+      const Schedule whole = make_schedule(options, stage);
+      for (int more = 1; options.microbatches > regular && more <= regular && next.actions.empty(); ++more)
+        next = repeated_for(*(out.end() - more), more, whole);
       if (next.actions.empty()) next = shortest_equivalent(options, stage);
     }
     out.push_back(std::move(next));
@@ -278,7 +293,8 @@ std::vector<Schedule> equivalents_of_fewer(ScheduleOptions options, int stage) {
 bool same_but_times(const Schedule& a, const Schedule& b) {
   return a.actions == b.actions && (a.stashes.extends(b.stashes) || b.stashes.extends(a.stashes)) &&
          a.period.begin == b.period.begin && a.period.end == b.period.end &&
-         a.period.microbatches == b.period.microbatches;
+         a.period.microbatches == b.period.microbatches &&
+         a.period.exchanges_stashes == b.period.exchanges_stashes;
 }
 
 Schedule unrolled(const Schedule& schedule) {

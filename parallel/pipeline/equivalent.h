@@ -8,9 +8,10 @@ namespace nrl::pipeline {
 /// Whether memory that is planned with a dry run of `shorter` also serves `longer`, a schedule of the same
 /// stage: both have the same stashes, and whenever an action of the longer one runs while a microbatch has
 /// its activations in a stash, so it is in the shorter one, with both microbatches at the same points of
-/// their ways through the stage, and between the same two passes. Buffers that live at the same time in the
-/// longer one then do so in the shorter one, those included that one pass leaves to the next one or prepares
-/// for it: gathered weights and gradients that are being reduced.
+/// their ways through the stage, and between the same two passes; with Period::exchanges_stashes of
+/// `shorter`, in any stashes. Buffers that live at the same time in the longer one then do so in the shorter
+/// one, those included that one pass leaves to the next one or prepares for it: gathered weights and
+/// gradients that are being reduced.
 bool covers(const Schedule& shorter, const Schedule& longer);
 
 /// The schedule of `options` as a short list with a period that gives all its actions (unrolled()): a

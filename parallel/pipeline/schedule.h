@@ -60,6 +60,9 @@ struct Action {
 struct Period {
   size_t begin = 0, end = 0;
   int times = 0, microbatches = 0;
+  /// A microbatch of a repetition may have any stash of its pool, not only the one that memory was planned
+  /// with: the memory of all of them is reserved alike (memory::Liveness::add_family()).
+  bool exchanges_stashes = false;
 
   /// Calls part(begin, end, repetition) for the parts of a list of `size` entries in the order in which they
   /// are executed; an entry is executed for the microbatch of the list + repetition * microbatches.

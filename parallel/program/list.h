@@ -11,7 +11,11 @@ namespace nrl::program {
 /// taken.
 inline void take_period(Program& out, const Period& from, size_t i) {
   if (i == from.begin) out.period.begin = out.steps.size();
-  if (i == from.end) out.period = {out.period.begin, out.steps.size(), from.times, from.microbatches};
+  if (i != from.end) return;
+  const size_t begin = out.period.begin;
+  out.period = from;
+  out.period.begin = begin;
+  out.period.end = out.steps.size();
 }
 
 /// The slots that a step writes: their contents begin there or go on.

@@ -65,20 +65,28 @@ class Recorder {
     const size_t at = places_.at(slot, microbatch);
     const SlotInfo& info = layers_.slots[slot];
     const bool recomputed = (layers_.of(info.layer).policy->recomputed() & info.slot.bit()) != 0;
-    return buffer(out_.device[at], slot,
+    return buffer(out_.device, 2, at, slot,
                   at % 2 == 0  ? ""
                   : recomputed ? " (recomputed)"
                                : " (fetched)",
                   memory::Tier::device);
   }
   int host(SlotId slot, int microbatch) {
-    return buffer(out_.host[places_.index(slot, microbatch)], slot, " (offloaded)", memory::Tier::host);
+    return buffer(out_.host, 1, places_.index(slot, microbatch), slot, " (offloaded)", memory::Tier::host);
   }
-  int buffer(int& id, SlotId slot, const char* what, memory::Tier tier) {
-    if (id < 0)
-      id = liveness_.add(layers_.name(slot) + what, layers_.slots[slot].bytes, memory::Category::activations,
-                         tier);
-    return id;
+  /// The buffer `at`. Those of the other stashes are `stride` apart.
+  int buffer(std::vector<int>& ids, size_t stride, size_t at, SlotId slot, const char* what,
+             memory::Tier tier) {
+    if (ids[at] >= 0) return ids[at];
+    const std::string name = layers_.name(slot) + what;
+    const int64_t bytes = layers_.slots[slot].bytes;
+    constexpr memory::Category category = memory::Category::activations;
+    if (!p_.period.exchanges_stashes) return ids[at] = liveness_.add(name, bytes, category, tier);
+    const int stashes = p_.stashes.count(layers_.chunk_of(slot));
+    const size_t first = stride * places_.index_in(slot, 0) + at % stride;
+    const int family = liveness_.add_family(name, bytes, category, tier, stashes);
+    for (int i = 0; i < stashes; ++i) ids[first + stride * static_cast<size_t>(i)] = family + i;
+    return ids[at];
   }
 
   const Program& p_;

@@ -167,6 +167,36 @@ TEST_CASE("an input that is read again is not taken over", "[memory]") {
   CHECK(of(plan, ids[1]).lifetimes == std::vector<Lifetime>{{1, 3}, {11, 13}});
 }
 
+TEST_CASE("the buffers of a family may be exchanged", "[memory]") {
+  MemoryPlan plan;
+  Liveness l;
+  // Two stashes that are in use together, of three; a gradient that takes over what each of them keeps.
+  const int kept = l.add_family("kept", 512, Category::activations, Tier::device, 3),
+            gradient = l.add_family("gradient", 512, Category::activations, Tier::device, 3),
+            passing = l.add_family("passing", 512, Category::activations, Tier::device, 3);
+  for (const int stash : {0, 1}) {
+    l.use(kept + stash, 10 * stash, true);
+    l.use(passing + stash, 10 * stash + 1, true);
+    l.use(passing + stash, 10 * stash + 2, false);
+  }
+  for (const int stash : {0, 1}) {
+    l.use(kept + stash, 20 + 10 * stash, false);
+    l.use(gradient + stash, 20 + 10 * stash, true);
+    l.may_take_over(gradient + stash, kept + stash, 20 + 10 * stash);
+    l.use(gradient + stash, 25 + 10 * stash, false);
+  }
+  const auto ids = l.declare(plan);
+  for (int stash = 0; stash < 3; ++stash) {
+    CHECK(ids[static_cast<size_t>(gradient + stash)] == ids[static_cast<size_t>(kept + stash)]);
+    CHECK(ids[static_cast<size_t>(passing + stash)] == ids[static_cast<size_t>(passing)]);
+    CHECK(of(plan, ids[static_cast<size_t>(kept + stash)]).reserved == std::vector<Lifetime>{{0, 35}});
+  }
+  CHECK(of(plan, ids[static_cast<size_t>(kept)]).lifetimes == std::vector<Lifetime>{{0, 25}});
+  CHECK(of(plan, ids[static_cast<size_t>(passing)]).lifetimes == std::vector<Lifetime>{{1, 2}, {11, 12}});
+  plan.solve();
+  CHECK(plan.total_bytes() == 4 * 512);
+}
+
 TEST_CASE("a buffer that is read before it is written is an error", "[memory]") {
   Liveness l;
   const int x = l.add("x", 1, Category::activations);

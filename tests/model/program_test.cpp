@@ -174,6 +174,79 @@ TEST_CASE("a program with a period has the steps of the whole one", "[model][pro
   CHECK(throughout > 0);
 }
 
+// The whole list says which buffers are alive together; the plan of the short one says where they lie.
+TEST_CASE("memory of a list whose stashes are exchanged serves the whole one", "[model][program][memory]") {
+  TinyModel m(config, ops::cpu_kernels(cpu::best_isa()), 1, test::TinyOptions{});
+  int exchanged = 0;
+  for (const auto& [stages, chunks, microbatches] :
+       {std::tuple(2, 3, 120), {3, 2, 120}, {3, 2, 96}, {6, 1, 200}, {2, 2, 120}})
+    for (const bool overlap : {false, true})
+      for (int stage = 0; stage < stages; ++stage)
+        for (unsigned seed = 0; seed < 3; ++seed) {
+          const pipeline::ScheduleOptions options{
+              .kind = chunks > 1 ? ScheduleKind::interleaved : ScheduleKind::one_f_one_b,
+              .stages = stages,
+              .chunks_per_stage = chunks,
+              .microbatches = microbatches,
+              .overlap_messages = overlap};
+          CAPTURE(stages, chunks, microbatches, overlap, stage, seed);
+          ModelLayout layout;
+          layout.stages = stages;
+          layout.stage = stage;
+          layout.chunks = chunks;
+          LayerContext context;
+          const auto s = make_stage(m, context, layout, seed > 0 ? some_recomputed(seed) : RecomputePolicy{},
+                                    seed == 1 ? some_offloaded(seed) : OffloadPolicy{});
+          const pipeline::Schedule shorter = pipeline::shortest_equivalent(options, stage);
+          if (!shorter.period.exchanges_stashes) continue;
+          ++exchanged;
+          struct Planned {
+            memory::MemoryPlan plan = {};
+            program::Buffers buffers = {};
+            std::vector<memory::BufferId> ids = {};
+
+            const memory::MemoryPlan::Buffer& of(size_t device) const {
+              return plan.buffers()[static_cast<size_t>(ids[static_cast<size_t>(buffers.device[device])])];
+            }
+          };
+          const auto plan_of = [&](const pipeline::Schedule& schedule) {
+            const Program list = s->lowered(memory::training, schedule, layout);
+            Planned out;
+            memory::Liveness liveness;
+            int last_tick = -1;
+            out.buffers = program::live_ranges(list, s->all_layers(), liveness, last_tick);
+            out.ids = liveness.declare(out.plan);
+            out.plan.solve();
+            return out;
+          };
+          const Planned few = plan_of(shorter), all = plan_of(pipeline::make_schedule(options, stage));
+          std::vector<size_t> used;
+          for (size_t i = 0; i < all.buffers.device.size(); ++i)
+            if (all.buffers.device[i] >= 0) used.push_back(i);
+          for (const size_t a : used) {
+            REQUIRE(few.buffers.device[a] >= 0);
+            const memory::MemoryPlan::Buffer &here = few.of(a), &alive = all.of(a);
+            for (const size_t b : used) {
+              const memory::MemoryPlan::Buffer& other = few.of(b);
+              if (b <= a || &all.of(b) == &alive || here.offset + here.bytes <= other.offset ||
+                  other.offset + other.bytes <= here.offset)
+                continue;
+              const std::vector<memory::Lifetime>& others = all.of(b).lifetimes;
+              size_t next = 0;
+              for (const memory::Lifetime& life : alive.lifetimes) {
+                while (next < others.size() && others[next].last < life.first) ++next;
+                INFO(here.name << " and " << other.name << " at tick " << life.first);
+                REQUIRE((next == others.size() || others[next].first > life.last));
+              }
+            }
+          }
+          // Of chunks with equal rules, which alone have one pool in a run.
+          const auto bytes = static_cast<double>(few.plan.total_bytes());
+          CHECK((seed > 0 || bytes <= 1.05 * static_cast<double>(all.plan.total_bytes())));
+        }
+  CHECK(exchanged > 10);
+}
+
 TEST_CASE("microbatches of a period have the losses and gradients of the whole list",
           "[model][program][memory]") {
   constexpr int microbatches = 19;

@@ -34,6 +34,28 @@ TEST_CASE("a schedule with a period covers the whole one and stops growing", "[s
     }
 }
 
+TEST_CASE("the list of an interleaved schedule stops growing", "[schedule]") {
+  int exchanged = 0;
+  for (const int stages : {2, 4})
+    for (const int chunks : {2, 3, 4, 6, 12})
+      for (const int stage : {0, stages - 1}) {
+        ScheduleOptions o{ScheduleKind::interleaved, stages, chunks, 128 * stages};
+        const Schedule whole = make_schedule(o, stage), shorter = shortest_equivalent(o, stage);
+        INFO(text(o) << " stage " << stage);
+        REQUIRE(covers(shorter, whole));
+        REQUIRE(unrolled(shorter).actions == whole.actions);
+        const auto forwards =
+            std::count_if(shorter.actions.begin(), shorter.actions.end(),
+                          [](const Action& a) { return a.kind == ActionKind::forward && a.chunk == 0; });
+        CHECK(forwards <= 12 * stages);
+        exchanged += shorter.period.exchanges_stashes ? 1 : 0;
+        // Chunks with pools of their own are in use at different times, which exchanged stashes do not show.
+        for (int c = 0; c < chunks; ++c) o.pools.push_back(c % 2);
+        CHECK_FALSE(shortest_equivalent(o, stage).period.exchanges_stashes);
+      }
+  CHECK(exchanged > 10);
+}
+
 TEST_CASE("schedules of fewer microbatches are those of their number", "[schedule]") {
   for (const ScheduleKind kind : all_kinds)
     for (ScheduleOptions o : all_options(kind)) {
