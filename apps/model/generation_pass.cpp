@@ -95,8 +95,8 @@ GenerationPass::GenerationPass(const ModelSpec& spec, const ParameterList& param
     no_graphs_ = {};
   else if (!pads_)
     no_graphs_ = "experts have a capacity, which rows of padding would take";
-  else if (groups && layout.tensor > 1 && !(*groups)[parallel::group::tp].single_fifo())
-    no_graphs_ = "tensor-parallel ranks communicate through the host";
+  else if (layout.tensor > 1)  // StepWatch limits the graphs of training; nothing limits these
+    no_graphs_ = "a replayed graph of tensor-parallel ranks would wait for a lost rank without a time limit";
   else if (!l.graphs)
     no_graphs_ = "they are off";
   context_.exec = &exec_;

@@ -6,7 +6,8 @@
 // On a GPU a decoding pass, in which every sequence has one row and its next token is sampled, is padded to
 // one of a few numbers of rows with copies of the first one that write nothing. Each number is captured as a
 // CUDA graph the second time that it occurs and replayed from then on: the tensors of such a pass depend on
-// this number alone, and everything else is read from the block of rows that is uploaded before.
+// this number alone, and everything else is read from the block of rows that is uploaded before. Not with
+// tensor parallelism: no watchdog sees the collectives inside a graph.
 
 #include <cstdint>
 #include <functional>
@@ -131,7 +132,6 @@ class GenerationPass {
   memory::Arenas arenas_;
   GenerationMemory memory_;
   PagedCache cache_;
-  MicroBatch batch_;
   std::byte* block_ = nullptr;  ///< ids, positions, pages and keys of a pass (block_bytes())
   device::Memory staging_;      ///< page-locked, of the same size; empty on a CPU
   Tensor parts_, results_;      ///< samples of each rank; then tokens, then log-probabilities

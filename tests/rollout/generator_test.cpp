@@ -266,7 +266,13 @@ namespace {
 
 /// A generator of a tiny model whose weights are on the simulated device, where work is deferred.
 struct OnDevice {
-  explicit OnDevice(TinyModel& m, const model::GenerationLimits& limits)
+  OnDevice(TinyModel& m, const model::GenerationLimits& limits)
+      : OnDevice(weights_of(m), [&](const ops::Exec& on, std::vector<model::ParameterView> views) {
+          return std::make_unique<LocalGenerator>(m.spec_, m.parameters_, std::move(views), on, limits);
+        }) {}
+  /// `make`: creates the generator on the device, of `views` of host memory that is copied there.
+  template <class Make>
+  OnDevice(std::vector<model::ParameterView> views, const Make& make)
       : stream(*runtime), libraries(ops::open_sim_libraries(*runtime, {})) {
     runtime->bind_thread();
     exec.kernels = &ops::sim_kernels();
@@ -275,13 +281,12 @@ struct OnDevice {
     exec.device = runtime.get();
     exec.stream = stream.get();
     exec.libraries = libraries.get();
-    std::vector<model::ParameterView> views = weights_of(m);
     for (model::ParameterView& view : views) {
       weights.emplace_back(*runtime, device::Memory::Kind::device, static_cast<size_t>(view.weight.bytes()));
       const void* const host = std::exchange(view.weight.data, weights.back().data());
       ops::upload(exec, view.weight, host);
     }
-    generator = std::make_unique<LocalGenerator>(m.spec_, m.parameters_, std::move(views), exec, limits);
+    generator = make(exec, std::move(views));
   }
   std::unique_ptr<device::Runtime> runtime = device::open_sim();
   device::Stream stream;
@@ -332,6 +337,41 @@ TEST_CASE("a GPU replays decoding passes as graphs, with the same bits", "[rollo
     CHECK((replayed.generator->counts().replays > 8) == !capacity);
     CHECK(immediate.generator->counts().replays == 0);
     CHECK(replayed.generator->counts().passes == immediate.generator->counts().passes);
+  }
+}
+
+TEST_CASE("tensor-parallel ranks do not replay decoding passes, which would wait without a limit",
+          "[rollout][sim]") {
+  // No watchdog sees the collectives inside a graph, and a lost rank would block the others for ever.
+  const model::ModelSpec spec = test::tiny_spec(test::tiny_configs()[2].second, {});
+  const model::GenerationLimits limits{
+      .tokens = 64, .sequences = 16, .longest = longest, .pages = 40, .page_tokens = 4};
+  for (const int ranks : {1, 2}) {
+    CAPTURE(ranks);
+    const model::ModelLayout layout{.tensor = ranks};
+    const model::ParameterList parameters = model::make_parameters(spec, layout);
+    std::vector<std::vector<float>> host;
+    std::vector<model::ParameterView> views;
+    for (const model::Parameter& p : parameters.all) {
+      host.emplace_back(static_cast<size_t>(p.numel()), 0.01f);
+      views.push_back({p.view(reinterpret_cast<std::byte*>(host.back().data()), DType::f32), {}});
+    }
+    const std::vector<parallel::GroupId> ids{parallel::group::tp};
+    std::unique_ptr<parallel::Groups> groups;
+    OnDevice g(std::move(views), [&](const ops::Exec& exec, std::vector<model::ParameterView> on_device) {
+      groups = std::make_unique<parallel::Groups>(parallel::ProcessGrid({.tp = ranks}, ranks, 0), ids,
+                                                  std::span<const parallel::GroupChannels>(), exec.device);
+      return std::make_unique<LocalGenerator>(spec, parameters, std::move(on_device), exec, limits, layout,
+                                              groups.get());
+    });
+    CHECK(g.generator->no_graphs() == (ranks == 1 ? ""
+                                                  : "a replayed graph of tensor-parallel ranks would wait "
+                                                    "for a lost rank without a time limit"));
+    const Completions all = all_of(*g.generator, requests(), {.max_new_tokens = 4, .seed = 1});
+    CHECK(all.size() == requests().size());
+    CHECK((g.generator->counts().replays > 0) == (ranks == 1));
+    g.generator.reset();
+    groups.reset();  // before the device
   }
 }
 
