@@ -109,14 +109,21 @@ TEST_CASE("a run that is killed at any moment, several times, continues bit for 
       _exit(127);
     }
     REQUIRE(child > 0);
-    // Once it trains: how far it comes differs from round to round.
+    // Once it trains: how far it comes differs from round to round. A run that ended before is reaped here,
+    // and its process id may then be another process's.
     const size_t rows = bench.rows("parts").size();
-    for (int i = 0; i < 400 && bench.rows("parts").size() <= rows && waitpid(child, nullptr, WNOHANG) == 0;
-         ++i)
-      std::this_thread::sleep_for(5ms);
-    std::this_thread::sleep_for(std::chrono::milliseconds(7 * round));
-    kills += kill(child, SIGKILL) == 0 ? 1 : 0;
-    waitpid(child, nullptr, 0);
+    int status = 0;
+    bool ended = false;
+    for (int i = 0; i < 400 && !ended && bench.rows("parts").size() <= rows; ++i) {
+      ended = waitpid(child, &status, WNOHANG) == child;
+      if (!ended) std::this_thread::sleep_for(5ms);
+    }
+    if (!ended) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(7 * round));
+      kill(child, SIGKILL);
+      REQUIRE(waitpid(child, &status, 0) == child);
+    }
+    kills += WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL ? 1 : 0;
   }
   CHECK(kills > 0);
   REQUIRE(bench.start("parts", "") == 0);
