@@ -96,7 +96,7 @@ TEST_CASE("the groups of ranks that parameter groups use are created at start, t
       }
 }
 
-TEST_CASE("automatic overlap of tensor-parallel communication is bulk on a GPU without FP8", "[plan]") {
+TEST_CASE("automatic overlap of tensor-parallel communication is bulk on a GPU", "[plan]") {
   using enum TpCommOverlap;
   Config config;
   config.distributed.tensor_parallel_size = 2;
@@ -104,8 +104,12 @@ TEST_CASE("automatic overlap of tensor-parallel communication is bulk on a GPU w
   const auto chosen = [&](DeviceType device) {
     return model_layout(config, {}, position, device).overlap.method;
   };
-  CHECK(chosen(DeviceType::cuda) == bulk);
-  CHECK(chosen(DeviceType::cpu) == none);
+  for (const bool fp8 : {false, true}) {
+    CAPTURE(fp8);
+    config.policy.fp8_cfg.enabled = fp8;
+    CHECK(chosen(DeviceType::cuda) == bulk);
+    CHECK(chosen(DeviceType::cpu) == none);
+  }
   for (const TpCommOverlap given : {none, pipelined})
     for (const DeviceType device : {DeviceType::cpu, DeviceType::cuda}) {
       config.distributed.tp_comm_overlap = given;
