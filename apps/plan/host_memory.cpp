@@ -105,20 +105,48 @@ std::vector<HostPart> host_memory(const Config& config, const RunPlan& plan, con
   if (config.checkpointing.enabled)
     add("checkpoints", slice_block_bytes, "a block of a tensor that is converted or cut while it is saved",
         true);
-  add("teacher's numbers", teacher_number_bytes(config),
-      fmt::format("{} ids and logits for each token of {} completions", grouped(config.distillation.topk),
-                  grouped(rollouts_at_once(config))));
+  const int64_t taught = taught_completions(config, facts.validation_prompts),
+                validated = taught - rollouts_at_once(config);
+  add("teacher's numbers", teacher_number_bytes(config, facts.validation_prompts),
+      fmt::format("{} ids and logits for each token of {} completions{}", grouped(config.distillation.topk),
+                  grouped(taught),
+                  validated > 0 ? fmt::format(", {} of them of a validation", grouped(validated)) : ""));
   if (takes_snapshot(config, plan, facts.memory))
     add("snapshot", snapshot_bytes(config, plan), "of what the rank saves while the next steps run");
   return parts;
 }
 
-int64_t teacher_number_bytes(const Config& config) {
+int64_t taught_completions(const Config& config, std::optional<int64_t> validation_prompts) {
   if (config.algorithm != Algorithm::distill || !generates_rollouts(config)) return 0;
+  if (!evaluates(config)) return rollouts_at_once(config);
+  const RolloutConfig& c = config.rollout;
+  const int64_t all = validation_prompts.value_or(c.max_val_samples.value_or(0)),
+                answered = std::min(all, c.max_val_samples.value_or(all));
+  return rollouts_at_once(config) + answered * c.val_num_generations_per_prompt;
+}
+
+int64_t teacher_number_bytes(const Config& config, std::optional<int64_t> validation_prompts) {
   constexpr int64_t of_number = sizeof(int32_t) + sizeof(float);
   const int64_t longest = config.policy.max_total_sequence_length - 1;  // a prompt has a token or more
-  return rollouts_at_once(config) * std::min(config.rollout.max_new_tokens.value_or(longest), longest) *
-         config.distillation.topk * of_number;
+  const int64_t of_completion = std::min(config.rollout.max_new_tokens.value_or(longest), longest) *
+                                config.distillation.topk * of_number;
+  const double bytes = static_cast<double>(taught_completions(config, validation_prompts)) *
+                       static_cast<double>(of_completion);
+  return static_cast<int64_t>(std::min(bytes, 0x1p60));  // does not overflow
+}
+
+int64_t bytes_beside_plan(const Config& config, const RunPlan& plan, int64_t reference,
+                          std::optional<int64_t> validation_prompts) {
+  const bool on_host = plan.device == DeviceType::cpu;
+  return reference + (on_host ? teacher_number_bytes(config, validation_prompts) : int64_t{0});
+}
+
+int64_t room_for_teacher_numbers(const Config& config, const RunPlan& plan, const HostFacts& facts,
+                                 int64_t reference, int64_t share) {
+  if (plan.device == DeviceType::cpu) return share - plan.memory.total_bytes() - reference;
+  const int64_t others =
+      sum_of(host_memory(config, plan, facts)) - teacher_number_bytes(config, facts.validation_prompts);
+  return share - plan.memory.bytes(memory::Tier::pinned) - plan.memory.bytes(memory::Tier::host) - others;
 }
 
 int64_t sum_of(const std::vector<HostPart>& parts) {

@@ -71,6 +71,14 @@ std::vector<Candidate> candidates(const ConfigResult& result, const model::Model
     global_batch();
     length();
     add("data.prefetch_batches", result.config.data.prefetch_batches, 64);
+    if (result.config.algorithm == Algorithm::distill && generates_rollouts(result.config)) {
+      const RolloutConfig& c = result.config.rollout;
+      add("distill.topk", result.config.distillation.topk, 1024);
+      add("distill.num_prompts_per_step", c.num_prompts_per_step, 512);
+      add("distill.num_generations_per_prompt", c.num_generations_per_prompt, 16);
+      if (evaluates(result.config) && c.max_val_samples)
+        add("distill.max_val_samples", *c.max_val_samples, 512);
+    }
     return out;
   }
   out = model_candidates(result, spec);

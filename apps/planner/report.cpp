@@ -149,6 +149,18 @@ data::DatasetMemory plan_data(const Config& config, int64_t vocab_size, int64_t 
   }
 }
 
+/// Prompts of the validation data, whose completions a teacher scores; unset if it scores none or they cannot
+/// be read, with the reason in `unknown`.
+std::optional<int64_t> validation_prompts(const Config& config, int64_t vocab_size, std::string& unknown) {
+  if (plan::taught_completions(config, 0) == 0 || !evaluates(config)) return {};
+  try {
+    return train::open_validation_data(config, {}, vocab_size, 1)->prompts->size();
+  } catch (const Error& e) {
+    unknown = e.what();
+    return {};
+  }
+}
+
 /// Prints what is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for
 /// itself.
 void print_layers(const std::vector<PartPlan>& parts) {
@@ -223,7 +235,7 @@ void print_offloaded(const plan::RunPlan& plan) {
 // The process around the planned memory.
 void print_host(const Config& config, const plan::RunPlan& plan, std::span<const plan::Traffic> traffic,
                 int threads, const data::DatasetMemory& order, int64_t generation, int64_t reference,
-                double memory) {
+                double memory, std::optional<int64_t> prompts) {
   const bool on_host = plan.device == DeviceType::cpu;
   data::DocumentRules rules;
   rules.reset_position_ids = config.data.reset_position_ids;
@@ -234,7 +246,8 @@ void print_host(const Config& config, const plan::RunPlan& plan, std::span<const
                          .threads = threads,
                          .documents = &rules,
                          .traffic = traffic,
-                         .memory = memory});
+                         .memory = memory,
+                         .validation_prompts = prompts});
   const int64_t arena = on_host
                             ? plan.memory.bytes(memory::Tier::device)
                             : plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
@@ -369,7 +382,8 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   int64_t total = plan.memory.total_bytes();
   std::optional<plan::GenerationPlan> generation;
   int64_t reference = 0;
-  std::string no_reference;
+  std::string no_reference, no_prompts;
+  const std::optional<int64_t> prompts = validation_prompts(c, plan.spec.vocab_size, no_prompts);
   if (generates_rollouts(c)) {
     try {
       reference = train::reference_bytes(c, plan);
@@ -380,13 +394,18 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
     total += reference;
     std::optional<int64_t> left;
     if (const size_t memory = rank_memory(c, world, choice); memory > 0)
-      left = static_cast<int64_t>(memory) - total;
+      left = static_cast<int64_t>(memory) - plan.memory.total_bytes() -
+             plan::bytes_beside_plan(c, plan, reference, prompts);
     generation = plan::plan_generation(c, plan, left);
     total += generation->memory.total();
     row("generation", generation->memory.total());
   }
   row("total", total + counted_order);
   if (!no_reference.empty()) log::warn("the reference model is not counted: {}", no_reference);
+  if (!no_prompts.empty())
+    log::warn("the teacher's numbers of a validation are {}: {}",
+              c.rollout.max_val_samples ? "those of distill.max_val_samples prompts" : "not counted",
+              no_prompts);
   if (generation) {
     log::info("  generation of {}", generation->text());
     log::info(
@@ -417,7 +436,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   }
   if (ranks.size() > shown) log::info("  {} more kinds of ranks need less", ranks.size() - shown);
   print_host(c, plan, traffic, threads, order, generation ? generation->memory.total() : 0, reference,
-             on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0);
+             on_host ? static_cast<double>(rank_memory(c, world, choice)) : 0, prompts);
   if (unknown.empty())
     log::info("data     sample order {}{}, file index {} ({}); peak {} while the order is built",
               human_bytes(static_cast<uint64_t>(order.order)),

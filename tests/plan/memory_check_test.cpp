@@ -173,3 +173,85 @@ TEST_CASE("steps on random tokens have no loader, no probe of the peak and no ch
   CHECK(names(true) == "program, data loader, GEMM probe, checkpoints, ");
   CHECK(names(false) == "program, ");
 }
+
+namespace {
+
+/// A student that a teacher scores: 8 prompts x 2 completions of 7 tokens, 16 numbers of each.
+ConfigResult student(std::vector<std::string> more = {}) {
+  more.emplace_back("policy.optimizer.lr=0.001");
+  const ConfigResult result = load_config_text(
+      "algorithm: distill\n"
+      "policy:\n"
+      "  model: {model_type: llama}\n"
+      "  tokenizer: {name: bytes, chat_template: none}\n"
+      "  train_global_batch_size: 16\n"
+      "  train_micro_batch_size: 4\n"
+      "  max_total_sequence_length: 64\n"
+      "  generation: {max_new_tokens: 7}\n"
+      "reference: {model_name: teacher}\n"
+      "distill: {topk: 16, num_prompts_per_step: 8, num_generations_per_prompt: 2, max_num_steps: 4}\n"
+      "data: {train: {data_path: p.jsonl, format: prompts}}\n",
+      "t.yaml", more);
+  INFO(render(result.diagnostics));
+  REQUIRE(result.ok());
+  return result;
+}
+
+constexpr int64_t of_completion = 7 * 16 * 8;
+
+}  // namespace
+
+TEST_CASE("a teacher's numbers of a validation are counted with those of training", "[plan]") {
+  const auto counted = [](const ConfigResult& result, std::optional<int64_t> prompts) {
+    const int64_t taught = taught_completions(result.config, prompts);
+    CHECK(teacher_number_bytes(result.config, prompts) == taught * of_completion);
+    return taught;
+  };
+  CHECK(counted(student(), std::nullopt) == 16);
+  CHECK(counted(student(), 100) == 16);  // no evaluation
+  const std::vector<std::string> validation{"data.validation={data_path: v.jsonl, format: prompts}",
+                                            "distill.val_period=2",
+                                            "distill.val_num_generations_per_prompt=3"};
+  CHECK(counted(student(validation), std::nullopt) == 16);
+  CHECK(counted(student(validation), 100) == 16 + 300);
+  std::vector<std::string> few = validation;
+  few.emplace_back("distill.max_val_samples=5");
+  CHECK(counted(student(few), std::nullopt) == 16 + 15);
+  CHECK(counted(student(few), 100) == 16 + 15);
+  CHECK(counted(student(few), 2) == 16 + 6);
+  // More than any memory, without an overflow.
+  std::vector<std::string> most = validation;
+  most.emplace_back("distill.max_val_samples=2000000000");
+  most.emplace_back("distill.val_num_generations_per_prompt=1024");
+  CHECK(teacher_number_bytes(student(most).config, std::nullopt) > int64_t{1} << 50);
+}
+
+TEST_CASE("a teacher's numbers have the host's memory that the plan and other parts leave", "[plan]") {
+  constexpr int64_t share = int64_t{1} << 40, reference = 1000;
+  const ConfigResult result = student({"policy.offload_optimizer=true"});
+  const Config& c = result.config;
+  const HostFacts facts{.program = 1000000, .threads = 2, .documents = nullptr};
+  const auto planned = [&](DeviceType device) {
+    return make_run_plan(c, model::parse_model_config(llama, "test"), resolve_batch(c, 1),
+                         grid_position(c, 1, 0), device, 2);
+  };
+  const auto on_host = planned(DeviceType::cpu);
+  CHECK(room_for_teacher_numbers(c, *on_host, facts, reference, share) ==
+        share - on_host->memory.total_bytes() - reference);
+  CHECK(bytes_beside_plan(c, *on_host, reference, std::nullopt) == reference + 16 * of_completion);
+  const auto on_gpu = planned(DeviceType::cuda);
+  CHECK(bytes_beside_plan(c, *on_gpu, reference, std::nullopt) == reference);
+  const int64_t buffers =
+      on_gpu->memory.bytes(memory::Tier::pinned) + on_gpu->memory.bytes(memory::Tier::host);
+  REQUIRE(buffers > 0);
+  int64_t others = 0;
+  for (const HostPart& part : host_memory(c, *on_gpu, facts))
+    if (part.name == "teacher's numbers")
+      CHECK(part.bytes == 16 * of_completion);
+    else
+      others = part.passing ? others : others + part.bytes;
+  REQUIRE(others >= facts.program);
+  const int64_t room = room_for_teacher_numbers(c, *on_gpu, facts, reference, share);
+  CHECK(room <= share - buffers - others);
+  CHECK(room > share - buffers - others - (int64_t{64} << 20));  // a passing part
+}

@@ -1,7 +1,11 @@
 // Distillation on policy: a student generates and learns from a teacher that scores its tokens, in this
 // process.
 #include <cmath>
+#include <fstream>
 
+#include "apps/plan/generation.h"
+#include "apps/state/model_source.h"
+#include "apps/train/start/memory_fit.h"
 #include "core/base/text.h"
 #include "tests/catch.h"
 #include "tests/train/digits.h"
@@ -63,6 +67,9 @@ TEST_CASE("a student learns the teacher's distribution at the tokens that it gen
     INFO(finished.err);
     REQUIRE(finished.code == Exit::ok);
     CHECK_THAT(finished.out + finished.err, ContainsSubstring("beside the student: "));
+    CHECK_THAT(finished.out + finished.err,
+               ContainsSubstring(
+                   fmt::format("teacher's numbers of {} completions", name == "forward" ? 12 + 7 * 3 : 12)));
     const std::vector<double> losses = bench.values(name, "loss");
     REQUIRE(losses.size() == 40);
     double first = 0, last = 0;
@@ -76,6 +83,17 @@ TEST_CASE("a student learns the teacher's distribution at the tokens that it gen
     CHECK(!row.contains("reward_s"));
     CHECK(!bench.samples(name).front().contains("reward"));
   }
+  // The start's check has the numbers of 12 completions and of 7 x 3, which a process on a CPU holds.
+  const ConfigResult config = load_config(bench / "forward/logs/config.yaml", {});
+  REQUIRE(config.ok());
+  const auto plan =
+      plan::make_run_plan(config.config, train::load_model_spec(config), resolve_batch(config.config, 1),
+                          plan::grid_position(config.config, 1, 0), DeviceType::cpu, 1);
+  CHECK(plan::total(train::needed_memory(config.config, *plan)) ==
+        plan::total(plan::planned_memory(config.config, *plan)) +
+            static_cast<double>(train::reference_bytes(config.config, *plan) +
+                                plan::plan_generation(config.config, *plan, 0).memory.total() +
+                                33 * 3 * 16 * 8));
   std::vector<double> evaluations;
   for (const JsonValue& row : bench.rows("forward"))
     if (row.contains("val_loss")) evaluations.push_back(row.get_double("val_loss"));
@@ -138,9 +156,24 @@ TEST_CASE("numbers of a teacher that do not fit into the host's memory are refus
                               "distill.num_prompts_per_step=65536", "distill.num_generations_per_prompt=1024",
                               "distill.topk=272", "loop.max_num_steps=16384"});
   CHECK(finished.code == Exit::out_of_memory);
-  CHECK_THAT(finished.err,
-             ContainsSubstring("the teacher's numbers of 67,108,864 completions take up to 8.37 TiB"));
-  CHECK_THAT(finished.err, ContainsSubstring("lower distill.topk, 272 ids"));
+  CHECK_THAT(finished.err, ContainsSubstring("distill.num_prompts_per_step: 65536 is too large"));
+  CHECK_THAT(finished.err, ContainsSubstring("data 8.37 TiB"));
+  CHECK_THAT(finished.err, ContainsSubstring("distill.topk (272)"));
+
+  // All validation prompts, which the start has read: 9.2 TB, of 65,536 x 1,024 completions of 63 tokens.
+  {
+    std::ofstream prompts(bench / "many.jsonl");
+    for (int i = 0; i < 65536; ++i) prompts << "{\"prompt\": \"1\", \"answer\": \"1\"}\n";
+  }
+  const Finished validated = bench.distill(
+      "validated",
+      {"data.validation={data_path: " + (bench / "many.jsonl") + ", format: prompts}", "loop.val_at_end=true",
+       "distill.val_num_generations_per_prompt=1024", "policy.max_total_sequence_length=64",
+       "policy.generation.max_new_tokens=63", "distill.topk=272", "policy.train_micro_batch_size=1"});
+  CHECK(validated.code == Exit::out_of_memory);
+  CHECK_THAT(validated.err, ContainsSubstring("the teacher's numbers of 67,108,876 completions take up to"));
+  CHECK_THAT(validated.err, ContainsSubstring("lower distill.topk, 272 ids"));
+  CHECK_THAT(validated.err, ContainsSubstring("distill.max_val_samples"));
 }
 
 TEST_CASE("distillation on policy that cannot be done is refused with the reason", "[distill]") {

@@ -11,6 +11,8 @@
 #include "apps/plan/generation.h"
 #include "apps/plan/host_memory.h"
 #include "apps/plan/loss.h"
+#include "apps/plan/memory_check.h"
+#include "apps/plan/snapshot.h"
 #include "apps/reward/rewards.h"
 #include "apps/rollout/generator.h"
 #include "apps/state/hf_files.h"
@@ -21,33 +23,54 @@
 #include "apps/train/loop/example_numbers.h"
 #include "apps/train/loop/policy_numbers.h"
 #include "apps/train/loop/reference.h"
+#include "apps/train/start/memory_fit.h"
 #include "core/base/error.h"
 #include "core/base/log.h"
 #include "core/base/status.h"
 #include "core/base/text.h"
 #include "core/device/cpu/memory.h"
+#include "parallel/comm/mpi/mpi_options.h"
 
 namespace nrl::train {
 namespace {
 
 constexpr int64_t equal_to_warn = 10, unscored_to_end = 5;
 
-/// Fails if the teacher's `numbers` bytes do not fit into this rank's share of the host's memory, in which a
-/// run on a CPU has `others` bytes beside the plan, these numbers among them.
-void require_host_memory(const Run& run, int64_t numbers, int64_t others) {
+/// Returns the prompts of the validation data; unset if the run does not evaluate.
+std::optional<int64_t> validation_prompts(const Run& run) {
+  return run.validation ? std::optional(run.validation->prompts->size()) : std::nullopt;
+}
+
+/// Fails if the teacher's numbers do not fit into this rank's share of the host's memory, before the teacher
+/// is read.
+void require_host_memory(const Run& run) {
+  const Config& c = run.config;
+  const std::optional<int64_t> prompts = validation_prompts(run);
+  const int64_t numbers = plan::teacher_number_bytes(c, prompts);
+  if (numbers == 0) return;
   const bool on_host = run.plan().device == DeviceType::cpu;
-  const auto share = static_cast<int64_t>(on_host ? run.placement.capacity()
-                                                  : static_cast<double>(cpu::machine_memory()) /
-                                                        static_cast<double>(run.world.local_size()));
-  const int64_t left = on_host ? share - run.plan().memory.total_bytes() - (others - numbers) : share;
-  if (numbers > 0 && numbers > left)
+  const double share = on_host ? static_cast<double>(run.placement.capacity())
+                               : static_cast<double>(cpu::machine_memory()) / run.world.local_size();
+  const plan::RunPlan& plan = run.plan();
+  int64_t planned = plan.memory.bytes(memory::Tier::pinned) + plan.memory.bytes(memory::Tier::host);
+  if (plan::takes_snapshot(c, plan, share)) planned += plan::snapshot_bytes(c, plan);
+  if (run.world.size() > 1) planned += comm::mpi_resident_bytes;
+  plan::HostFacts facts;
+  // The program, the libraries, a GPU's driver and the data are resident by now, as is what the plan knows.
+  facts.program = std::max<int64_t>(static_cast<int64_t>(cpu::resident_bytes()) - planned, 0);
+  facts.threads = run.placement.host_threads();
+  facts.memory = share;
+  facts.validation_prompts = prompts;
+  const int64_t left = plan::room_for_teacher_numbers(c, plan, facts, readable_reference_bytes(c, plan),
+                                                      static_cast<int64_t>(share));
+  if (numbers > left)
     fail(Exit::out_of_memory,
          "the teacher's numbers of {} completions take up to {} in each process, and a rank's share of the "
          "host's memory leaves {}. Fix: lower distill.topk, {} ids and logits for each token now, "
-         "distill.num_prompts_per_step or policy.generation.max_new_tokens",
-         grouped(rollouts_at_once(run.config)), human_bytes(static_cast<uint64_t>(numbers)),
-         human_bytes(static_cast<uint64_t>(std::max<int64_t>(left, 0))),
-         grouped(run.config.distillation.topk));
+         "distill.num_prompts_per_step, {}or policy.generation.max_new_tokens",
+         grouped(plan::taught_completions(c, prompts)), human_bytes(static_cast<uint64_t>(numbers)),
+         human_bytes(static_cast<uint64_t>(std::max<int64_t>(left, 0))), grouped(c.distillation.topk),
+         prompts ? "distill.max_val_samples " : "");
 }
 
 /// The memory of this rank's generator, where other models than the policy take `others` bytes.
@@ -123,7 +146,8 @@ RolloutSource::RolloutSource(Run& run)
       updates_(rollouts_at_once(run.config) / run.plan().batch.global),
       used_(updates_) {
   const Config& c = run.config;
-  const int64_t numbers = plan::teacher_number_bytes(c);
+  run_collectively(run.world, [&] { require_host_memory(run); });
+  const std::optional<int64_t> answered = validation_prompts(run);
   if (c.loss_fn.reference_model && plan::needs_reference(c)) {
     tools_->reference = std::make_unique<ReferenceModel>(run);
     const bool teaches = c.algorithm == Algorithm::distill;
@@ -133,13 +157,12 @@ RolloutSource::RolloutSource(Run& run)
     if (teaches)
       notes_.push_back(
           fmt::format("teacher's numbers of {} completions: up to {} in the memory of each process",
-                      grouped(rollouts_at_once(c)), human_bytes(static_cast<uint64_t>(numbers))));
+                      grouped(plan::taught_completions(c, answered)),
+                      human_bytes(static_cast<uint64_t>(plan::teacher_number_bytes(c, answered)))));
   }
-  const bool on_host = run.plan().device == DeviceType::cpu;
   const int64_t others =
-      (tools_->reference ? tools_->reference->bytes() : 0) + (on_host ? numbers : int64_t{0});
+      plan::bytes_beside_plan(c, run.plan(), tools_->reference ? tools_->reference->bytes() : 0, answered);
   run_collectively(run.world, [&] {
-    require_host_memory(run, numbers, others);
     tools_->tokenizer = tokenizer_of_run(c);
     std::vector<model::ParameterView> views;
     for (const Tensor& weight : run.engine->weights()) views.push_back({weight, {}});

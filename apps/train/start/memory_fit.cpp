@@ -4,6 +4,7 @@
 
 #include "apps/plan/forward_plan.h"
 #include "apps/plan/generation.h"
+#include "apps/plan/host_memory.h"
 #include "apps/plan/loss.h"
 #include "apps/state/model_source.h"
 #include "apps/state/resume.h"
@@ -59,15 +60,23 @@ int64_t reference_bytes(const Config& config, const plan::RunPlan& plan) {
   return plan::make_reference_plan(std::move(spec), config, plan)->memory.total_bytes();
 }
 
+int64_t readable_reference_bytes(const Config& config, const plan::RunPlan& plan) {
+  try {
+    return reference_bytes(config, plan);
+  } catch (const Error&) {
+    return 0;
+  }
+}
+
 plan::CategoryBytes needed_memory(const Config& config, const plan::RunPlan& plan) {
   plan::CategoryBytes need = plan::planned_memory(config, plan);
   if (!generates_rollouts(config)) return need;
   double& workspace = need[static_cast<size_t>(memory::Category::workspace)];
   workspace += static_cast<double>(plan::plan_generation(config, plan, 0).memory.total());
-  try {
-    workspace += static_cast<double>(reference_bytes(config, plan));
-  } catch (const Error&) {  // the run says so when it reads the model
-  }
+  const int64_t reference = readable_reference_bytes(config, plan),
+                others = plan::bytes_beside_plan(config, plan, reference, std::nullopt);
+  workspace += static_cast<double>(reference);
+  need[static_cast<size_t>(memory::Category::data)] += static_cast<double>(others - reference);
   return need;
 }
 

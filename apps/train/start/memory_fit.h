@@ -10,13 +10,16 @@
 
 namespace nrl::train {
 
-/// plan::planned_memory(), and of a run that generates its rollouts also the reference model
-/// (reference.model_name) and the least that it generates with, one sequence of the longest length at a time:
-/// as workspace. A reference model that cannot be read counts nothing.
+/// plan::planned_memory(), and of a run that generates its rollouts also, as workspace, the reference model
+/// (reference.model_name) and the least that it generates with, one sequence of the longest length at a time;
+/// as data, on a CPU, the teacher's numbers, with a validation's if distill.max_val_samples is set. A
+/// reference model that cannot be read counts nothing.
 plan::CategoryBytes needed_memory(const Config& config, const plan::RunPlan& plan);
 /// The reference model beside the policy with this plan; 0: there is none. Throws like
 /// load_model_directory().
 int64_t reference_bytes(const Config& config, const plan::RunPlan& plan);
+/// The same, but 0 of a model that cannot be read: the run says so when it reads it.
+int64_t readable_reference_bytes(const Config& config, const plan::RunPlan& plan);
 
 /// The memory of the rank of `config` that needs most (needed_memory), from plans of
 /// plan::typical_ranks(). `memory`: as for plan::make_run_plan().
