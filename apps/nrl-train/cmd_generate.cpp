@@ -252,7 +252,7 @@ int run_generate(const GenerateArgs& args) {
   };
   std::optional<RecordedPieces> recorded;
   if (!args.profile.empty()) recorded.emplace(exec, spec, threads);
-  train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.max_tokens, exec);
+  train::TextGenerator generator(spec, parameters, weights, *tokenizer, args.max_tokens, exec, threads);
   generator.use_graphs(!recorded);
   train::SamplingOptions sampling{
       .temperature = args.temperature, .top_k = args.top_k, .top_p = args.top_p, .seed = args.seed};

@@ -13,10 +13,10 @@ namespace nrl::rollout {
 LocalGenerator::LocalGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                                std::vector<model::ParameterView> views, const ops::Exec& exec,
                                const model::GenerationLimits& limits, const model::ModelLayout& layout,
-                               const parallel::Groups* groups)
+                               const parallel::Groups* groups, int threads)
     : pass_(spec, parameters, std::move(views), exec, limits, layout, groups),
       scheduler_({.tokens = limits.tokens, .sequences = limits.sequences}, limits.pages, limits.page_tokens),
-      threads_(std::max(exec.threads, 1)),
+      threads_(std::max(threads > 0 ? threads : exec.threads, 1)),
       vocabulary_(std::min(limits.vocabulary > 0 ? limits.vocabulary : spec.vocab_size, spec.vocab_size)) {
   NRL_CHECK(scheduler_.pages().pages_of(limits.longest) <= limits.pages,
             "sequences of {} tokens in {} pages of {}", limits.longest, limits.pages, limits.page_tokens);

@@ -82,11 +82,12 @@ struct GeneratorCounts {
 /// Continuous batching over model::GenerationPass. With tensor parallelism every rank makes the same calls.
 class LocalGenerator final : public Generator {
  public:
-  /// Arguments as for model::GenerationPass. `limits.longest` tokens must fit into its pages.
+  /// Arguments as for model::GenerationPass. `limits.longest` tokens must fit into its pages. On the host
+  /// `threads` threads leave out tokens for top_k and top_p; 0: as many as exec has, which is one of a GPU's.
   LocalGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                  std::vector<model::ParameterView> views, const ops::Exec& exec,
                  const model::GenerationLimits& limits, const model::ModelLayout& layout = {},
-                 const parallel::Groups* groups = nullptr);
+                 const parallel::Groups* groups = nullptr, int threads = 0);
 
   void submit(std::span<const Request> requests, const SamplingOptions& options) override;
   std::optional<Completion> next() override;
@@ -97,6 +98,7 @@ class LocalGenerator final : public Generator {
   model::GenerationMemory memory() const { return pass_.memory(); }
   /// As GenerationPass::no_graphs().
   const std::string& no_graphs() const { return pass_.no_graphs(); }
+  int threads() const { return threads_; }
 
  private:
   struct Sequence {

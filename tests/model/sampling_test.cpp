@@ -1,8 +1,10 @@
 // Top-k and top-p: which logits are kept, by the probabilities that softmax gives, written out by hand.
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <vector>
 
 #include "apps/rollout/likeliest.h"
 #include "tests/catch.h"
@@ -90,4 +92,31 @@ TEST_CASE("tokens beyond the usable ones are left out, and a row with NaN has no
   CHECK(kept(logits, {1.0, 2, 1.0}, 3) == std::vector<float>{never, 2, 3, never, never});
   CHECK(kept(logits, {1.0, 7, 1.0}, 3) == std::vector<float>{1, 2, 3, never, never});
   for (const float x : kept({1, NAN, 3}, {1.0, 0, 0.5}, 3)) CHECK(std::isnan(x));
+}
+
+TEST_CASE("top-p of a large vocabulary keeps the tokens that sorting all of it keeps", "[sampling]") {
+  constexpr int64_t vocabulary = 5000;
+  uint32_t state = 1;
+  std::vector<float> logits;  // many are equal
+  for (int64_t i = 0; i < vocabulary; ++i) {
+    state = state * 1664525 + 1013904223;
+    logits.push_back(static_cast<float>(state >> 24) / 64);
+  }
+  std::vector<size_t> order(logits.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return logits[a] > logits[b]; });
+  for (const int64_t top_k : {0, 300, 2000})
+    for (const double temperature : {0.25, 1.0, 3.0})
+      for (const double top_p : {0.0, 0.013, 0.31, 0.77, 0.9931, 0.9999}) {
+        CAPTURE(top_k, temperature, top_p);
+        const size_t most = top_k > 0 ? static_cast<size_t>(top_k) : order.size();
+        double total = 0, sum = 0;
+        for (size_t i = 0; i < most; ++i) total += std::exp(logits[order[i]] / temperature);
+        std::vector<float> want(logits.size(), -std::numeric_limits<float>::infinity());
+        for (size_t i = 0; i < most && (i == 0 || sum < top_p * total); ++i) {
+          want[order[i]] = logits[order[i]];
+          sum += std::exp(logits[order[i]] / temperature);
+        }
+        CHECK(kept(logits, {temperature, top_k, top_p}, vocabulary) == want);
+      }
 }

@@ -268,7 +268,8 @@ namespace {
 struct OnDevice {
   OnDevice(TinyModel& m, const model::GenerationLimits& limits)
       : OnDevice(weights_of(m), [&](const ops::Exec& on, std::vector<model::ParameterView> views) {
-          return std::make_unique<LocalGenerator>(m.spec_, m.parameters_, std::move(views), on, limits);
+          return std::make_unique<LocalGenerator>(m.spec_, m.parameters_, std::move(views), on, limits,
+                                                  model::ModelLayout{}, nullptr, 3);
         }) {}
   /// `make`: creates the generator on the device, of `views` of host memory that is copied there.
   template <class Make>
@@ -312,6 +313,8 @@ TEST_CASE("a GPU replays decoding passes as graphs, with the same bits", "[rollo
     OnDevice immediate(m, limits);
     CHECK(replayed.generator->no_graphs().empty() == !capacity);
     CHECK(!immediate.generator->no_graphs().empty());
+    CHECK(immediate.generator->threads() == 3);  // of the host, though the device's exec has one
+    CHECK(immediate.exec.threads == 1);
     for (const uint64_t seed : {1, 2, 3}) {
       SamplingOptions options{.max_new_tokens = 3, .seed = seed};
       if (seed == 3) options.top_k = 4;

@@ -53,18 +53,19 @@ std::string TextEnd::append(std::string_view piece) {
 
 TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                              const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
-                             int64_t max_tokens, const ops::Exec& exec)
+                             int64_t max_tokens, const ops::Exec& exec, int threads)
     : spec_(spec),
       parameters_(parameters),
       weights_(weights),
       tokenizer_(tokenizer),
       max_tokens_(max_tokens),
-      exec_(exec) {}
+      exec_(exec),
+      threads_(threads) {}
 
 TextGenerator::TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                              const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer,
-                             data::Prompt prompt, int64_t max_tokens, const ops::Exec& exec)
-    : TextGenerator(spec, parameters, weights, tokenizer, max_tokens, exec) {
+                             data::Prompt prompt, int64_t max_tokens, const ops::Exec& exec, int threads)
+    : TextGenerator(spec, parameters, weights, tokenizer, max_tokens, exec, threads) {
   set_prompt(std::move(prompt));
 }
 
@@ -110,7 +111,8 @@ void TextGenerator::reserve(int64_t longest, int64_t sequences) {
                                             sequences_ * (of_sequence + 1));
   pass.sequences = sequences_;
   pass.tokens = sequences_ == 1 ? std::min(chunk_tokens, longest_) : std::max(4 * chunk_tokens, sequences_);
-  generator_ = std::make_unique<rollout::LocalGenerator>(spec_, parameters_, std::move(views), exec_, pass);
+  generator_ = std::make_unique<rollout::LocalGenerator>(spec_, parameters_, std::move(views), exec_, pass,
+                                                         model::ModelLayout{}, nullptr, threads_);
 }
 
 bool TextGenerator::run(const SamplingOptions& options, const std::function<void(std::string_view)>& print) {

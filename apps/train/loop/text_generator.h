@@ -63,16 +63,17 @@ struct GenerationSpeed {
 /// longer texts, or for more at once.
 class TextGenerator {
  public:
+  /// `threads`: of the host, as for rollout::LocalGenerator.
   /// `weights` are indexed like ParameterList::all, in the memory of exec's device, and are read anew by
   /// every run(). All references and the device must outlive the generator. Throws Error: `usage` if the
   /// prompt does not fit into the model's positions, `data` if a token id exceeds the model's vocabulary.
   TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                 const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, data::Prompt prompt,
-                int64_t max_tokens, const ops::Exec& exec);
+                int64_t max_tokens, const ops::Exec& exec, int threads = 0);
   /// Without a prompt, for run_all().
   TextGenerator(const model::ModelSpec& spec, const model::ParameterList& parameters,
                 const std::vector<Tensor>& weights, const data::Tokenizer& tokenizer, int64_t max_tokens,
-                const ops::Exec& exec);
+                const ops::Exec& exec, int threads = 0);
 
   /// Replaces the prompt; allocates more memory if it is longer than all before. Throws as the constructor.
   void set_prompt(data::Prompt prompt);
@@ -109,6 +110,7 @@ class TextGenerator {
   data::Prompt prompt_;
   int64_t max_tokens_;
   ops::Exec exec_;
+  int threads_;
   std::unique_ptr<rollout::LocalGenerator> generator_;
   int64_t longest_ = 0, sequences_ = 0;  ///< that it has room for
   bool graphs_ = true;
