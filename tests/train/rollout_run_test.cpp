@@ -347,6 +347,8 @@ TEST_CASE("a run whose rewards stop coming ends with the reason, on every rank",
     CHECK(first != std::string::npos);
     CHECK(finished.err.find(reason, first + 1) == std::string::npos);
     CHECK_THAT(finished.err, ContainsSubstring("of reward judge, the command sh "));
+    // The message refers to the samples, which the last generation has, too.
+    CHECK(bench.samples(name).back().get_int("step") == bench.steps(name).back().get_int("step") + 1);
   }
 }
 

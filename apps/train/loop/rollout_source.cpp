@@ -248,6 +248,8 @@ void RolloutSource::make() {
   }
   if (const std::string failures = tools_->rewards->take_failures(); !failures.empty())
     log::warn("completions without a reward: {}", failures);
+  // Before a failure, whose message refers to them.
+  write_samples(run_.position.step + 1, made.samples, "train");
   unscored_ = c.reward.empty() || made.scored > 0 ? 0 : unscored_ + 1;
   if (unscored_ == unscored_to_end)
     run_collectively(run_.world, [] {
@@ -263,7 +265,6 @@ void RolloutSource::make() {
         "all rewards of a prompt's completions were equal, {} generations in a row: nothing is learned. "
         "samples.jsonl shows them; look at `reward`, or use harder or easier prompts",
         equal_);
-  write_samples(run_.position.step + 1, made.samples, "train");
   const auto numbers = example_numbers(c, made.set, reference, old);
   steps_ = example_source(c, made.set, run_.plan(), {.shuffle = false, .repeat = false, .numbers = numbers});
   used_ = 0;
