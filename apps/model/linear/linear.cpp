@@ -61,7 +61,7 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
     spec_.rules = gather_rule;
     gathers_rows_of_x_ = !gathers_codes_;
   }
-  const CommOverlap overlap = spec.overlaps ? b.layout.overlap : CommOverlap{};
+  const CommOverlap overlap = overlap_of(b, spec.overlaps);
   const QuantizedSpec x{.gemm = spec.gemm,
                         .role = Role::input,
                         .width = spec.in,

@@ -33,11 +33,25 @@ struct Boundary {
   bool overlaps = true;  ///< as the layout says
 };
 
+/// The overlap that the layout configures, or none.
+CommOverlap overlap_of(const LayerBuilder& b, bool overlaps);
+
+/// Both sides of matrices that tensor-parallel ranks split: this rank's rows, and how they are communicated.
+class SplitRows {
+ protected:
+  /// `own` (n, H) is an activation, `d_own` (n, H) its gradient.
+  SplitRows(const LayerBuilder& b, Slot own, Slot d_own, const Boundary& boundary);
+  bool overlaps() const { return sum_.method != TpCommOverlap::none; }
+
+  CommOverlap gather_, sum_;
+  Slot own_, d_own_, codes_;
+};
+
 /// The input of matrices split by rows of outputs (columns of the product).
-class ColumnInput {
+class ColumnInput : private SplitRows {
  public:
   /// `in` (n, H) is the input, an activation, `d_in` (n, H) its gradient.
-  ColumnInput(const LayerBuilder& b, Slot in, Slot d_in, Boundary boundary);
+  ColumnInput(const LayerBuilder& b, Slot in, Slot d_in, const Boundary& boundary);
   /// A forward step with sequence parallelism, unless codes are gathered; else nothing.
   void gather(Run& r) const;
   /// For the step after it, which reads x or a copy of it in another format: calls `gemm` for all `rows`.
@@ -56,18 +70,14 @@ class ColumnInput {
   Slot d_x;  ///< (N, H): this rank's part of the gradient
 
  private:
-  bool gathers() const { return x.id != in_.id; }
-  bool overlaps() const { return sum_.method != TpCommOverlap::none; }
-
-  CommOverlap gather_, sum_;
-  Slot in_, d_in_, codes_;
+  bool gathers() const { return x.id != own_.id; }
 };
 
 /// The output of matrices split by their inputs.
-class RowOutput {
+class RowOutput : private SplitRows {
  public:
   /// `out` (n, H) is the output, an activation, `d_out` (n, H) its gradient.
-  RowOutput(const LayerBuilder& b, Slot out, Slot d_out, Boundary boundary);
+  RowOutput(const LayerBuilder& b, Slot out, Slot d_out, const Boundary& boundary);
   /// For a step that writes `partial` and `out`: calls `gemm` for all rows of `partial`; the sum over the
   /// ranks becomes `out`.
   void multiply(const Run& r, const GemmOfRows& gemm) const;
@@ -80,10 +90,6 @@ class RowOutput {
 
   Slot partial;  ///< (N, H): this rank's part of the sum
   Slot d_full;   ///< (N, H): the gradient of every token's output; `d_out` where codes are gathered
-
- private:
-  CommOverlap gather_, sum_;
-  Slot out_, d_out_, codes_;
 };
 
 }  // namespace nrl::model
