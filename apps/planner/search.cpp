@@ -24,7 +24,7 @@ namespace nrl::planner {
 namespace {
 
 /// Prices are this close to full estimates: layouts that miss a limit by less are planned.
-constexpr double time_margin = 0.02, memory_margin = 0.05;
+constexpr double time_margin = 0.02, memory_margin = 0.02;
 /// Layouts whose variants() are planned, and rounds of it.
 constexpr size_t refined = 3;
 constexpr int refinements = 2;
@@ -227,10 +227,13 @@ class Search {
     for (const auto& [of, members] : by_sizes) jobs.push_back(&members);
     std::stable_sort(jobs.begin(), jobs.end(),
                      [](const auto* a, const auto* b) { return a->size() > b->size(); });
-    std::atomic<size_t> next_job = 0, done = 0;
+    // The first pricer has the pieces of the first layout already.
+    const auto known = std::find_if(jobs.begin(), jobs.end(), [](const auto* j) { return j->front() == 0; });
+    std::rotate(jobs.begin(), known, known + 1);
+    std::atomic<size_t> next_job = 1, done = 0;
     std::mutex mutex;
     const auto work = [&](size_t number) {
-      for (size_t job; (job = next_job++) < jobs.size();) {
+      for (size_t job = number == 0 ? 0 : next_job++; job < jobs.size(); job = next_job++) {
         {
           const std::lock_guard lock(mutex);
           pricer_of_[sizes(layouts[jobs[job]->front()])] = number;
@@ -283,8 +286,7 @@ class Search {
       if (p.sharp) {
         start(p.layout);
         const std::string own = family(p.layout).name(request_.world);
-        plan_ahead([&](const Layout& l) { return family(l).name(request_.world) != own && wanted(l); },
-                   most());
+        plan_ahead(p.price.memory <= request_.capacity ? own : "", wanted, most());
         if (!use(p.layout)) return;
         continue;
       }
@@ -303,8 +305,8 @@ class Search {
 
   Planned plan_in_full(const Layout& layout, const Config& config) const {
     const predict::ModeledDevice device = device_.another();
-    predict::StagePlans plans =
-        predict::plan_stages(config, spec_, request_.world, device, request_.capacity);
+    predict::StagePlans plans = predict::plan_stages(config, spec_, request_.world, device, request_.capacity,
+                                                     {}, /*only_fitting=*/true);
     Planned out{.memory = plans.memory()};
     if (static_cast<double>(out.memory) > request_.capacity) return out;
     Found& found = out.found.emplace(
@@ -339,35 +341,51 @@ class Search {
     return running >= request_.threads;
   }
 
-  /// Begins to plan the cheapest priced layouts that are `wanted`, one of each family.
+  /// Begins to plan the cheapest priced layouts that are `wanted`: of each family those up to the first one
+  /// that probably fits, none of the family `fitting`.
   template <class Wanted>
-  void plan_ahead(const Wanted& wanted, double most) {
+  void plan_ahead(const std::string& fitting, const Wanted& wanted, double most) {
     if (request_.threads == 1 || busy()) return;
     std::vector<const Priced*> next;
     for (const Priced& p : priced_)
       if (p.sharp && p.least() <= most && wanted(p.layout)) next.push_back(&p);
     std::stable_sort(next.begin(), next.end(),
                      [](const Priced* a, const Priced* b) { return a->least() < b->least(); });
-    std::set<std::string> families;
+    std::set<std::string> families{fitting};
     for (const Priced* p : next) {
-      if (!families.insert(family(p->layout).name(request_.world)).second) continue;
+      const std::string of = family(p->layout).name(request_.world);
+      if (families.contains(of)) continue;
+      if (p->price.memory <= request_.capacity) families.insert(of);
       start(p->layout);
       if (busy()) return;
     }
   }
+
+  bool too_large(const Layout& layout) const { return larger_.contains(layout.name(request_.world)); }
 
   /// The layout planned in full; null if it is refused or does not fit.
   const Found* planned(const Layout& layout) {
     const std::string name = layout.name(request_.world);
     if (const auto known = planned_.find(name); known != planned_.end())
       return known->second ? &*known->second : nullptr;
+    // Buffers of overlapped gathers, and activations that are kept, come to what does not fit without them.
+    Layout less = layout;
+    less.param_gather = false;
+    if (layout.recompute == "none") less.recompute = "auto";
+    for (const bool gathers : {false, layout.param_gather}) {
+      less.param_gather = gathers;
+      if (less != layout && too_large(less)) return nullptr;
+    }
     start(layout);
     std::future<Planned> ahead = std::move(ahead_.extract(name).mapped());
     std::optional<Found>& out = planned_[name];
     if (!ahead.valid()) return nullptr;  // refused
     ++out_.planned;
     Planned made = ahead.get();
-    if (!made.found) out_.least_memory = std::min(out_.least_memory, made.memory);
+    if (!made.found) {
+      out_.least_memory = std::min(out_.least_memory, made.memory);
+      larger_.insert(name);
+    }
     out = std::move(made.found);
     return out ? &*out : nullptr;
   }
@@ -448,6 +466,7 @@ class Search {
   std::map<Sizes, size_t> pricer_of_;
   std::vector<Priced> priced_, too_large_;
   std::map<std::string, std::optional<Found>> planned_;  // by name
+  std::set<std::string> larger_;                         // of these, those that do not fit
   std::map<std::string, std::future<Planned>> ahead_;    // the same, before; invalid: refused
   Result out_;
 };

@@ -61,7 +61,7 @@ int64_t StagePlans::memory() const {
 }
 
 StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world, const ModeledDevice& device,
-                       double capacity, const std::optional<BatchPlan>& given) {
+                       double capacity, const std::optional<BatchPlan>& given, bool only_fitting) {
   const BatchPlan batch = given ? *given : resolve_batch(c, world);
   const auto stages = static_cast<int>(c.distributed.pipeline_parallel_size);
   const auto memory = static_cast<size_t>(capacity / c.memory.max_memory);
@@ -73,6 +73,7 @@ StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world,
     out.plans.push_back(plan::make_run_plan(c, spec, batch,
                                             plan::grid_position(c, world, world / stages * stage),
                                             device.type(), device.threads(), {}, memory));
+    if (only_fitting && static_cast<double>(out.memory()) > capacity) break;
   }
   return out;
 }

@@ -68,10 +68,11 @@ struct StagePlans {
   int64_t memory() const;
 };
 /// `config` must have passed check_run() for `world` ranks. `capacity`: bytes that a rank's plan may have,
-/// for policy.recompute: auto. `batch`: unset as configured.
+/// for policy.recompute: auto. `batch`: unset as configured. `only_fitting`: ends with the first stage whose
+/// plan has more.
 StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int world,
                        const ModeledDevice& device, double capacity,
-                       const std::optional<BatchPlan>& batch = std::nullopt);
+                       const std::optional<BatchPlan>& batch = std::nullopt, bool only_fitting = false);
 
 /// The schedules of all stages and their times, from which a step was estimated.
 struct StepDerivation {

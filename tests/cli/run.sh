@@ -79,6 +79,13 @@ case $case_name in
       as_planned 4 vocabulary policy.model.vocab_size=513 distributed.tensor_parallel_size=2 \
         distributed.sequence_parallel=false distributed.shard_strategy=$strategy checkpointing.resume=never
     done
+    # A list of 8 microbatches, with the others in other stashes.
+    long=(policy.model.num_hidden_layers=8 policy.train_global_batch_size=96 policy.train_micro_batch_size=1 pretrain.max_num_steps=2)
+    config one
+    config chunks
+    expect 0 run 1 one.yaml "${long[@]}"
+    as_planned 2 chunks "${long[@]}" distributed.pipeline_parallel_size=2 distributed.virtual_pipeline_size=4
+    same one/logs/metrics.jsonl chunks/logs/metrics.jsonl 1e-5
     # The microbatch that auto takes for less and less memory, until nothing fits.
     config memory
     reduced=0
