@@ -15,7 +15,7 @@ class Liveness {
  public:
   /// Adds a buffer and returns its index.
   int add(std::string name, int64_t bytes, Category category, Tier tier = Tier::device);
-  /// Adds `count` buffers that may be exchanged for each other, as those of a slot in all stashes of a pool:
+  /// Adds `count` buffers that may be exchanged for each other, like a slot's in all stashes of a pool:
   /// the recorded uses say which of them are in use together, but not which ones. Numbers of two families
   /// that are in use together by a microbatch belong together. Returns the index of the first; the others
   /// follow.

@@ -60,6 +60,7 @@ for ((run = 1; run <= runs; ++run)); do
   loss=$(awk -v key=loss -f "$root_dir/scripts/metrics.awk" "$work/logs-$run/metrics.jsonl" | tail -n 1)
   touch "$work/logs-$run/alerts.jsonl"
   awk -v run="$run" -v steps="$steps" -v loss="$loss" '
+    /"severity": ?"cleared"/ { next }
     match($0, /"rule": ?"[^"]*"/) {
       rule = substr($0, RSTART, RLENGTH)
       gsub(/"rule": ?|"/, "", rule)

@@ -39,9 +39,10 @@ RecentValues::Expected RecentValues::expected() const {
     off[i] = std::abs(values[i] - at_zero - slope * (static_cast<double>(i) + 0.5));
   const double largest = *std::max_element(off.begin(), off.end());
   // Equal values have no deviation: the least one that can be told from rounding stands in.
-  return {.value = at_zero + slope * (count + 0.5),
-          .deviation = std::max(1.4826 * median_of(std::move(off)), 1e-9 * std::abs(late) + 1e-300),
-          .largest = largest};
+  return {
+      .value = at_zero + slope * (count + 0.5),
+      .deviation = std::max(1.4826 * median_of(std::move(off)), 1e-9 * std::max(std::abs(late), least_size_)),
+      .largest = largest};
 }
 
 std::vector<double> RecentValues::in_order() const {
@@ -80,7 +81,7 @@ RunSignals::AtStep RunSignals::add(const StepFacts& f) {
     if (usual > 0) out.explosion = f.grad_norm / usual;
   }
   // They vary in proportion to their size, more upwards than downwards.
-  if (log_grad_norm_.full() && f.grad_norm > 0)
+  if (log_grad_norm_.full() && f.grad_norm > 0 && std::isfinite(f.grad_norm))
     out.grad_norm_z = log_grad_norm_.expected().distance(std::log(f.grad_norm));
   if (log_step_ms_.full() && f.step_ms > 0)
     out.step_ms_z = log_step_ms_.expected().distance(std::log(f.step_ms));

@@ -16,7 +16,8 @@ double median_of(std::vector<double> values);
 /// The last values of a number, compared with new ones.
 class RecentValues {
  public:
-  explicit RecentValues(size_t size) : size_(size) {}
+  /// `least_size`: values are not smaller but by chance, as logarithms, whose absolute differences count.
+  explicit RecentValues(size_t size, double least_size = 1e-291) : size_(size), least_size_(least_size) {}
   void add(double value);
   bool full() const { return values_.size() == size_; }
   double median() const { return median_of(values_); }
@@ -33,6 +34,7 @@ class RecentValues {
 
  private:
   size_t size_, next_ = 0;
+  double least_size_;
   std::vector<double> values_;  // a ring
 };
 
@@ -70,7 +72,7 @@ class RunSignals {
   std::optional<double> step_seconds() const;
 
  private:
-  RecentValues loss_{100}, grad_norm_{100}, step_ms_{100}, log_grad_norm_{100}, log_step_ms_{100},
+  RecentValues loss_{100}, grad_norm_{100}, step_ms_{100}, log_grad_norm_{100, 1}, log_step_ms_{100, 1},
       smooth_{50}, trend_loss_{200}, trend_tokens_{200};
   int64_t steps_ = 0, trend_steps_ = 0;
   std::optional<double> best_, best_validation_;

@@ -184,6 +184,9 @@ int search(const PlanArgs& args, const planner::PlannedRun& run) {
            "--search: no layout of {} suits this model and batch. Fix: choose a number of ranks, or a "
            "policy.train_global_batch_size, with more divisors",
            counted(args.world, "rank"));
+    if (result.least_memory == INT64_MAX && !result.refused.empty())
+      fail(Exit::config, "--search: all layouts of {} are refused, the first one because of\n{}",
+           counted(args.world, "rank"), result.refused);
     fail(Exit::out_of_memory,
          "--search: none of {} fits: the smallest needs {} per rank. Fix: use more ranks",
          counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));

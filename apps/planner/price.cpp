@@ -15,6 +15,25 @@ namespace {
 
 using pipeline::ScheduleKind;
 
+/// Rewrites keys that name layers of a model with `layers` of them, for one that has few: as many in
+/// proportion.
+void count_layers(Config& config, int64_t layers) {
+  PolicyConfig& p = config.policy;
+  const auto share = [&](const std::vector<int64_t>& of) {
+    return static_cast<double>(of.size()) / static_cast<double>(layers);
+  };
+  if (p.checkpoint_layers) {
+    p.checkpoint_ratio = share(*p.checkpoint_layers);
+    p.checkpoint_layers.reset();
+  }
+  if (p.offload_layers) {
+    p.offload_activations.value = share(*p.offload_layers);
+    p.offload_layers.reset();
+  }
+  p.fp8_cfg.num_first_layers_in_bf16 = p.fp8_cfg.num_last_layers_in_bf16 = 0;
+  config.distributed.cp_comm_type.resize(1);
+}
+
 /// The pieces of a stage whose first `recomputed` blocks recompute as `more`, the others as `less`.
 StagePieces stage_pieces(const StageShape& shape, const Pieces& less, const Pieces& more, size_t recomputed) {
   StagePieces out{.ends = &less, .without_head = (recomputed > 0 ? more : less).without_head};
@@ -80,7 +99,10 @@ const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::str
                .strategy = "ddp",
                .tp_overlap = layout.tp_overlap};
   std::optional<Config> config = load_(small.overrides(), sizes.ranks);
-  if (config) config->cluster = given_.cluster;
+  if (config) {
+    config->cluster = given_.cluster;
+    count_layers(*config, spec_.layers);
+  }
   small.pp = PieceMaker::stages;
   if (!pieces_.contains(key(false))) {
     std::optional<Pieces> made;

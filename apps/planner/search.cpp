@@ -113,6 +113,7 @@ class Search {
       refine();
       first = best();
     }
+    over_ = true;
     for (const auto& of : pricers_) out_.dry_runs += of->pricer->dry_runs();
     for (const Found* found : fitting()) out_.found.push_back(*found);
     std::stable_sort(out_.found.begin(), out_.found.end(), better);
@@ -140,14 +141,15 @@ class Search {
     return (request_.objective == Objective::cost ? spent.price : spent.kwh).value();
   }
 
-  std::optional<Config> load(std::vector<std::string> more, int world,
-                             const std::vector<ClusterNode>& nodes) const {
+  std::optional<Config> load(std::vector<std::string> more, int world, const std::vector<ClusterNode>& nodes,
+                             std::string* refused = nullptr) const {
     std::vector<std::string> overrides = request_.overrides;
     for (std::string& key : more) overrides.push_back(std::move(key));
     ConfigResult config = load_config(request_.config, overrides);
     if (config.ok()) train::check_but_memory(config, {.world = world, .nodes = nodes, .files = false});
-    if (!config.ok()) return std::nullopt;
-    return std::move(config.config);
+    if (config.ok()) return std::move(config.config);
+    if (refused && refused->empty()) *refused = render(config.diagnostics);
+    return std::nullopt;
   }
 
   bool allowed(const Layout& layout) const {
@@ -304,6 +306,7 @@ class Search {
   };
 
   Planned plan_in_full(const Layout& layout, const Config& config) const {
+    if (over_) return {};
     const predict::ModeledDevice device = device_.another();
     predict::StagePlans plans = predict::plan_stages(config, spec_, request_.world, device, request_.capacity,
                                                      {}, /*only_fitting=*/true);
@@ -326,7 +329,7 @@ class Search {
     if (planned_.contains(name)) return;
     const auto [at, added] = ahead_.try_emplace(name);
     if (!added) return;
-    std::optional<Config> config = load(layout.overrides(), request_.world, nodes_);
+    std::optional<Config> config = load(layout.overrides(), request_.world, nodes_, &out_.refused);
     if (!config) return;
     at->second = std::async(request_.threads > 1 ? std::launch::async : std::launch::deferred,
                             [this, layout, of = std::move(*config)] { return plan_in_full(layout, of); });
@@ -465,6 +468,7 @@ class Search {
   std::vector<std::unique_ptr<PricerOfThread>> pricers_;
   std::map<Sizes, size_t> pricer_of_;
   std::vector<Priced> priced_, too_large_;
+  std::atomic<bool> over_ = false;                       // plans ahead are not needed any more
   std::map<std::string, std::optional<Found>> planned_;  // by name
   std::set<std::string> larger_;                         // of these, those that do not fit
   std::map<std::string, std::future<Planned>> ahead_;    // the same, before; invalid: refused

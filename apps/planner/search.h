@@ -42,6 +42,7 @@ struct Result {
   size_t tried = 0,
          too_large = 0;  ///< layouts that the model and its options allow; of these, that do not fit
   int64_t least_memory = INT64_MAX;  ///< bytes of the smallest one that does not fit
+  std::string refused;               ///< why the first layout that a check refuses is; empty: none
   int dry_runs = 0;                  ///< for prices: plans of models with few layers
   int planned = 0;                   ///< layouts planned in full
 };

@@ -74,7 +74,7 @@ class Recorder {
   int host(SlotId slot, int microbatch) {
     return buffer(out_.host, 1, places_.index(slot, microbatch), slot, " (offloaded)", memory::Tier::host);
   }
-  /// The buffer `at`. Those of the other stashes are `stride` apart.
+  /// The buffer `at`. The buffers of the other stashes are `stride` apart.
   int buffer(std::vector<int>& ids, size_t stride, size_t at, SlotId slot, const char* what,
              memory::Tier tier) {
     if (ids[at] >= 0) return ids[at];

@@ -240,7 +240,7 @@ TEST_CASE("memory of a list whose stashes are exchanged serves the whole one", "
               }
             }
           }
-          // Of chunks with equal rules, which alone have one pool in a run.
+          // Only chunks with equal rules have one pool in a run.
           const auto bytes = static_cast<double>(few.plan.total_bytes());
           CHECK((seed > 0 || bytes <= 1.05 * static_cast<double>(all.plan.total_bytes())));
         }

@@ -125,6 +125,23 @@ TEST_CASE("A search finds the same with any number of threads", "[search]") {
   }
 }
 
+TEST_CASE("A search prices layouts of a model whose layers are named", "[search]") {
+  const TemporaryDirectory directory;
+  const std::string file = directory / "model.yaml";
+  write_file_atomic(file, model_yaml);
+  const predict::ModeledDevice device(h100(), false, 1);
+  using Keys = std::vector<std::string>;
+  for (const Keys& keys : {Keys{"policy.checkpoint_layers=[5]"},
+                           Keys{"policy.offload_layers=[4, 5]", "policy.offload_activations=true"}}) {
+    INFO(keys.front());
+    const Result result =
+        search_layouts({.config = file, .overrides = keys, .world = 8, .capacity = 20e9, .best = 6}, device);
+    CHECK(result.found.size() >= 6);
+    CHECK(result.dry_runs > 0);
+    CHECK(result.planned < static_cast<int>(result.tried) / 4);
+  }
+}
+
 TEST_CASE("A rank whose experts get more rows computes and receives them in rounds", "[search]") {
   const auto with_load = [](double load, const std::string& slack) {
     return estimated(8,
