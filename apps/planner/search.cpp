@@ -103,6 +103,10 @@ class Search {
                    });
     refine();
     if (fitting().empty()) plan_smallest();
+    if (fitting().empty() && smallest_)
+      if (const std::optional<Config> config = load(smallest_->overrides(), request_.world, nodes_))
+        out_.least_memory =
+            predict::plan_stages(*config, spec_, request_.world, device_, request_.capacity).memory();
     // A layout without an axis may turn out to be the best.
     for (const Found* first = best(); first;) {
       const Layout layout = first->layout;
@@ -301,7 +305,7 @@ class Search {
 
   /// A layout's full plan.
   struct Planned {
-    int64_t memory = 0;
+    int64_t memory = 0;               ///< of the first stage that does not fit, or the most of all
     std::optional<Found> found = {};  ///< unset: does not fit
   };
 
@@ -386,8 +390,9 @@ class Search {
     ++out_.planned;
     Planned made = ahead.get();
     if (!made.found) {
-      out_.least_memory = std::min(out_.least_memory, made.memory);
       larger_.insert(name);
+      if (made.memory < out_.least_memory) smallest_ = layout;
+      out_.least_memory = std::min(out_.least_memory, made.memory);
     }
     out = std::move(made.found);
     return out ? &*out : nullptr;
@@ -470,6 +475,7 @@ class Search {
   std::vector<Priced> priced_, too_large_;
   std::atomic<bool> over_ = false;                       // plans ahead are not needed any more
   std::map<std::string, std::optional<Found>> planned_;  // by name
+  std::optional<Layout> smallest_;                       // of these
   std::set<std::string> larger_;                         // of these, those that do not fit
   std::map<std::string, std::future<Planned>> ahead_;    // the same, before; invalid: refused
   Result out_;

@@ -1,7 +1,9 @@
 #include "apps/launch/launcher.h"
 
+#include <chrono>
 #include <csignal>
 #include <fstream>
+#include <thread>
 
 #include <unistd.h>
 
@@ -122,6 +124,9 @@ TEST_CASE("processes are found by words of their command lines", "[launch]") {
   command.insert(command.end(), words.begin(), words.end());
   const Process process(command);
   const Words other{words[0], "NRL_ATTEMPT=4"}, part{"NRL_RUN_ID=words-of-this"};
+  // The shell's child has its command line until it is sleep.
+  for (int i = 0; i < 500 && processes_with(words).size() != 1; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   CHECK(processes_with(words).size() == 1);
   CHECK(processes_with(other).empty());
   CHECK(processes_with(part).empty());
