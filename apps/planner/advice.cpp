@@ -106,12 +106,11 @@ class Pricing {
       most = std::max(most, stage.engine->plan().memory.bytes(memory::Category::activations));
     return static_cast<double>(most);
   }
-  /// On a CPU: seconds in which activations are written and read that leave the caches then and do not now.
-  /// The profile's times are of calls that found their operands there.
+  /// On a CPU: seconds in which activations are written and read that leave the caches now and did not
+  /// before. The profile's times are of calls that found their operands there.
   double kept_traffic(const predict::DryStages& then) const {
-    const auto cache = static_cast<double>(machine::processor_cache());
-    if (!gemms_ || activations_ > cache || activations_of(then) <= cache) return 0;
-    return (activations_of(then) - activations_) * 2 / copy_;
+    if (!gemms_ || activations_ > static_cast<double>(machine::processor_cache())) return 0;
+    return std::max(0.0, activations_of(then) - activations_) * 2 / copy_;
   }
 
   /// The links at the rates that the profile has.
