@@ -128,11 +128,12 @@ std::vector<BufferId> Liveness::declare(MemoryPlan& plan) const {
     for (int i = first; i < first + b.count; ++i) all.insert(all.end(), lives[i].begin(), lives[i].end());
     if (all.empty()) continue;
     const bool together = unite(all);
+    if (!together) {
+      std::fill_n(ids.begin() + first, b.count, plan.add(b.name, b.category, b.bytes, all, b.tier));
+      continue;
+    }
     for (int i = first; i < first + b.count; ++i)
-      ids[i] = i > first && !together ? ids[first]
-               : together
-                   ? plan.add(b.name, b.category, b.bytes, lives[i].empty() ? all : lives[i], b.tier, all)
-                   : plan.add(b.name, b.category, b.bytes, all, b.tier);
+      ids[i] = plan.add(b.name, b.category, b.bytes, lives[i].empty() ? all : lives[i], b.tier, all);
   }
   for (int i = 0; i < static_cast<int>(buffers_.size()); ++i) {
     const int first = buffers_[i].first;

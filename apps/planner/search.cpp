@@ -6,7 +6,6 @@
 #include <future>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <queue>
 #include <set>
 #include <tuple>
@@ -210,8 +209,8 @@ class Search {
   static Sizes sizes(const Layout& l) { return {l.tp, l.cp, l.ep}; }
   Pricer& pricer(const Layout& l) { return *pricers_[pricer_of_.at(sizes(l))]->pricer; }
 
-  /// Pricer::bound() of each, unset of those that are refused. Where keys name layers by their numbers there
-  /// are no prices: then pricers_ is empty.
+  /// Pricer::bound() of each, unset of those that are refused. If the first layout has none, no layout is
+  /// priced: then pricers_ is empty.
   std::vector<std::optional<Price>> bounds(const std::vector<Layout>& layouts) {
     std::vector<std::optional<Price>> out(layouts.size());
     const auto bound = [&](Pricer& pricer, size_t i) {
@@ -237,13 +236,10 @@ class Search {
     const auto known = std::find_if(jobs.begin(), jobs.end(), [](const auto* j) { return j->front() == 0; });
     std::rotate(jobs.begin(), known, known + 1);
     std::atomic<size_t> next_job = 1, done = 0;
-    std::mutex mutex;
+    std::vector<size_t> numbers(jobs.size());  // of the pricers
     const auto work = [&](size_t number) {
       for (size_t job = number == 0 ? 0 : next_job++; job < jobs.size(); job = next_job++) {
-        {
-          const std::lock_guard lock(mutex);
-          pricer_of_[sizes(layouts[jobs[job]->front()])] = number;
-        }
+        numbers[job] = number;
         for (const size_t i : *jobs[job]) {
           if (number == 0 && request_.progress) request_.progress(done, layouts.size());
           bound(*pricers_[number]->pricer, i);
@@ -256,6 +252,8 @@ class Search {
     for (size_t i = 1; i < pricers_.size(); ++i) others.push_back(std::async(std::launch::async, work, i));
     work(0);
     for (std::future<void>& other : others) other.get();
+    for (size_t job = 0; job < jobs.size(); ++job)
+      pricer_of_[sizes(layouts[jobs[job]->front()])] = numbers[job];
     return out;
   }
 

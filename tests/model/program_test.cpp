@@ -28,6 +28,14 @@ const std::string config = R"({"model_type":"llama","vocab_size":67,"hidden_size
                                "num_hidden_layers":6,"num_attention_heads":2,"num_key_value_heads":1,
                                "max_position_embeddings":64,"tie_word_embeddings":false})";
 
+ModelLayout layout_of(const pipeline::ScheduleOptions& options, int stage) {
+  ModelLayout out;
+  out.stages = options.stages;
+  out.stage = stage;
+  out.chunks = options.chunks_per_stage;
+  return out;
+}
+
 /// The layers of a stage of the model.
 std::unique_ptr<Stage> make_stage(TinyModel& m, LayerContext& context, const ModelLayout& layout,
                                   const RecomputePolicy& recompute, const OffloadPolicy& offload,
@@ -151,10 +159,7 @@ TEST_CASE("a program with a period has the steps of the whole one", "[model][pro
                                                   .microbatches = microbatches,
                                                   .overlap_messages = overlap && stages > 1};
           CAPTURE(static_cast<int>(kind), stages, chunks, overlap, stage, seed);
-          ModelLayout layout;
-          layout.stages = stages;
-          layout.stage = stage;
-          layout.chunks = chunks;
+          const ModelLayout layout = layout_of(options, stage);
           LayerContext context;
           const auto s = make_stage(m, context, layout, seed > 0 ? some_recomputed(seed) : RecomputePolicy{},
                                     seed % 2 == 1 ? some_offloaded(seed) : OffloadPolicy{},
@@ -190,10 +195,7 @@ TEST_CASE("memory of a list whose stashes are exchanged serves the whole one", "
               .microbatches = microbatches,
               .overlap_messages = overlap};
           CAPTURE(stages, chunks, microbatches, overlap, stage, seed);
-          ModelLayout layout;
-          layout.stages = stages;
-          layout.stage = stage;
-          layout.chunks = chunks;
+          const ModelLayout layout = layout_of(options, stage);
           LayerContext context;
           const auto s = make_stage(m, context, layout, seed > 0 ? some_recomputed(seed) : RecomputePolicy{},
                                     seed == 1 ? some_offloaded(seed) : OffloadPolicy{});
