@@ -54,7 +54,8 @@ bool save_one(const std::string& from, const std::string& to) {
   return succeeds([&] {
     if (path_exists(to)) return;
     make_directories(parent_path(to));
-    write_file_atomic(to, read_file(from, comm::most_flight_bytes, File::Links::refuse));
+    // The launcher may kill this process any moment: a copy that the next start repeats need not be on the disk.
+    write_file_atomic(to, read_file(from, comm::most_flight_bytes, File::Links::refuse), Durable::no);
   });
 }
 

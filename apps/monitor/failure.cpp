@@ -116,17 +116,16 @@ bool write_failure(const std::string& log_dir, const Failure& failure) {
   if (path_exists(path)) return false;
   // link() fails if another rank was first, where a rename would replace its file.
   const std::string temporary = path + ".tmp-" + random_nonce();
-  {
-    const File file = take_space(log_dir, temporary);
-    const std::string text = to_json(failure).dump(2) + "\n";
-    file.pwrite_all(text.data(), text.size(), 0);
-    file.truncate(text.size());
-    file.sync();
-  }
+  const File file = take_space(log_dir, temporary);
+  const std::string text = to_json(failure).dump(2) + "\n";
+  file.pwrite_all(text.data(), text.size(), 0);
+  file.truncate(text.size());
   const bool linked = ::link(temporary.c_str(), path.c_str()) == 0;
   const int error = errno;
   ::unlink(temporary.c_str());
   if (!linked && error != EEXIST) fail(Exit::io, "{}: cannot create: {}", path, std::strerror(error));
+  // After the link: the launcher may kill this process before a slow disk has answered.
+  if (linked) file.sync();
   return linked;
 }
 
