@@ -69,12 +69,14 @@ class Completion {
     schedule_.stashes = Stashes::in_turn(counts, options_.microbatches);
   }
 
-  /// Training: every microbatch gets the lowest free stash of its chunk's pool when its input is received or,
-  /// in the model's first chunk, with its forward pass. Its last backward pass frees it.
+  /// Training: every microbatch gets the stash of its chunk's pool that has been free for longest (others
+  /// would repeat later) when its input is received or, in the model's first chunk, with its forward pass.
+  /// Its last backward pass frees it.
   void take_in_order(std::span<const Action> computation) {
     struct Stash {
       Item item = {};
       bool free = false;
+      size_t since = 0;  // the action that freed it
     };
     std::map<int, std::vector<Stash>> pools;
     std::vector<std::vector<int>> numbers(static_cast<size_t>(options_.chunks_per_stage),
@@ -96,20 +98,25 @@ class Completion {
       int& number = numbers[a.chunk][a.microbatch];
       if (a.kind != Kind::forward || number >= 0) return;
       std::vector<Stash>& pool = pools[pool_of(a.chunk)];
-      const auto found = std::find_if(pool.begin(), pool.end(), [&](const Stash& s) { return usable(s, a); });
-      number = static_cast<int>(found - pool.begin());
-      if (found == pool.end()) pool.emplace_back();
+      const auto found = std::min_element(pool.begin(), pool.end(), [&](const Stash& x, const Stash& y) {
+        return std::pair(!usable(x, a), x.since) < std::pair(!usable(y, a), y.since);
+      });
+      const bool none = found == pool.end() || !usable(*found, a);
+      number = static_cast<int>((none ? pool.end() : found) - pool.begin());
+      if (none) pool.emplace_back();
       Stash& stash = pool[number];
       before_[a.chunk][a.microbatch] = stash.item;
-      stash = {{a.chunk, a.microbatch}, false};
+      stash = {.item = {a.chunk, a.microbatch}};
     };
     for (size_t i = 0; i < computation.size(); ++i) {
       const Action& a = computation[i];
       take(a);
       // A receive is posted a pass earlier.
       if (posts() && i + 1 < computation.size() && !first(computation[i + 1].chunk)) take(computation[i + 1]);
-      if (a.kind == Kind::backward || a.kind == Kind::backward_weight)
-        pools[pool_of(a.chunk)][numbers[a.chunk][a.microbatch]].free = true;
+      if (a.kind != Kind::backward && a.kind != Kind::backward_weight) continue;
+      Stash& stash = pools[pool_of(a.chunk)][numbers[a.chunk][a.microbatch]];
+      stash.free = true;
+      stash.since = i;
     }
     for (int chunk = 0; chunk < options_.chunks_per_stage; ++chunk)
       schedule_.stashes.add(pool_of(chunk), std::move(numbers[chunk]));

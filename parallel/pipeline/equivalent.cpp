@@ -3,7 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 #include <map>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <set>
 #include <span>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -219,24 +224,69 @@ Period period_of(const std::vector<Action>& list, const std::vector<Action>& who
 
 }  // namespace
 
-Schedule shortest_equivalent(ScheduleOptions options, int stage) {
+namespace {
+
+/// Whether all stashes are in use at the same time at some action.
+bool uses_all_at_once(const Schedule& schedule) {
+  std::map<std::pair<int, int>, size_t> last;  // actions, by chunk and microbatch
+  const std::vector<Action>& actions = schedule.actions;
+  for (size_t i = 0; i < actions.size(); ++i)
+    if (actions[i].chunk >= 0) last[{actions[i].chunk, actions[i].microbatch}] = i;
+  const std::vector<int>& counts = schedule.stashes.counts();
+  const auto all = static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), 0));
+  std::set<std::pair<int, int>> in_use;
+  for (size_t i = 0; i < actions.size() && in_use.size() < all; ++i) {
+    const std::pair<int, int> of(actions[i].chunk, actions[i].microbatch);
+    if (of.first < 0) continue;
+    in_use.insert(of);
+    if (in_use.size() == all) return true;
+    if (last[of] == i) in_use.erase(of);
+  }
+  return false;
+}
+
+/// Results of search(): a plan asks for the same ones several times, a search of layouts hundreds of times.
+class KnownSchedules {
+ public:
+  std::optional<Schedule> at(const ScheduleOptions& options, int stage) {
+    const std::lock_guard lock(mutex_);
+    const auto found = schedules_.find(key(options, stage));
+    return found == schedules_.end() ? std::nullopt : std::optional(found->second);
+  }
+  void add(const ScheduleOptions& options, int stage, const Schedule& schedule) {
+    const std::lock_guard lock(mutex_);
+    actions_ += schedule.actions.size();
+    if (actions_ > most_actions) schedules_.clear(), actions_ = schedule.actions.size();
+    schedules_.insert_or_assign(key(options, stage), schedule);
+  }
+
+ private:
+  using Key = std::tuple<ScheduleKind, int, int, int, int, bool, std::vector<int>, int>;
+  static Key key(const ScheduleOptions& o, int stage) {
+    return {o.kind,  o.stages, o.chunks_per_stage, o.microbatches, o.group, o.overlap_messages,
+            o.pools, stage};
+  }
+
+  static constexpr size_t most_actions = 2'000'000;  // some 60 MB
+  std::mutex mutex_;
+  std::map<Key, Schedule> schedules_;
+  size_t actions_ = 0;
+};
+
+Schedule search(ScheduleOptions options, int stage) {
   const Schedule whole = make_schedule(options, stage);
   const int all = options.microbatches;
   // A pool has no more stashes than there are microbatches in all chunks.
   const int most_stashes = *std::max_element(whole.stashes.counts().begin(), whole.stashes.counts().end());
   const int chunks = whole.stashes.chunks();
   const int least = std::min(all, std::max(2, (most_stashes + chunks - 1) / chunks));
-  // A way meets those of the next and the previous group of microbatches, and no others.
-  const int most = std::min(all, 8 * options.stages + 8);
-  // Memory is planned with fewer bytes if every stash has its own meetings, which takes as many microbatches
-  // as all of them need to meet. Where that is too many, the stashes are exchanged. Several pools would need
-  // far more bytes then, as their stashes are not all in use at once.
-  for (const bool exchange : {false, true}) {
-    if (exchange && whole.stashes.counts().size() > 1) break;
-    Points points(static_cast<size_t>(chunks));
-    const Meetings need = meetings(whole, points, exchange);
-    for (options.microbatches = least; options.microbatches < (exchange ? std::min(most, all / 4) : most);
-         ++options.microbatches) {
+  std::map<bool, std::pair<Points, Meetings>> needed;  // by `exchange`
+  const auto find = [&](bool exchange, int begin, int end) -> std::optional<Schedule> {
+    if (end <= begin) return {};
+    const auto [at, added] = needed.try_emplace(exchange, Points(static_cast<size_t>(chunks)), Meetings());
+    auto& [points, need] = at->second;
+    if (added) need = meetings(whole, points, exchange);
+    for (options.microbatches = begin; options.microbatches < end; ++options.microbatches) {
       if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
       Schedule shorter = make_schedule(options, stage);
       if (!whole.stashes.extends(shorter.stashes)) continue;
@@ -247,8 +297,27 @@ Schedule shortest_equivalent(ScheduleOptions options, int stage) {
       shorter.stashes = whole.stashes;
       return shorter;
     }
-  }
-  return whole;
+    return {};
+  };
+  // A way meets those of the next and the previous group of microbatches, and no others. Memory is planned
+  // with fewer bytes if every stash has its own meetings, which takes as many microbatches as all of them
+  // need to meet. Where that is too many, the stashes are exchanged; pools that are not in use at once would
+  // need far more bytes then, and get a longer list.
+  const int most = std::min(all, 8 * options.stages + 8);
+  std::optional<Schedule> found = find(false, least, most);
+  if (!found && uses_all_at_once(whole)) found = find(true, least, std::min(most, all / 4));
+  if (!found && whole.stashes.counts().size() > 1) found = find(false, std::max(least, most), all / 4);
+  return found ? *std::move(found) : whole;
+}
+
+}  // namespace
+
+Schedule shortest_equivalent(ScheduleOptions options, int stage) {
+  static KnownSchedules known;
+  if (std::optional<Schedule> found = known.at(options, stage)) return *std::move(found);
+  Schedule made = search(options, stage);
+  known.add(options, stage, made);
+  return made;
 }
 
 namespace {
