@@ -425,45 +425,44 @@ void Engine::run_schedule(std::span<const model::MicroBatch> batches, Objective&
 
 namespace {
 
-/// Copies of tensors in host memory, which get their contents back at the end.
+/// Copies of tensors, which get their contents back.
 class Kept {
  public:
-  explicit Kept(std::initializer_list<Tensor> tensors) {
-    for (const Tensor& t : tensors)
-      if (t) kept_.emplace_back(t, std::vector<std::byte>(bytes(t), bytes(t) + t.bytes()));
+  Kept(ops::Exec& exec, std::initializer_list<Tensor> tensors) : exec_(exec) {
+    for (const Tensor& t : tensors) {
+      if (!t) continue;
+      kept_.emplace_back(t, std::vector<std::byte>(static_cast<size_t>(t.bytes())));
+      ops::download(exec_, t, kept_.back().second.data());
+    }
   }
-  ~Kept() {
-    for (const auto& [t, values] : kept_) std::copy(values.begin(), values.end(), bytes(t));
+  void put_back() {
+    for (const auto& [t, values] : kept_) ops::upload(exec_, t, values.data());
   }
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
 
  private:
-  static std::byte* bytes(const Tensor& t) { return static_cast<std::byte*>(t.data); }
+  ops::Exec& exec_;
   std::vector<std::pair<Tensor, std::vector<std::byte>>> kept_;
 };
 
 }  // namespace
 
 void Engine::inspect(Objective& objective, const Inspection& inspection) {
-  NRL_CHECK(!exec_.device && optimizer_ && !batches_.empty() && expert_rounds_.empty(),
-            "there is no step to inspect");
+  NRL_CHECK(optimizer_ && !batches_.empty() && expert_rounds_.empty(), "there is no step to inspect");
   model::Decoder& decoder = *plan_->decoder;
   const model::DelayedScales& delayed = decoder.fp8().delayed();
-  {
-    const Kept kept{step_scalars_, delayed.scale, delayed.amax};
-    inspection_ = &inspection;
-    reducer_->set_local(true);
-    const model::ResultsWatch before = decoder.watch_results({});
-    decoder.watch_results([&](const model::StepResults& results) {
-      if (before) before(results);
-      if (inspection.results) inspection.results(results);
-    });
-    run_schedule(batches_, objective);
-    decoder.watch_results(before);
-    reducer_->set_local(false);
-    inspection_ = nullptr;
-  }
+  Kept kept(exec_, {step_scalars_, delayed.scale, delayed.amax});
+  inspection_ = &inspection;
+  reducer_->set_local(true);
+  const model::ResultsWatch before = decoder.watch_results({});
+  decoder.watch_results([&](const model::StepResults& results) {
+    if (before) before(results);
+    if (inspection.results) inspection.results(results);
+  });
+  run_schedule(batches_, objective);
+  decoder.watch_results(before);
+  reducer_->set_local(false);
+  inspection_ = nullptr;
+  kept.put_back();
   optimizer_->zero_gradients();
   decoder.copies().end_step();
   decoder.copies().collect();

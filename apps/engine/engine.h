@@ -136,7 +136,7 @@ class Engine {
 
   /// Repeats the passes of the last step, which must be collected, with the weights as they are now: those
   /// that it had if it was skipped. No gradients are summed and nothing is updated; weights, optimizer state,
-  /// scales and counters keep their bits. On a CPU, where fill() must not have been called since. Collective.
+  /// scales and counters keep their bits. fill() must not have been called since. Without graphs. Collective.
   void inspect(Objective& objective, const Inspection& inspection);
 
   /// Log-probabilities (N) f32 of the targets, without dropout; 0 for tokens without a target. In device

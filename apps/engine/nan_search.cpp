@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "apps/model/decoder.h"
+#include "core/ops/transfer.h"
 #include "core/trace/trace.h"
 
 namespace nrl::engine {
@@ -84,7 +85,8 @@ std::optional<TensorNumbers> Search::numbers(const model::SlotValue& slot, int m
     const auto m = static_cast<size_t>(microbatch);
     t.shape[0] = std::min(t.shape[0], engine_.plan().tensors->microbatches()[m].ids.dim(0));
   }
-  return numbers_of(t);
+  if (spec.unused > 0) t = t.columns(0, spec.width - spec.unused);
+  return numbers_of(engine_.exec(), t);
 }
 
 void Search::results(const model::StepResults& r) {
@@ -121,7 +123,7 @@ void Search::results(const model::StepResults& r) {
 
 void Search::gradient(int parameter, const Tensor& gradient) {
   if (found) return;
-  const auto n = numbers_of(gradient);
+  const auto n = numbers_of(engine_.exec(), gradient);
   if (!n || n->bad == 0) return;
   const trace::Tag& at = trace::tag();
   const model::Parameter& p = engine_.plan().parameters.all[static_cast<size_t>(parameter)];
@@ -136,7 +138,7 @@ void Search::gradient(int parameter, const Tensor& gradient) {
 
 void Search::log_probs(int microbatch, const Tensor& values) {
   if (found) return;
-  const auto n = numbers_of(values);
+  const auto n = numbers_of(engine_.exec(), values);
   if (!n || n->bad == 0) return;
   found = BadTensor{.order = {2, microbatch, 0, after_layers, 0},
                     .name = "the log-probabilities of the targets",
@@ -196,12 +198,23 @@ std::optional<TensorNumbers> numbers_of(const Tensor& t) {
   return sum;
 }
 
+std::optional<TensorNumbers> numbers_of(ops::Exec& exec, const Tensor& t) {
+  if (!exec.device || t.rank == 0 || t.numel() == 0) return numbers_of(t);
+  int64_t elements = 1;
+  for (int d = 0; d < t.rank; ++d) elements += (t.dim(d) - 1) * t.step(d);
+  std::vector<std::byte> bytes(static_cast<size_t>(elements * size_of(t.dtype)));
+  ops::download(exec, make_tensor(t.data, t.dtype, {elements}, t.device), bytes.data());
+  Tensor copy = t;
+  copy.data = bytes.data();
+  return numbers_of(copy);
+}
+
 std::optional<BadTensor> find_bad_weight(Engine& engine) {
   engine.finish_gathers();
   std::optional<BadTensor> first;
   for (const WeightSlice& slice : engine.weight_slices()) {
     if (first && first->order[3] <= slice.parameter) continue;
-    const auto n = numbers_of(slice.values);
+    const auto n = numbers_of(engine.exec(), slice.values);
     if (n && n->bad > 0)
       first = BadTensor{.order = {0, 0, 0, slice.parameter, 0},
                         .name = "the weights " + slice.part.name,

@@ -40,6 +40,8 @@ struct TensorNumbers {
 };
 /// Unset for types other than f32, bf16 and f16.
 std::optional<TensorNumbers> numbers_of(const Tensor& t);
+/// The same of a tensor in the memory of the exec's device, after the work enqueued so far. Blocks.
+std::optional<TensorNumbers> numbers_of(ops::Exec& exec, const Tensor& t);
 
 /// The first weight that is not finite among those that this rank keeps.
 std::optional<BadTensor> find_bad_weight(Engine& engine);

@@ -53,7 +53,7 @@ void add_reliability_keys(Table& t) {
       .help(
           "Steps between checks that repeat the passes of a step twice on every rank and compare "
           "log-probabilities and gradients bit for bit; a difference ends the run with exit code 81. 0: "
-          "never. Costs two steps each. Not on a GPU.");
+          "never. Costs two steps each. A GPU needs kernels.deterministic.");
 }
 
 }  // namespace nrl::config_detail

@@ -288,7 +288,8 @@ void add_monitoring(Table& t) {
           "gradient "
           "norm. all: repeat the step and name the first tensor that is not finite, with its rank, "
           "microbatch "
-          "and pass; grads: the same among the gradients of parameters. auto: all on a CPU, loss on a GPU.")
+          "and pass; grads: the same among the gradients of parameters. auto: all on a CPU, loss on a GPU, "
+          "where the others wait for the result of every step.")
       .only_with(monitors);
   t.section("monitoring.stability", "Instability of loss and gradient norm.");
   NRL_KEY(t, monitoring.stability.on_instability)

@@ -108,24 +108,25 @@ struct Place {
   auto operator<=>(const Place&) const = default;
 };
 
-bool checked(const model::StepResults& r, const model::SlotValue& v, const model::Decoder& d) {
-  const int rows = d.all_layers().spec(v.slot).rows;
-  return engine::numbers_of(v.value) && v.value.numel() > 0 &&
+bool checked(const model::StepResults& r, const model::SlotValue& v, Rank& rank) {
+  const int rows = rank.decoder().all_layers().spec(v.slot).rows;
+  return engine::numbers_of(rank.engine().exec(), v.value) && v.value.numel() > 0 &&
          (rows == model::token_rows || rows == model::sequence_rows) &&
          (r.step.kind == program::StepKind::compute);
 }
 
-void set_first(const Tensor& t, bool infinite) {
+void set_first(Rank& rank, const Tensor& t, bool infinite) {
   const uint32_t bits = infinite ? 0x7f800000 : 0x7fc00000;
   const uint16_t half = static_cast<uint16_t>(bits >> 16);
+  const Tensor first = make_tensor(t.data, t.dtype, {1}, t.device);
   if (t.dtype == DType::f32)
-    std::memcpy(t.data, &bits, 4);
+    ops::upload(rank.engine().exec(), first, &bits);
   else
-    std::memcpy(t.data, &half, 2);
+    ops::upload(rank.engine().exec(), first, &half);
 }
 
 bool is_at(const model::StepResults& r, const model::SlotValue& v, Rank& rank, const Place& at) {
-  return r.mode == memory::training && checked(r, v, rank.decoder()) &&
+  return r.mode == memory::training && checked(r, v, rank) &&
          Place{rank.decoder().all_layers().name(v.slot), r.microbatch, r.step.backward || r.step.again,
                r.step.index} == at;
 }
@@ -148,7 +149,7 @@ int named_of_20(const Keys& keys, const std::string& model, uint64_t seed) {
   std::set<Place> places;
   rank.decoder().watch_results([&](const model::StepResults& r) {
     for (const model::SlotValue& v : r.written)
-      if (checked(r, v, rank.decoder()))
+      if (checked(r, v, rank))
         places.insert({rank.decoder().all_layers().name(v.slot), r.microbatch,
                        r.step.backward || r.step.again, r.step.index});
   });
@@ -169,7 +170,7 @@ int named_of_20(const Keys& keys, const std::string& model, uint64_t seed) {
     if (me == of)
       rank.decoder().watch_results([&](const model::StepResults& r) {
         for (const model::SlotValue& v : r.written)
-          if (is_at(r, v, rank, at)) set_first(v.value, k % 2 == 1);
+          if (is_at(r, v, rank, at)) set_first(rank, v.value, k % 2 == 1);
       });
     // No operation may read the value, or one may make an infinity finite.
     if (rank.step(3 + k).skipped) {
@@ -198,11 +199,13 @@ TEST_CASE("20 of 20 planted values are named, and the search keeps all bits") {
     CHECK(named_of_20({"policy.recompute.granularity=full"}, small_llama, 1) == 20);
     CHECK(named_of_20({"policy.precision=bfloat16"}, small_gpt2, 2) == 20);
     CHECK(named_of_20({"policy.precision=float32"}, small_qwen2_moe, 3) == 20);
+    CHECK(named_of_20({"device=cuda"}, small_llama, 10) == 20);
   } else if (n == 2) {
     CHECK(named_of_20({pp}, small_llama, 4) == 20);
     CHECK(named_of_20({tp, "distributed.sequence_parallel=true"}, small_llama, 5) == 20);
     CHECK(named_of_20({"distributed.shard_strategy=optim"}, small_qwen3, 6) == 20);
     CHECK(named_of_20({"distributed.shard_strategy=optim_grads_params"}, small_llama, 7) == 20);
+    CHECK(named_of_20({"device=cuda", tp, "distributed.sequence_parallel=true"}, small_llama, 11) == 20);
   } else {
     CHECK(named_of_20({pp, tp}, small_llama, 8) == 20);
     CHECK(named_of_20({pp, "distributed.virtual_pipeline_size=2", "policy.model.num_hidden_layers=4"},
@@ -226,7 +229,7 @@ TEST_CASE("weights and gradients that are not finite are named") {
   float kept = 0;
   if (me == of) {
     std::memcpy(&kept, slices.front().values.data, 4);
-    set_first(slices.front().values, false);
+    set_first(rank, slices.front().values, false);
   }
   const Rank::Named found = rank.search(engine::find_bad_weight(rank.engine()));
   CHECK(found.rank == of);
@@ -257,12 +260,14 @@ TEST_CASE("a run goes on after the search with the bits that it has without") {
   std::vector<std::pair<Keys, std::string>> setups{
       {{"policy.precision=float16"}, small_llama},
       {{"policy.recompute.granularity=selective"}, small_qwen2_moe},
-      {delayed, wide}};
+      {delayed, wide},
+      {{"device=cuda", "policy.recompute.granularity=selective"}, small_qwen2_moe}};
   if (n == 2)
     setups = {{{"distributed.grad_reduce_dtype=fp8"}, small_llama},
               {{"distributed.shard_strategy=optim", "distributed.overlap_param_gather=true"}, small_gpt2},
               {{"distributed.shard_strategy=optim_grads"}, small_qwen3},
               {{"distributed.expert_parallel_size=2"}, small_qwen2_moe},
+              {{"device=cuda", "distributed.shard_strategy=optim_grads_params"}, small_llama},
               {delayed, wide}};
   for (const auto& [keys, model] : setups) {
     CAPTURE(keys, model);
@@ -273,9 +278,8 @@ TEST_CASE("a run goes on after the search with the bits that it has without") {
       int written = 0;
       rank.decoder().watch_results([&](const model::StepResults& r) {
         for (const model::SlotValue& v : r.written)
-          if (r.mode == memory::training && r.microbatch == 1 && checked(r, v, rank.decoder()) &&
-              ++written % 10 == 5)
-            set_first(v.value, false);
+          if (r.mode == memory::training && r.microbatch == 1 && checked(r, v, rank) && ++written % 10 == 5)
+            set_first(rank, v.value, false);
       });
       const engine::StepResult bad = rank.step(2);
       REQUIRE(bad.skipped);

@@ -46,10 +46,12 @@ Head::Head(const LayerContext& c, const ParameterList& parameters, const precisi
   constexpr int64_t aligned = 8;
   const bool bf16_logits = recipe.logits() == DType::bf16;
   const int64_t columns = vocabulary_.count;
+  const int64_t unused = bf16_logits ? (aligned - columns % aligned) % aligned : 0;
   logits_ = slot({.name = "logits of a chunk",
-                  .width = bf16_logits ? (columns + aligned - 1) / aligned * aligned : columns,
+                  .width = columns + unused,
                   .dtype = recipe.logits(),
-                  .rows = head_chunk_rows});
+                  .rows = head_chunk_rows,
+                  .unused = unused});
   if (c.layout.tensor > 1)
     statistics_ = slot(
         {.name = "logit statistics", .width = statistics_width() * c.layout.tensor, .rows = head_chunk_rows});

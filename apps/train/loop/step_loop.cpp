@@ -80,6 +80,8 @@ Exit StepLoop::run() {
   auto source = open_source();
   if (loop.val_at_start && at.step == 0) evaluate();
   report_.first_step();
+  const NanCheck check = nan_check(c, run_.engine->exec().device != nullptr);
+  const bool repeats_bad_steps = check == NanCheck::grads || check == NanCheck::all;
   while (at.step < max_steps) {
     report_.profile().begin_step(at.step + 1);
     enter_epoch();
@@ -98,8 +100,9 @@ Exit StepLoop::run() {
       std::optional<trace::Range> range;
       if (trace::seen()) range.emplace(trace::intern(fmt::format("step_{}", at.step + 1)), trace::Kind::step);
       begin_step(*source);
-      // On a GPU results are collected one step late, unless the host needs the weights now.
-      const bool now = evaluates || saves || traced || samples || looks || compares || repeats;
+      // On a GPU results are collected one step late, unless the host needs the weights or the step now.
+      const bool now =
+          evaluates || saves || traced || samples || looks || compares || repeats || repeats_bad_steps;
       if (const auto code = finish_steps(now ? 0 : run_.engine->steps_ahead())) return *code;
       recovered = unstable_.has_value();
       if (compares) compare_replicas();

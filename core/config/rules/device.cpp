@@ -57,15 +57,11 @@ const DeviceRule device_table[] = {
     pinned_on_gpu("policy.pin_memory"),
     pinned_on_gpu("data.pin_memory"),
     {{}, judge_pinned_on_cpu},
-    unsupported(true, {is("monitoring.nan_check", {"grads", "all"})},
-                "<:monitoring.nan_check> repeats the step, which is not supported on a GPU: the next step is "
-                "enqueued, with its data, before the result of the last one is known",
-                {"Fix: monitoring.nan_check: loss, or repeat the run on a CPU from its last checkpoint"}),
-    unsupported(
-        true, {is_not("reliability.recompute_check_period", "0")},
-        "reliability.recompute_check_period repeats a step, which is not supported on a GPU: the next "
-        "step is enqueued, with its data, before the result of the last one is known",
-        {"Fix: reliability.recompute_check_period: 0"}),
+    unsupported(true,
+                {is_not("reliability.recompute_check_period", "0"), is("kernels.deterministic", {"false"})},
+                "reliability.recompute_check_period compares bits, which differ from time to time on a GPU "
+                "without kernels.deterministic",
+                {"Fix: kernels.deterministic: true"}),
     useless(true, {is_not("memory.offload_dir", "null")},
             "memory.offload_dir has no effect on a GPU, whose offloaded memory is page-locked"),
     unsupported(true, {is("distributed.backend", {"mpi"})},
