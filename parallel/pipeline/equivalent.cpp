@@ -245,6 +245,19 @@ bool uses_all_at_once(const Schedule& schedule) {
   return false;
 }
 
+/// Whether every chunk has all of its stashes of `whole` in a schedule of `microbatches`, whose stashes are
+/// the same.
+bool shows_all(const Stashes& whole, int microbatches) {
+  for (int chunk = 0; chunk < whole.chunks(); ++chunk) {
+    const std::vector<int>& numbers = whole.numbers(chunk);
+    std::vector<bool> seen(static_cast<size_t>(whole.count(chunk)));
+    for (int m = 0; m < microbatches; ++m) seen[static_cast<size_t>(numbers[m])] = true;
+    const auto missing = [&](int number) { return !seen[static_cast<size_t>(number)]; };
+    if (std::any_of(numbers.begin() + microbatches, numbers.end(), missing)) return false;
+  }
+  return true;
+}
+
 /// Results of search(): a plan asks for the same ones several times, a search of layouts hundreds of times.
 class KnownSchedules {
  public:
@@ -281,12 +294,15 @@ Schedule search(ScheduleOptions options, int stage) {
   const int chunks = whole.stashes.chunks();
   const int least = std::min(all, std::max(2, (most_stashes + chunks - 1) / chunks));
   std::map<bool, std::pair<Points, Meetings>> needed;  // by `exchange`
-  const auto find = [&](bool exchange, int begin, int end) -> std::optional<Schedule> {
+  // `stride`: of the numbers of microbatches that are tried, from the number before.
+  const auto find = [&](bool exchange, int begin, int end, const auto& stride) -> std::optional<Schedule> {
     if (end <= begin) return {};
     const auto [at, added] = needed.try_emplace(exchange, Points(static_cast<size_t>(chunks)), Meetings());
     auto& [points, need] = at->second;
     if (added) need = meetings(whole, points, exchange);
-    for (options.microbatches = begin; options.microbatches < end; ++options.microbatches) {
+    for (int n = begin; n < end; n += stride(n)) {
+      options.microbatches = n;
+      if (!exchange && !shows_all(whole.stashes, n)) continue;
       if (!unsupported_reason(options).empty()) continue;  // groups of microbatches
       Schedule shorter = make_schedule(options, stage);
       if (!whole.stashes.extends(shorter.stashes)) continue;
@@ -304,9 +320,15 @@ Schedule search(ScheduleOptions options, int stage) {
   // need to meet. Where that is too many, the stashes are exchanged; pools that are not in use at once would
   // need far more bytes then, and get a longer list.
   const int most = std::min(all, 8 * options.stages + 8);
-  std::optional<Schedule> found = find(false, least, most);
-  if (!found && uses_all_at_once(whole)) found = find(true, least, std::min(most, all / 4));
-  if (!found && whole.stashes.counts().size() > 1) found = find(false, std::max(least, most), all / 4);
+  const auto each = [](int) { return 1; };
+  std::optional<Schedule> found = find(false, least, most, each);
+  if (!found && uses_all_at_once(whole)) found = find(true, least, std::min(most, all / 4), each);
+  if (!found && whole.stashes.counts().size() > 1) {
+    // Periods have a multiple of as many microbatches as there are stages. An eighth more does little harm.
+    const int stages = options.stages, begin = std::max(least, most);
+    const auto eighth = [&](int n) { return std::max(n / 8 / stages, 1) * stages; };
+    found = find(false, begin + (all - begin) % stages, all / 4, eighth);
+  }
   return found ? *std::move(found) : whole;
 }
 
