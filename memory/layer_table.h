@@ -42,8 +42,8 @@ struct SlotSpec {
   /// Names of the rules of recomputation and offloading that select it ("norm", "activation"), separated by
   /// spaces.
   std::string_view rules = "";
-  int64_t unused =
-      0;  ///< elements at the end of a row that have no meaning: it is as long as it is for speed
+  /// Padding elements at the end of each row, whose contents are undefined.
+  int64_t unused = 0;
 };
 
 enum class Pass : uint8_t {

@@ -1,12 +1,11 @@
 #include "apps/bench/overhead.h"
 
+#include <algorithm>
 #include <deque>
 #include <fstream>
 #include <memory>
 #include <utility>
 #include <vector>
-
-#include <time.h>
 
 #include "apps/monitor/start_phases.h"
 #include "apps/monitor/terminal.h"
@@ -82,24 +81,25 @@ std::vector<std::string> with_monitoring(std::vector<std::string> out, const std
   return out;
 }
 
-/// Processor time of this process, in all its threads.
-double processor_seconds() {
-  timespec t{};
-  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+/// Processor time of the threads of this process whose number satisfies `counts`.
+template <class Counts>
+double thread_seconds(const Counts& counts) {
+  double sum = 0;
+  for (const std::string& thread : list_directory("/proc/self/task")) {
+    double nanoseconds = 0;
+    std::ifstream("/proc/self/task/" + thread + "/schedstat") >> nanoseconds;
+    if (counts(thread)) sum += 1e-9 * nanoseconds;
+  }
+  return sum;
 }
 
 /// Processor time of the threads of the control plane (parallel/control).
 double control_seconds() {
-  double sum = 0;
-  for (const std::string& thread : list_directory("/proc/self/task")) {
+  return thread_seconds([](const std::string& thread) {
     std::string name;
-    double nanoseconds = 0;
     std::ifstream("/proc/self/task/" + thread + "/comm") >> name;
-    std::ifstream("/proc/self/task/" + thread + "/schedstat") >> nanoseconds;
-    if (name == "nrl-control" || name == "nrl-helper") sum += 1e-9 * nanoseconds;
-  }
-  return sum;
+    return name == "nrl-control" || name == "nrl-helper";
+  });
 }
 
 /// Seconds in which an operation of a group is recorded.
@@ -124,7 +124,9 @@ int64_t operations_of(comm::World& world) {
 }
 
 struct Block {
-  double seconds = 0, report = 0, start = 0;  ///< `report`: of all its steps; `start`: opening everything
+  double seconds = 0, report = 0;  ///< of all its steps
+  double threads = 0;              ///< processor time of monitoring's threads in these steps
+  double start = 0, end = 0;       ///< opening and closing everything
 };
 
 /// Blocks of steps of one run, each with a report of its own.
@@ -141,6 +143,10 @@ class Blocks {
     Block out;
     run_.world.comm().barrier();
     const double opened = Timers::steady_seconds();
+    const std::vector<std::string> before_it = list_directory("/proc/self/task");
+    const auto is_new = [&](const std::string& thread) {
+      return std::find(before_it.begin(), before_it.end(), thread) == before_it.end();
+    };
     monitor::TerminalOptions silent;
     silent.active = false;
     monitor::Terminal terminal(silent);
@@ -164,13 +170,13 @@ class Blocks {
     }
     run_.engine->finish_gathers();
     out.seconds = Timers::steady_seconds() - begin;
-    // The threads of monitoring wait for disks, and steps do not wait for them: only their work counts.
-    const double worked = processor_seconds();
+    out.threads = thread_seconds(is_new);
+    const double closes = Timers::steady_seconds();
     report.reset();  // writes what waits
-    out.seconds += processor_seconds() - worked;
-    double most[] = {out.seconds, out.report, out.start};
+    out.end = Timers::steady_seconds() - closes;
+    double most[] = {out.seconds, out.report, out.threads, out.start, out.end};
     run_.world.comm().all_reduce(std::span(most), comm::Reduce::max);
-    return {most[0], most[1], most[2]};
+    return {most[0], most[1], most[2], most[3], most[4]};
   }
 
  private:
@@ -217,7 +223,7 @@ int overhead(comm::World& world, const Args& args) {
   const std::unique_ptr<train::Run> run = train::set_up_run(world, without, phases);
   train::prepare_references(*run, phases);
   Blocks blocks(*run, with);
-  std::vector<double> step[arms], report[arms], start[arms];
+  std::vector<double> step[arms], report[arms], start[arms], end[arms], threads[arms];
   const double began = monitor::Timers::steady_seconds(), control_before = control_seconds();
   const int64_t operations_before = operations_of(world);
   for (int64_t pair = 0; pair <= pairs; ++pair)
@@ -229,6 +235,8 @@ int overhead(comm::World& world, const Args& args) {
       step[arm].push_back(b.seconds / count * 1e3);
       report[arm].push_back(b.report / count * 1e3);
       start[arm].push_back(b.start * 1e3);
+      end[arm].push_back(b.end * 1e3);
+      threads[arm].push_back(b.threads / b.seconds);
     }
   // Fractions of a core: steps that occupy all cores lose them.
   double watching[] = {(control_seconds() - control_before) / (monitor::Timers::steady_seconds() - began),
@@ -253,7 +261,10 @@ int overhead(comm::World& world, const Args& args) {
                                        : "not held");
   log::info("report    {:.3f} ms of a step without, {:.3f} ms with ({:.3f} % of it)", median(report[0]),
             reports, 100 * reports / median(step[1]));
-  log::info("start     {:.1f} ms without, {:.1f} ms with", median(start[0]), median(start[1]));
+  log::info("threads   {:.3f} % of a core without, {:.3f} % with, beside the steps", 100 * median(threads[0]),
+            100 * median(threads[1]));
+  log::info("once      start {:.1f} ms without, {:.1f} ms with; end {:.1f} ms without, {:.1f} ms with",
+            median(start[0]), median(start[1]), median(end[0]), median(end[1]));
   log::info(
       "watching  control plane {:.3f} % of a core; record of {:.0f} operations a step, {:.0f} ns each: "
       "{:.4f} % of it",
@@ -271,6 +282,10 @@ int overhead(comm::World& world, const Args& args) {
                                               {"report_ms", reports},
                                               {"start_without_ms", median(start[0])},
                                               {"start_ms", median(start[1])},
+                                              {"end_without_ms", median(end[0])},
+                                              {"end_ms", median(end[1])},
+                                              {"threads_without", median(threads[0])},
+                                              {"threads", median(threads[1])},
                                               {"control", watching[0]},
                                               {"recorder", recording}});
     write_file_atomic(args.json, json.dump(2) + "\n");

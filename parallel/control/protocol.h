@@ -25,7 +25,7 @@ struct Limits {
   Nanos heartbeat = 10_s;  ///< silence of a process of the node
   Nanos network = 30_s;    ///< silence of another node
   Nanos grace = 500_ms;    ///< for a closed link to another node to be restored; a beat more after a reset
-  Nanos window = 100_ms;   ///< for stronger evidence; Open MPI 5 kills all ranks 0.3 s after the first has died
+  Nanos window = 100_ms;   ///< for stronger evidence; Open MPI 5 kills all ranks 0.3 s after a death
   Nanos secondary_window = 1_s;
   Nanos answer = 2_s;     ///< for the answers to a question
   Nanos ask_again = 5_s;  ///< after a question that named no rank

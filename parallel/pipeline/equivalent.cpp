@@ -16,6 +16,11 @@ namespace nrl::pipeline {
 
 namespace {
 
+/// True for actions of no microbatch.
+bool ends_step(const Action& a) {
+  return a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step;
+}
+
 /// The way of one microbatch through a chunk: its stash, 0 if the stashes of a pool may be exchanged, and its
 /// actions in order. The action that hands a tensor to a chunk of the same rank belongs to both ways.
 struct Way {
@@ -126,7 +131,7 @@ Meetings meetings(const Schedule& schedule, Points& points, bool exchange, size_
     way.actions.push_back(kind);
   };
   for (const Action& a : schedule.actions) {
-    if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) {
+    if (ends_step(a)) {
       ends.push_back(reached.size());
       continue;
     }
@@ -187,9 +192,8 @@ namespace {
 
 /// Whether b is a, `later` microbatches later; their stashes follow from the microbatches.
 bool repeats(const Action& a, const Action& b, int later) {
-  const bool ends = a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step;
   return a.kind == b.kind && a.chunk == b.chunk && a.last == b.last &&
-         a.microbatch + (ends ? 0 : later) == b.microbatch;
+         a.microbatch + (ends_step(a) ? 0 : later) == b.microbatch;
 }
 
 /// The period with which `list`, the same schedule with `fewer` microbatches less, gives `whole`; empty if
@@ -222,27 +226,19 @@ Period period_of(const std::vector<Action>& list, const std::vector<Action>& who
   return {};
 }
 
-}  // namespace
-
-namespace {
-
-/// Whether all stashes are in use at the same time at some action.
-bool uses_all_at_once(const Schedule& schedule) {
-  std::map<std::pair<int, int>, size_t> last;  // actions, by chunk and microbatch
-  const std::vector<Action>& actions = schedule.actions;
-  for (size_t i = 0; i < actions.size(); ++i)
-    if (actions[i].chunk >= 0) last[{actions[i].chunk, actions[i].microbatch}] = i;
-  const std::vector<int>& counts = schedule.stashes.counts();
-  const auto all = static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), 0));
-  std::set<std::pair<int, int>> in_use;
-  for (size_t i = 0; i < actions.size() && in_use.size() < all; ++i) {
-    const std::pair<int, int> of(actions[i].chunk, actions[i].microbatch);
-    if (of.first < 0) continue;
-    in_use.insert(of);
-    if (in_use.size() == all) return true;
-    if (last[of] == i) in_use.erase(of);
+/// The most stashes of all pools that are in use at the same time.
+size_t most_in_use(const Schedule& schedule) {
+  std::set<std::pair<int, int>> in_use;  // chunk and microbatch
+  size_t most = 0;
+  for (const Action& a : schedule.actions) {
+    if (a.kind == ActionKind::forward || a.kind == ActionKind::receive_forward ||
+        a.kind == ActionKind::post_forward)
+      in_use.insert({a.chunk, a.microbatch});
+    most = std::max(most, in_use.size());
+    if (a.kind == ActionKind::backward || a.kind == ActionKind::backward_weight)
+      in_use.erase({a.chunk, a.microbatch});
   }
-  return false;
+  return most;
 }
 
 /// Whether every chunk has all of its stashes of `whole` in a schedule of `microbatches`, whose stashes are
@@ -268,8 +264,11 @@ class KnownSchedules {
   }
   void add(const ScheduleOptions& options, int stage, const Schedule& schedule) {
     const std::lock_guard lock(mutex_);
-    actions_ += schedule.actions.size();
-    if (actions_ > most_actions) schedules_.clear(), actions_ = schedule.actions.size();
+    // Stashes have a number for each chunk and microbatch.
+    const auto chunks = static_cast<size_t>(schedule.stashes.chunks());
+    const size_t entries = schedule.actions.size() + chunks * static_cast<size_t>(options.microbatches);
+    entries_ += entries;
+    if (entries_ > most_entries) schedules_.clear(), entries_ = entries;
     schedules_.insert_or_assign(key(options, stage), schedule);
   }
 
@@ -280,10 +279,10 @@ class KnownSchedules {
             o.pools, stage};
   }
 
-  static constexpr size_t most_actions = 2'000'000;  // some 60 MB
+  static constexpr size_t most_entries = 2'000'000;  // some 40 MB
   std::mutex mutex_;
   std::map<Key, Schedule> schedules_;
-  size_t actions_ = 0;
+  size_t entries_ = 0;
 };
 
 Schedule search(ScheduleOptions options, int stage) {
@@ -317,17 +316,20 @@ Schedule search(ScheduleOptions options, int stage) {
   };
   // A way meets those of the next and the previous group of microbatches, and no others. Memory is planned
   // with fewer bytes if every stash has its own meetings, which takes as many microbatches as all of them
-  // need to meet. Where that is too many, the stashes are exchanged; pools that are not in use at once would
-  // need far more bytes then, and get a longer list.
+  // need to meet. Where that is too many, the stashes are exchanged. Pools that are not in use at once would
+  // need more bytes then: if it is over a twentieth, a longer list is looked for.
   const int most = std::min(all, 8 * options.stages + 8);
   const auto each = [](int) { return 1; };
   std::optional<Schedule> found = find(false, least, most, each);
-  if (!found && uses_all_at_once(whole)) found = find(true, least, std::min(most, all / 4), each);
-  if (!found && whole.stashes.counts().size() > 1) {
-    // Periods have a multiple of as many microbatches as there are stages. An eighth more does little harm.
-    const int stages = options.stages, begin = std::max(least, most);
-    const auto eighth = [&](int n) { return std::max(n / 8 / stages, 1) * stages; };
-    found = find(false, begin + (all - begin) % stages, all / 4, eighth);
+  const std::vector<int>& counts = whole.stashes.counts();
+  const auto reserved = static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), 0));
+  if (!found && 20 * most_in_use(whole) >= 19 * reserved)
+    found = find(true, least, std::min(most, all / 4), each);
+  if (!found && counts.size() > 1) {
+    // Periods have a multiple of a group's microbatches. An eighth more does little harm.
+    const int group = options.group > 0 ? options.group : options.stages, begin = std::max(least, most);
+    const auto eighth = [&](int n) { return std::max(n / 8 / group, 1) * group; };
+    found = find(false, begin + (all - begin) % group, all / 4, eighth);
   }
   return found ? *std::move(found) : whole;
 }
@@ -394,7 +396,7 @@ Schedule unrolled(const Schedule& schedule) {
   period.for_each_part(schedule.actions.size(), [&](size_t begin, size_t end, int repetition) {
     for (size_t i = begin; i < end; ++i) {
       Action& a = out.actions.emplace_back(schedule.actions[i]);
-      if (a.kind == ActionKind::finish_reduce || a.kind == ActionKind::step) continue;
+      if (ends_step(a)) continue;
       a.microbatch += repetition * period.microbatches;
       a.stash = schedule.stashes.of(a.chunk, a.microbatch);
     }

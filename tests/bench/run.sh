@@ -143,10 +143,10 @@ monitoring: {interval: 5, alerting: {enabled: true, rules: ["train/loss > 100"]}
 TEXT
     run=(bench overhead watched.yaml "${tiny[@]}" policy.model.vocab_size=272 data.train.data_path=corpus --quick)
     expect 0 "$nrl_train" "${run[@]}" --json overhead.json
-    for line in 'blocks    2 pairs of 1 step' 'step      ' 'report    ' 'start     '; do
+    for line in 'blocks    2 pairs of 1 step' 'step      ' 'report    ' 'threads   ' 'once      start '; do
       grep -q "^$line" out.txt || fail "no line '$line': $(cat out.txt)"
     done
-    for key in without_ms with_ms report_ms start_ms; do positive overhead.json $key; done
+    for key in without_ms with_ms report_ms start_ms end_ms; do positive overhead.json $key; done
     expect 0 mpirun -n 2 --oversubscribe "$nrl_train" "${run[@]}"
     [[ $(grep -c '^step ' out.txt) -eq 1 ]] || fail "not once: $(cat out.txt)"
     [[ -z $(find tmp -name 'nrl-overhead-*') ]] || fail "files are left: $(ls tmp)"
