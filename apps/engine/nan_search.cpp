@@ -42,6 +42,11 @@ double half(uint16_t bits) {
   return exponent == 0 ? std::ldexp(fraction, -24) : std::ldexp(fraction + 1024, exponent - 25);
 }
 
+/// True for tensors that numbers_of() reads.
+bool is_readable(const Tensor& t) {
+  return t.rank > 0 && (t.dtype == DType::f32 || t.dtype == DType::bf16 || t.dtype == DType::f16);
+}
+
 /// Calls `row(pointer)` for every row of a tensor's last dimension.
 template <class F>
 void for_each_row(const Tensor& t, const char* data, int dim, const F& row) {
@@ -181,7 +186,7 @@ BadTensor bad_tensor_from(const JsonValue& json) {
 }
 
 std::optional<TensorNumbers> numbers_of(const Tensor& t) {
-  if (t.rank == 0 || (t.dtype != DType::f32 && t.dtype != DType::bf16 && t.dtype != DType::f16)) return {};
+  if (!is_readable(t)) return {};
   TensorNumbers sum{.count = t.numel()};
   const int64_t columns = t.dim(-1), step = t.step(-1);
   for_each_row(t, static_cast<const char*>(t.data), 0, [&](const char* row) {
@@ -199,7 +204,7 @@ std::optional<TensorNumbers> numbers_of(const Tensor& t) {
 }
 
 std::optional<TensorNumbers> numbers_of(ops::Exec& exec, const Tensor& t) {
-  if (!exec.device || t.rank == 0 || t.numel() == 0) return numbers_of(t);
+  if (!exec.device || !is_readable(t) || t.numel() == 0) return numbers_of(t);
   int64_t elements = 1;
   for (int d = 0; d < t.rank; ++d) elements += (t.dim(d) - 1) * t.step(d);
   std::vector<std::byte> bytes(static_cast<size_t>(elements * size_of(t.dtype)));

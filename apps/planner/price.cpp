@@ -152,9 +152,7 @@ std::vector<std::pair<int, std::shared_ptr<const StageShape>>> Pricer::shapes(co
 const pipeline::Schedule& Pricer::schedule_of(const pipeline::ScheduleOptions& options, int stage) {
   pipeline::ScheduleOptions few = options;
   few.microbatches = enough_microbatches(few.microbatches, few.stages);
-  const auto [known, added] =
-      schedules_.try_emplace({static_cast<int>(few.kind), few.stages, few.chunks_per_stage, few.microbatches,
-                              few.overlap_messages, stage});
+  const auto [known, added] = schedules_.try_emplace({few, stage});
   if (added) known->second = make_schedule(few, stage);
   return known->second;
 }

@@ -90,7 +90,7 @@ class Pricer {
   /// The first, an inner and the last stage of the layout whose shape was made last: layouts that differ
   /// in sharding follow each other.
   std::array<std::pair<StageKey, model::ParameterList>, 3> parameters_;
-  std::map<std::tuple<int, int, int, int, bool, int>, pipeline::Schedule> schedules_;
+  std::map<std::pair<pipeline::ScheduleOptions, int>, pipeline::Schedule> schedules_;
   std::map<std::vector<double>, double> makespans_;
 };
 

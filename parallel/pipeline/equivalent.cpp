@@ -8,7 +8,6 @@
 #include <optional>
 #include <set>
 #include <span>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -241,8 +240,7 @@ size_t most_in_use(const Schedule& schedule) {
   return most;
 }
 
-/// Whether every chunk has all of its stashes of `whole` in a schedule of `microbatches`, whose stashes are
-/// the same.
+/// True if the first `microbatches` of every chunk have all stashes that the chunk has in `whole`.
 bool shows_all(const Stashes& whole, int microbatches) {
   for (int chunk = 0; chunk < whole.chunks(); ++chunk) {
     const std::vector<int>& numbers = whole.numbers(chunk);
@@ -259,7 +257,7 @@ class KnownSchedules {
  public:
   std::optional<Schedule> at(const ScheduleOptions& options, int stage) {
     const std::lock_guard lock(mutex_);
-    const auto found = schedules_.find(key(options, stage));
+    const auto found = schedules_.find({options, stage});
     return found == schedules_.end() ? std::nullopt : std::optional(found->second);
   }
   void add(const ScheduleOptions& options, int stage, const Schedule& schedule) {
@@ -269,19 +267,13 @@ class KnownSchedules {
     const size_t entries = schedule.actions.size() + chunks * static_cast<size_t>(options.microbatches);
     entries_ += entries;
     if (entries_ > most_entries) schedules_.clear(), entries_ = entries;
-    schedules_.insert_or_assign(key(options, stage), schedule);
+    schedules_.insert_or_assign({options, stage}, schedule);
   }
 
  private:
-  using Key = std::tuple<ScheduleKind, int, int, int, int, bool, std::vector<int>, int>;
-  static Key key(const ScheduleOptions& o, int stage) {
-    return {o.kind,  o.stages, o.chunks_per_stage, o.microbatches, o.group, o.overlap_messages,
-            o.pools, stage};
-  }
-
   static constexpr size_t most_entries = 2'000'000;  // some 40 MB
   std::mutex mutex_;
-  std::map<Key, Schedule> schedules_;
+  std::map<std::pair<ScheduleOptions, int>, Schedule> schedules_;
   size_t entries_ = 0;
 };
 

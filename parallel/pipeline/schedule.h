@@ -13,6 +13,7 @@
 // receive to complete. A receive may be posted earlier, in the same order, so that the message arrives during
 // the pass before the one that needs it.
 
+#include <compare>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -96,6 +97,7 @@ struct ScheduleOptions {
   bool overlap_messages = false;
   /// The pool of each of the stage's chunks, from 0: chunks with equal blocks share one. Empty: all do.
   std::vector<int> pools = {};
+  auto operator<=>(const ScheduleOptions&) const = default;
 };
 
 /// Why the kind does not support the sizes, with the fix; empty if it does.
