@@ -88,9 +88,9 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   nrl::cpu::silence_hwloc_without_sysfs();
-  nrl::cpu::limit_openmp_spin(argv);
-  nrl::cpu::arrange_heap();
   try {
+    nrl::cpu::prepare_openmp(argv);
+    nrl::cpu::arrange_heap();
     return nrl::app::run(argc, argv);
   } catch (const std::exception& e) {
     const nrl::Error error = nrl::error_from(e);

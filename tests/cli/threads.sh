@@ -50,5 +50,19 @@ case $case_name in
     [[ $(spin OMP_WAIT_POLICY=passive) == 0 ]] || fail "OMP_WAIT_POLICY is not respected: $(spin OMP_WAIT_POLICY=passive)"
     expect 64 env -u GOMP_SPINCOUNT "$nrl_train" no-such-command
     ;;
+  openmp_places)
+    # OpenMP binds the first thread to the first place, where all threads of a rank must not end up.
+    cores() { env "$@" "$nrl_train" doctor 2>err.txt | sed -n 's/^kernels .*(\(.*\) cores available.*/\1/p'; }
+    all=$(cores OMP_PROC_BIND=false)
+    ((all >= 1)) || fail "no cores: $all $(cat err.txt)"
+    for setting in OMP_PROC_BIND=true OMP_PLACES=cores OMP_PLACES=threads; do
+      for more in "-u GOMP_SPINCOUNT" GOMP_SPINCOUNT=77; do
+        # shellcheck disable=SC2086  # an option of env and its value
+        [[ $(cores $more "$setting") == "$all" ]] || fail "$setting $more: $(cores $more "$setting") of $all cores"
+      done
+    done
+    first=$(taskset -pc $$ | sed 's/.*: *\([0-9]*\).*/\1/')
+    [[ $(cores "OMP_PLACES={$first}") == 1 ]] || fail "OMP_PLACES is ignored: $(cores "OMP_PLACES={$first}") cores"
+    ;;
   *) fail "no case $case_name" ;;
 esac

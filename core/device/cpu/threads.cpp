@@ -10,6 +10,7 @@
 
 #include "core/base/inherited_signals.h"
 #include "core/base/threads.h"
+#include "core/device/cpu/binding.h"
 
 namespace nrl::cpu {
 
@@ -19,9 +20,23 @@ namespace {
 // step. Its default of 300,000 is more than 10 ms of a core that other threads could use.
 constexpr const char* spin_rounds = "3000";
 
+/// With OMP_PLACES, OMP_PROC_BIND or GOMP_CPU_AFFINITY GCC's OpenMP binds the first thread to the first place
+/// before main. Gives it the CPUs of all places back: threads and cores are counted by its mask, which a
+/// program that replaces this one and all threads that it starts inherit. OpenMP's other threads stay bound.
+void leave_first_place() {
+  std::vector<int> cpus;
+  for (int place = 0; place < omp_get_num_places(); ++place) {
+    std::vector<int> more(static_cast<size_t>(omp_get_place_num_procs(place)));
+    omp_get_place_proc_ids(place, more.data());
+    cpus.insert(cpus.end(), more.begin(), more.end());
+  }
+  if (!cpus.empty()) bind_to(cpus);
+}
+
 }  // namespace
 
-void limit_openmp_spin(char** argv) {
+void prepare_openmp(char** argv) {
+  leave_first_place();
   for (const char* name : {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"})
     if (std::getenv(name)) return;
   if (setenv("GOMP_SPINCOUNT", spin_rounds, 1) != 0) return;

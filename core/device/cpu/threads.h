@@ -5,8 +5,10 @@ namespace nrl::cpu {
 
 /// Makes OpenMP threads that wait for work spin for about 0.1 ms and then sleep, where the environment does
 /// not say how they wait. GCC's OpenMP reads its environment before main, so the program starts itself again
-/// with GOMP_SPINCOUNT set, once; to be called first in main.
-void limit_openmp_spin(char** argv);
+/// with GOMP_SPINCOUNT set, once. Also lets the calling thread use all CPUs of OMP_PLACES, of which OpenMP
+/// has left it the first place. To be called first in main. Fails with Exit::config where the system refuses
+/// CPUs.
+void prepare_openmp(char** argv);
 
 /// Sets the number of threads of parallel regions that the calling thread begins, and starts them. Fails
 /// with Exit::out_of_memory and the name of the limit where the system refuses them (OpenMP itself would
