@@ -75,7 +75,11 @@ Records read_records(const std::string& log_dir) {
     }
   std::sort(records.stacks.begin(), records.stacks.end(),
             [](const ProcessStacks& a, const ProcessStacks& b) { return a.rank < b.rank; });
-  records.failure = monitor::read_failure(log_dir);
+  try {
+    records.failure = monitor::read_failure(log_dir);
+  } catch (const Error& e) {
+    records.unreadable.emplace_back(e.what());  // e.g. empty, after a power loss
+  }
   return records;
 }
 

@@ -124,9 +124,11 @@ bool write_failure(const std::string& log_dir, const Failure& failure) {
   const int error = errno;
   ::unlink(temporary.c_str());
   if (!linked && error != EEXIST) fail(Exit::io, "{}: cannot create: {}", path, std::strerror(error));
-  // After the link: the launcher may kill this process before a slow disk has answered.
-  if (linked) file.sync();
   return linked;
+}
+
+void sync_failure(const std::string& log_dir) {
+  File::open_read(join_path(log_dir, failure_file), File::Links::refuse).sync();
 }
 
 std::optional<Failure> read_failure(const std::string& log_dir) {

@@ -46,9 +46,11 @@ Failure failure_from(const JsonValue& json, const std::string& where);
 void reserve_failure_space(const std::string& log_dir);
 /// Gives it back if no failure took it.
 void release_failure_space(const std::string& log_dir);
-/// Writes failure.json unless it exists: of several ranks the first one counts. Returns whether it was
-/// written. Error(Exit::io).
+/// Writes failure.json unless it exists: of several ranks the first one counts. Returns true if it was
+/// written, without fsync. Error(Exit::io).
 bool write_failure(const std::string& log_dir, const Failure& failure);
+/// Brings failure.json to the disk. Error(Exit::no_input, Exit::io).
+void sync_failure(const std::string& log_dir);
 /// failure.json of a log directory, if there is one. Error(Exit::data) if it is malformed.
 std::optional<Failure> read_failure(const std::string& log_dir);
 /// Appends failure.json to failures.jsonl and removes it. A file that is no failure is removed only.

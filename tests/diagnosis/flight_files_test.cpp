@@ -103,6 +103,11 @@ TEST_CASE("records are of the last attempt; files that cannot be read are named"
   Records records = read_records(dir.path());
   CHECK(records.ranks.empty());
   CHECK(records.failure->kind == "io");
+  std::ofstream(dir / monitor::failure_file, std::ios::trunc).flush();  // as a power loss leaves it
+  records = read_records(dir.path());
+  CHECK(!records.failure);
+  CHECK(records.unreadable.size() == 1);
+  monitor::put_failure_aside(dir.path());
   SharedRun run;
   run.id = file.run_id;
   const auto fly = [&](int rank, int attempt) {

@@ -144,12 +144,19 @@ void RunRecords::failed(monitor::Failure failure) {
     const std::lock_guard lock(mutex_);
     if (std::exchange(failed_, true)) return;
   }
+  bool written = false;
   try {
-    monitor::write_failure(log_dir_, failure);
+    written = monitor::write_failure(log_dir_, failure);
   } catch (const Error& e) {
     log::warn("{}", e.what());
   }
   save_flights();
+  // Last: the launcher may kill this process before a slow disk has answered.
+  if (written) try {
+      monitor::sync_failure(log_dir_);
+    } catch (const Error& e) {
+      log::warn("{}", e.what());
+    }
 }
 
 void RunRecords::keep_stacks(int rank, int64_t pid) const {
