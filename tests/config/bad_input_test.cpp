@@ -444,7 +444,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"cluster.world_size=64", "cluster.fabric.oversubscription=2", "cluster.fabric.rail_optimized=false"},
        "limits links between leaf switches, but all 64 ranks are below one"},
       {{"device=cuda", "reliability.recompute_check_period=100"},
-       "reliability.recompute_check_period compares bits, which differ from time to time on a GPU"},
+       "reliability.recompute_check_period compares bits, which are not reproducible on a GPU"},
       {{"monitoring.alerting.enabled=true", "monitoring.alerting.slack_notifications=true"},
        "there is no address to post alerts to"},
       {{"monitoring.alerting.enabled=true", "monitoring.alerting.email_notifications=true"},

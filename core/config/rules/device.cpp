@@ -59,7 +59,7 @@ const DeviceRule device_table[] = {
     {{}, judge_pinned_on_cpu},
     unsupported(true,
                 {is_not("reliability.recompute_check_period", "0"), is("kernels.deterministic", {"false"})},
-                "reliability.recompute_check_period compares bits, which differ from time to time on a GPU "
+                "reliability.recompute_check_period compares bits, which are not reproducible on a GPU "
                 "without kernels.deterministic",
                 {"Fix: kernels.deterministic: true"}),
     useless(true, {is_not("memory.offload_dir", "null")},
