@@ -1,11 +1,13 @@
 // Parses the command line.
 
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <sstream>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <CLI/CLI.hpp>
@@ -33,6 +35,13 @@ constexpr AddCommand* commands[] = {
     add_train, add_launch,  add_plan,        add_verify,         add_prepare,  add_data,       add_generate,
     add_eval,  add_report,  add_watch,       add_explain,        add_recipes,  add_checkpoint, add_bench,
     add_tune,  add_profile, add_profile_run, add_profile_attach, add_diagnose, add_doctor};
+
+// Ends a rank whose command line is wrong, which rank 0 says for all of them. The launcher ends all ranks
+// soon after the first has left (Open MPI 5: 0.3 s): rank 0 shall be the first.
+int leave_after_rank_0() {
+  std::this_thread::sleep_for(std::chrono::seconds(3));
+  return static_cast<int>(Exit::usage);
+}
 
 // `nrl-train run.yaml ...` means `nrl-train train run.yaml ...`.
 std::vector<std::string> with_default_command(int argc, char** argv, CLI::App& app) {
@@ -75,7 +84,7 @@ int run(int argc, char** argv) {
     std::ostringstream out, problem;  // the message quotes the command line
     const int code = app.exit(e, out, problem);
     // Every rank has the same command line.
-    if (comm::launched_rank() > 0) return code == 0 ? 0 : static_cast<int>(Exit::usage);
+    if (comm::launched_rank() > 0) return code == 0 ? 0 : leave_after_rank_0();
     std::fputs(out.str().c_str(), stdout);
     std::fputs(bounded_lines(message_text(problem.str())).c_str(), stderr);
     return code == 0 ? 0 : static_cast<int>(Exit::usage);
@@ -95,8 +104,9 @@ int main(int argc, char** argv) {
   } catch (const std::exception& e) {
     const nrl::Error error = nrl::error_from(e);
     // Every rank has the same command line.
-    if (error.code() != nrl::Exit::usage || nrl::comm::launched_rank() == 0)
-      nrl::log::error_text(error.what());
+    if (error.code() == nrl::Exit::usage && nrl::comm::launched_rank() > 0)
+      return nrl::app::leave_after_rank_0();
+    nrl::log::error_text(error.what());
     return static_cast<int>(error.code());
   }
 }

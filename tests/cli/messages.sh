@@ -194,6 +194,11 @@ checkpoint verify"
     expect 0 run 1 explain warmup
     said out.txt 'policy.scheduler.lr_warmup_iters'
     expect 64 run 1 explain leaning_rat
+    # A rank that is late still says what is wrong for all of them.
+    # shellcheck disable=SC2016  # expanded by the inner shell
+    expect 64 mpirun --oversubscribe --bind-to none -n 2 bash -c '((OMPI_COMM_WORLD_RANK)) || sleep 1.2; exec "$0" no-such' \
+      "$nrl_train" >out.txt 2>err.txt
+    said err.txt "'no-such' is neither a command nor a configuration file"
     # Options of other benchmarks.
     corpus
     config c
