@@ -36,8 +36,8 @@ constexpr AddCommand* commands[] = {
     add_eval,  add_report,  add_watch,       add_explain,        add_recipes,  add_checkpoint, add_bench,
     add_tune,  add_profile, add_profile_run, add_profile_attach, add_diagnose, add_doctor};
 
-// Ends a rank whose command line is wrong, which rank 0 says for all of them. The launcher ends all ranks
-// soon after the first has left (Open MPI 5: 0.3 s): rank 0 shall be the first.
+// The exit code of a rank above 0 whose command line is wrong. Rank 0 prints the error for all ranks and must
+// be the first to exit: a launcher kills all ranks soon after the first exit (Open MPI 5 after 0.3 s).
 int leave_after_rank_0() {
   std::this_thread::sleep_for(std::chrono::seconds(3));
   return static_cast<int>(Exit::usage);

@@ -21,8 +21,8 @@ namespace {
 constexpr const char* spin_rounds = "3000";
 
 /// With OMP_PLACES, OMP_PROC_BIND or GOMP_CPU_AFFINITY GCC's OpenMP binds the first thread to the first place
-/// before main. Gives it the CPUs of all places back: threads and cores are counted by its mask, which a
-/// program that replaces this one and all threads that it starts inherit. OpenMP's other threads stay bound.
+/// before main. Gives this thread the CPUs of all places back: cores are counted by its affinity mask, and
+/// exec() and new threads inherit the mask. OpenMP's other threads stay bound to their places.
 void leave_first_place() {
   std::vector<int> cpus;
   for (int place = 0; place < omp_get_num_places(); ++place) {

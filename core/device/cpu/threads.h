@@ -5,9 +5,9 @@ namespace nrl::cpu {
 
 /// Makes OpenMP threads that wait for work spin for about 0.1 ms and then sleep, where the environment does
 /// not say how they wait. GCC's OpenMP reads its environment before main, so the program starts itself again
-/// with GOMP_SPINCOUNT set, once. Also lets the calling thread use all CPUs of OMP_PLACES, of which OpenMP
-/// has left it the first place. To be called first in main. Fails with Exit::config where the system refuses
-/// CPUs.
+/// with GOMP_SPINCOUNT set, once. Before that, where OpenMP binds threads (OMP_PLACES, OMP_PROC_BIND), the
+/// calling thread gets the CPUs of all places instead of the first one's. To be called first in main. Fails
+/// with Exit::config where the system refuses CPUs.
 void prepare_openmp(char** argv);
 
 /// Sets the number of threads of parallel regions that the calling thread begins, and starts them. Fails
