@@ -14,6 +14,7 @@
 // threads: results depend on neither.
 
 #include <array>
+#include <atomic>
 #include <utility>
 
 #include "core/device/cpu/parallel.h"
@@ -59,37 +60,47 @@ NRL_INLINE Lanes word(const std::byte* p) {
   return x - Lanes{};
 }
 
-/// A tile prefetches words of its panel, which come from the second-level cache.
-inline constexpr int64_t tile_words_ahead = 16;
+/// A tile prefetches words of its panels, which come from the second-level cache; those of b where vectors
+/// are so wide that the hardware's prefetcher falls behind.
+inline constexpr int64_t a_words_ahead = 16, b_words_ahead = lanes == 16 ? 8 : 0;
 
 /// One tile: `rows` rows of a against two vectors of columns of b. The words of a are in a panel, or in rows
 /// `ld` bytes apart.
 template <class T, int rows, bool packed>
 void tile(int64_t words, const std::byte* a, int64_t ld, const float* b, const Result& c, int64_t columns) {
   const FirstLanes left(columns), right(columns - lanes);
-  const int64_t element = size_of(c.dtype);
   Lanes sum[rows][2];
 #pragma GCC unroll 14
-  for (int i = 0; i < rows; ++i) {
-    sum[i][0] = sum[i][1] = Lanes{};
-    __builtin_prefetch(c.data + i * c.ld * element);
-    __builtin_prefetch(c.data + (i * c.ld + lanes) * element);
-  }
+  for (int i = 0; i < rows; ++i) sum[i][0] = sum[i][1] = Lanes{};
+  const auto add_words = [&](int64_t w, int64_t end) __attribute__((always_inline)) {
 // A word of a small tile is little work beside the loop around it.
 #if defined(NRL_ISA_avx512)
 #pragma GCC unroll 2
 #else
 #pragma GCC unroll 4
 #endif
-  for (int64_t w = 0; w < words; ++w) {
-    if constexpr (packed) __builtin_prefetch(a + (w + tile_words_ahead) * rows * 4);
-    const Lanes b0 = load(b + w * 2 * lanes), b1 = load(b + w * 2 * lanes + lanes);
+    for (; w < end; ++w) {
+      if constexpr (packed) __builtin_prefetch(a + (w + a_words_ahead) * rows * 4);
+      const float* const row = b + w * 2 * lanes;
+      if constexpr (b_words_ahead > 0) {
+        __builtin_prefetch(row + b_words_ahead * 2 * lanes);
+        __builtin_prefetch(row + b_words_ahead * 2 * lanes + lanes);
+      }
+      const Lanes b0 = load(row), b1 = load(row + lanes);
 #pragma GCC unroll 14
-    for (int i = 0; i < rows; ++i) {
-      const Lanes x = word(a + (packed ? (w * rows + i) * 4 : w * 4 + i * ld));
-      sum[i][0] = Words<T>::multiply_add(x, b0, sum[i][0]);
-      sum[i][1] = Words<T>::multiply_add(x, b1, sum[i][1]);
+      for (int i = 0; i < rows; ++i) {
+        const Lanes x = word(a + (packed ? (w * rows + i) * 4 : w * 4 + i * ld));
+        sum[i][0] = Words<T>::multiply_add(x, b0, sum[i][0]);
+        sum[i][1] = Words<T>::multiply_add(x, b1, sum[i][1]);
+      }
     }
+  };
+  // Rows of the result are fetched one by one: all at once they would hold up the panels.
+  for (int i = 0; i < rows; ++i) {
+    const std::byte* const to = c.of(i, 0);
+    __builtin_prefetch(to, 1);
+    __builtin_prefetch(to + lanes * size_of(c.dtype), 1);
+    add_words(words * i / rows, words * (i + 1) / rows);
   }
   for_float_type(c.dtype, [&]<class C>() {
 #pragma GCC unroll 14
@@ -187,7 +198,7 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
   const int64_t stripes = (r.columns + stripe_columns - 1) / stripe_columns;
   const Tiling tiling(r.rows, Kernel::size);
   const int64_t groups = (tiling.count + blocks.group - 1) / blocks.group;
-  const int64_t batch = std::clamp<int64_t>(groups * stripes / (4 * threads), 1, blocks.batch);
+  const int64_t batch = std::clamp<int64_t>(groups * stripes / (16 * threads), 1, blocks.batch);
   const int64_t batches = (stripes + batch - 1) / batch;
   // With one group a stripe of b is needed once: a thread has one place for a batch.
   const bool once = groups == 1 && !p.b.transposed;
@@ -262,15 +273,34 @@ void multiply_block(int threads, const Product& p, const Range& r, const Blocks&
     for (int64_t u = batches; u < units; ++u) work(u, own);
     return;
   }
+  // Threads take shrinking ranges of units. A unit of a later group waits until its batch is packed: the
+  // thread that packs it took it earlier and waits for nothing.
+  std::atomic<int64_t> next{0};
+  std::array<std::atomic<int>, block_columns / stripe_columns> ready{};
 #pragma omp parallel num_threads(static_cast <int>(team))
   {
     Thread own = thread(omp_get_thread_num());
+    if (chunks > 0) {
 #pragma omp for schedule(static)
-    for (int64_t chunk = 0; chunk < chunks; ++chunk) pack_chunk(chunk);
-#pragma omp for schedule(guided)
-    for (int64_t u = 0; u < batches; ++u) first_work(u, own);
-#pragma omp for schedule(guided)
-    for (int64_t u = batches; u < units; ++u) work(u, own);
+      for (int64_t chunk = 0; chunk < chunks; ++chunk) pack_chunk(chunk);
+    }
+    for (int64_t from = next; from < units;) {
+      const int64_t left = (from < batches ? batches : units) - from;
+      const int64_t to = from + std::max<int64_t>(1, left / team);
+      if (!next.compare_exchange_weak(from, to)) continue;
+      for (int64_t u = from; u < to; ++u) {
+        std::atomic<int>& batch_ready = ready[static_cast<size_t>(u % batches)];
+        if (u < batches) {
+          first_work(u, own);
+          batch_ready.store(1, std::memory_order_release);
+          batch_ready.notify_all();
+        } else {
+          batch_ready.wait(0, std::memory_order_acquire);
+          work(u, own);
+        }
+      }
+      from = next;
+    }
   }
 }
 
