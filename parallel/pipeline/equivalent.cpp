@@ -323,6 +323,7 @@ Schedule search(ScheduleOptions options, int stage) {
     const auto eighth = [&](int n) { return std::max(n / 8 / group, 1) * group; };
     found = find(false, begin + (all - begin) % group, all / 4, eighth);
   }
+  if (!found) found = find(true, least, std::min(most, all / 4), each);
   return found ? *std::move(found) : whole;
 }
 
