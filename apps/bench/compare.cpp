@@ -184,7 +184,7 @@ class Comparison {
       for (int k = 0; k < memory::category_count; ++k)
         row.bytes[k] = static_cast<double>(plan->memory.bytes(static_cast<Category>(k)));
       if (i == 0) {
-        model_ = fmt::format("{} parameters, {} x {} tokens a step", grouped(plan->whole.total()),
+        model_ = fmt::format("{} parameters, {} x {} tokens a step", grouped(plan->whole().total()),
                              plan->batch.global, plan->sequence_length);
         machine_ = describe_device(placement.exec());
       }

@@ -110,7 +110,7 @@ const char* precision_name(const plan::RunPlan& plan) {
 }
 
 std::string model_line(const plan::RunPlan& plan) {
-  return fmt::format("{} parameters, {} x {} tokens per step, {}", grouped(plan.whole.total()),
+  return fmt::format("{} parameters, {} x {} tokens per step, {}", grouped(plan.whole().total()),
                      plan.batch.global, plan.sequence_length, precision_name(plan));
 }
 

@@ -134,6 +134,7 @@ size_t Decoder::needed_workspace(ops::Exec& exec, std::vector<ParameterView> vie
   const memory::Arenas nowhere = memory::Arenas::nowhere();
   bind({}, nowhere, exec, std::move(views), {}, {}, groups);
   const double load = std::exchange(context_.expert_load, most_expert_load);
+  context_.few_rounds = true;
   double metrics[3];
   if (part_.moe.experts > 0) context_.router_metrics = make_tensor(metrics, DType::f64, {3});
   const auto pass = [&](int program) {
@@ -146,6 +147,7 @@ size_t Decoder::needed_workspace(ops::Exec& exec, std::vector<ParameterView> vie
   pass(evaluation_);
   context_.router_metrics = {};
   context_.expert_load = load;
+  context_.few_rounds = false;
   context_.exec = nullptr;
   expert_rounds_ = 1;
   return dry.workspace();

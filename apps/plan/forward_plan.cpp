@@ -21,7 +21,6 @@ std::unique_ptr<RunPlan> make_forward_plan(model::ModelSpec spec, const ForwardP
     p.channels = needed_channels(config, position);
   }
   p.parameters = model::make_parameters(p.spec, p.layout);
-  p.whole = model::make_parameters(p.spec);
   const int64_t tokens = options.micro_batch * options.sequence_length;
   p.batch = {.data_parallel = position.sizes.dp,
              .micro = options.micro_batch,

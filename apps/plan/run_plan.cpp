@@ -342,10 +342,13 @@ GridPosition first_of_stage(const Config& config, const GridPosition& position) 
   return grid_position(config, position.ranks(), parallel::RankGrid(position.sizes).rank_at(at));
 }
 
-/// make_run_plan() without RunPlan::whole.
-std::unique_ptr<RunPlan> plan_rank(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
-                                   const GridPosition& position, DeviceType device, int threads,
-                                   const model::LossNeeds& loss, size_t memory) {
+}  // namespace
+
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, const model::ModelSpec& spec,
+                                       const BatchPlan& batch, const GridPosition& position,
+                                       DeviceType device, int threads,
+                                       const std::optional<model::LossNeeds>& given_loss, size_t memory) {
+  const model::LossNeeds loss = given_loss ? *given_loss : loss_needs(config);
   StageSchedules schedules(config, batch, position.at.pp);
   const auto make = [&](const GridPosition& at, const std::optional<Rules>& recompute) {
     return plan_with(recompute, config, spec, batch, at, device, threads, loss, schedules);
@@ -493,15 +496,9 @@ std::unique_ptr<RunPlan> plan_rank(const Config& config, const model::ModelSpec&
   return finish(std::move(plan), std::move(reason));
 }
 
-}  // namespace
-
-std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPosition& position, DeviceType device, int threads,
-                                       std::optional<model::LossNeeds> loss, size_t memory) {
-  if (!loss) loss = loss_needs(config);
-  std::unique_ptr<RunPlan> plan = plan_rank(config, spec, batch, position, device, threads, *loss, memory);
-  plan->whole = model::make_parameters(plan->spec);
-  return plan;
+const model::ParameterList& RunPlan::whole() const {
+  if (!whole_) whole_ = std::make_unique<model::ParameterList>(model::make_parameters(spec));
+  return *whole_;
 }
 
 }  // namespace nrl::plan

@@ -31,7 +31,6 @@ struct RunPlan {
   std::vector<parallel::GroupId> group_ids;       ///< needed_groups()
   std::vector<parallel::GroupChannels> channels;  ///< needed_channels()
   model::ParameterList parameters;                ///< of this rank
-  model::ParameterList whole;                     ///< of the whole model
   BatchPlan batch;
   int64_t sequence_length = 0;
   DeviceType device = DeviceType::cpu;
@@ -63,6 +62,12 @@ struct RunPlan {
 
   /// Most tokens of a microbatch, over its context-parallel ranks.
   int64_t microbatch_tokens() const { return tensors->shape().sequences * tensors->shape().length; }
+
+  /// The parameters of the whole model, made by the first call: few plans need them, and experts have many.
+  const model::ParameterList& whole() const;
+
+ private:
+  mutable std::unique_ptr<const model::ParameterList> whole_;
 };
 
 /// The solved plan of the rank at `position` with `threads` CPU threads. On the heap, because the decoder
@@ -70,9 +75,10 @@ struct RunPlan {
 /// one. `loss`: for an objective other than the configured one.
 /// `memory`: bytes of the GPU if the rank has it to itself, or the rank's share of the machine's, which
 /// policy.recompute: auto needs to know: it must be the same on all ranks. 0: unknown.
-std::unique_ptr<RunPlan> make_run_plan(const Config& config, model::ModelSpec spec, const BatchPlan& batch,
-                                       const GridPosition& position, DeviceType device, int threads,
-                                       std::optional<model::LossNeeds> loss = {}, size_t memory = 0);
+std::unique_ptr<RunPlan> make_run_plan(const Config& config, const model::ModelSpec& spec,
+                                       const BatchPlan& batch, const GridPosition& position,
+                                       DeviceType device, int threads,
+                                       const std::optional<model::LossNeeds>& loss = {}, size_t memory = 0);
 
 /// Declares the workspace of the passes and of the update in a plan that has everything else that they use.
 void add_workspace(RunPlan& plan);

@@ -234,7 +234,7 @@ JsonValue json_of(const PlannedRun& run, const RankPlans& plans, const RunEstima
        {"device", run.gpu                               ? std::string(run.gpu->name)
                   : run.device.type == DeviceType::cuda ? std::string("cuda")
                                                         : std::string("cpu")},
-       {"model", JsonValue::object({{"parameters", plan.whole.total()},
+       {"model", JsonValue::object({{"parameters", plan.whole().total()},
                                     {"layers", plan.spec.layers},
                                     {"sequence_length", plan.sequence_length},
                                     {"training_flops_per_token",

@@ -324,7 +324,7 @@ void print_plan(const ConfigResult& result, int world, const BatchPlan& batch,
   const plan::RunPlan& plan = plans.largest();
   const int threads = plans.parts.front().threads;
   log::info("model    {} parameters{}, {} layers, {:.4f} GFLOP per token in training at length {}",
-            grouped(plan.whole.total()),
+            grouped(plan.whole().total()),
             plan.spec.head == model::HeadKind::scalar ? model::head_text(plan.spec) : "", plan.spec.layers,
             training_flops_per_token(plan.spec, plan.sequence_length) / 1e9, plan.sequence_length);
   if (const std::string experts = model::experts_text(plan.spec); !experts.empty())

@@ -7,7 +7,7 @@ TrainState state_of(engine::Engine& engine, Staging* staging) {
   TrainState state;
   state.spec = &engine.plan().spec;
   state.parameters = &engine.plan().parameters;
-  state.whole = &engine.plan().whole;
+  state.whole = &engine.plan().whole();
   state.weights = engine.weight_slices();
   state.groups = engine.groups();
   const model::DelayedScales& scales = engine.plan().decoder->fp8().delayed();

@@ -24,7 +24,7 @@ TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const train
     if (world.rank() == 0) alone = make_alone(*plan);
   });
   engine::TrainingOptions options = engine::training_options(c);
-  options.optimizer.eps = epsilon(plan->whole.total());
+  options.optimizer.eps = epsilon(plan->whole().total());
   comparison_.emplace(world.comm(),
                       limits_for(plan->recipe, placement_.device() == DeviceType::cuda && c.kernels.tf32,
                                  c.distributed.grad_reduce_dtype, plan->spec.expert_layers() > 0, updates));
@@ -57,7 +57,7 @@ TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const train
 std::vector<Difference> TrialRuns::compare_held(HeldTensors (*held)(engine::Engine&)) {
   HeldTensors wanted;
   if (reference_) wanted = held(reference_->engine());
-  return compare(world_.comm(), layout_->plan().whole, reference_ ? &wanted : nullptr,
+  return compare(world_.comm(), layout_->plan().whole(), reference_ ? &wanted : nullptr,
                  held(layout_->engine()));
 }
 
@@ -66,7 +66,7 @@ TrialResult TrialRuns::result() const {
   TrialResult out;
   out.grid = plan::grid_line(placement_.grid_position(), name_of(config_.config.distributed.shard_strategy));
   out.options = fmt::format("micro {}, accumulate {}", plan.batch.micro, plan.batch.accumulation);
-  out.model = fmt::format("{}, {} parameters, {}", name_of(plan.spec.family), grouped(plan.whole.total()),
+  out.model = fmt::format("{}, {} parameters, {}", name_of(plan.spec.family), grouped(plan.whole().total()),
                           name_of(plan.recipe.activations()));
   out.sequences = plan.batch.global;
   out.length = plan.sequence_length;

@@ -104,6 +104,6 @@ TEST_CASE("forward engines of a layout have the bits of engines that train") {
       CHECK(memory.bytes(Category::weights) == p.memory.bytes(Category::weights));
       if (p.layout.tensor * p.layout.stages > 1)
         CHECK(static_cast<double>(forward->plan().parameters.total()) <
-              0.8 * static_cast<double>(p.whole.total()));
+              0.8 * static_cast<double>(p.whole().total()));
     }
 }

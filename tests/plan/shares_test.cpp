@@ -166,7 +166,7 @@ TEST_CASE("a run takes snapshots if it is told to, or by itself where they fit",
   const double needed = total(planned_memory(result.config, *plan)),
                snapshot = static_cast<double>(snapshot_bytes(result.config, *plan));
   // Weights and two moments of fp32.
-  CHECK(snapshot == Approx(12.0 * static_cast<double>(plan->whole.total())).epsilon(0.001));
+  CHECK(snapshot == Approx(12.0 * static_cast<double>(plan->whole().total())).epsilon(0.001));
   CHECK(takes({}, 0));
   CHECK(takes({}, needed + snapshot));
   CHECK(!takes({}, needed + snapshot - 1));
@@ -180,5 +180,5 @@ TEST_CASE("a run takes snapshots if it is told to, or by itself where they fit",
   CHECK(total(planned_memory(told.config, *plan)) == needed + snapshot);
   const ConfigResult weights_only = config_of({"ddp", 1, 1, 1, 1, {"checkpointing.save_optimizer=false"}});
   CHECK(static_cast<double>(snapshot_bytes(weights_only.config, *plan)) ==
-        Approx(4.0 * static_cast<double>(plan->whole.total())).epsilon(0.001));
+        Approx(4.0 * static_cast<double>(plan->whole().total())).epsilon(0.001));
 }

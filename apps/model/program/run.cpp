@@ -35,6 +35,7 @@ void Run::rounds(int n, int most, Slot carried, const std::function<void()>& ste
   rounds_ = n;
   const Executor::ListedRounds listed = executor_->rounds(*this);
   for (int i = 0; i < n; ++i) {
+    if (layer_->context().few_rounds && i > 0 && i + 1 < n) continue;
     // The forward pass keeps the slots of its last round, with which the backward pass begins.
     round_ = {.index = backward ? i : n - 1 - i,
               .recomputes = backward,

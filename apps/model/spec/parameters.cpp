@@ -5,7 +5,6 @@
 #include <functional>
 #include <numeric>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 
 #include "apps/model/spec/normals.h"
@@ -72,53 +71,39 @@ class Builder {
     const Slice columns = by_columns(split) ? slice(split, in) : Slice{0, in};
     Parameter p{
         .name = name + ".weight", .shape = {0, columns.count}, .decay = true, .init = init, .parts = {}};
-    Tensors tensors(parts);
-    for (const Rows& part : parts)
-      add_part(p, tensors, part, split,
-               {.name = part.name + ".weight",
-                .global = {0, in},
-                .column = columns.begin,
-                .columns = columns.count,
-                .transposed_on_disk = conv1d});
+    add_parts(p, parts, split,
+              {.name = ".weight",
+               .global = {0, in},
+               .column = columns.begin,
+               .columns = columns.count,
+               .transposed_on_disk = conv1d});
     return add(std::move(p));
   }
 
   int vector(const std::string& name, const std::vector<Rows>& parts, Split split, Init init) {
     Parameter p{.name = name, .shape = {0}, .decay = false, .init = init, .parts = {}};
-    Tensors tensors(parts);
-    for (const Rows& part : parts) add_part(p, tensors, part, split, {.name = part.name, .global = {0}});
+    add_parts(p, parts, split, {.name = {}, .global = {0}});
     return add(std::move(p));
   }
 
-  /// Rows of one name are slices of one logical tensor.
-  class Tensors {
-   public:
-    explicit Tensors(const std::vector<Rows>& all) {
-      for (const Rows& rows : all) of_[rows.name].rows += rows.rows;
+  /// Adds parts like `like`, whose name is what follows those of the rows. Neighboring rows of one name are
+  /// slices of one logical tensor.
+  void add_parts(Parameter& p, const std::vector<Rows>& parts, Split split, const Part& like) const {
+    p.parts.reserve(parts.size());
+    for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+      int64_t all = 0, before = 0;  // rows of the tensor
+      for (; end < parts.size() && parts[end].name == parts[begin].name; ++end) all += parts[end].rows;
+      for (size_t i = begin; i < end; before += parts[i++].rows) {
+        const Slice own = by_rows(split) ? slice(split, parts[i].rows) : Slice{0, parts[i].rows};
+        Part& part = p.parts.emplace_back(like);
+        part.name.insert(0, parts[i].name);
+        part.global[0] = all;
+        part.row = before + own.begin;
+        part.rows = own.count;
+        part.offset = p.shape[0] * part.columns;
+        p.shape[0] += part.rows;
+      }
     }
-    /// The first row of the next slice of the tensor, and the rows of all of them.
-    Slice next(const Rows& rows) {
-      Tensor& tensor = of_.at(rows.name);
-      return {std::exchange(tensor.next, tensor.next + rows.rows), tensor.rows};
-    }
-
-   private:
-    struct Tensor {
-      int64_t rows = 0, next = 0;
-    };
-    std::unordered_map<std::string_view, Tensor> of_;
-  };
-
-  void add_part(Parameter& p, Tensors& tensors, const Rows& rows, Split split, Part part) const {
-    const Slice in_tensor = tensors.next(rows);
-    part.row = in_tensor.begin;
-    part.global[0] = in_tensor.count;
-    const Slice own = by_rows(split) ? slice(split, rows.rows) : Slice{0, rows.rows};
-    part.row += own.begin;
-    part.rows = own.count;
-    part.offset = p.shape[0] * part.columns;
-    p.shape[0] += part.rows;
-    p.parts.push_back(std::move(part));
   }
 
   // Held by all tensor-parallel ranks. `partial`: each computes only a part of the gradient, which must be

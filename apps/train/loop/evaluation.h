@@ -46,7 +46,7 @@ class StoredModelEvaluator {
   const model::ModelSpec& spec() const { return plan().spec; }
   int64_t sequence_length() const { return plan().sequence_length; }
   DType dtype() const { return plan().recipe.weights(); }
-  int64_t parameters() const { return plan().whole.total(); }
+  int64_t parameters() const { return plan().whole().total(); }
   const plan::RunPlan& plan() const { return engine_->plan(); }
   const Config& config() const { return placed_->config.config; }
 

@@ -84,7 +84,7 @@ monitor::RunFacts describe_run(const Run& run, double peak_flops) {
   for (const auto& [op, text] : run.library_choices) add(op.c_str(), text);
   add("model", fmt::format("{} {} layers, {} hidden, {}/{} heads, vocab {}   {} parameters{}   {}",
                            name_of(spec.family), spec.layers, spec.hidden, spec.heads, spec.kv_heads,
-                           spec.vocab_size, human_count(static_cast<double>(plan.whole.total())),
+                           spec.vocab_size, human_count(static_cast<double>(plan.whole().total())),
                            model::head_text(spec), precision_text(c, plan, run.engine->exec())));
   if (const std::string experts = model::experts_text(spec); !experts.empty()) add("experts", experts);
   if (const std::string trained = trained_text(spec); !trained.empty()) add("trains", trained);
