@@ -309,7 +309,8 @@ Schedule search(ScheduleOptions options, int stage) {
   // A way meets those of the next and the previous group of microbatches, and no others. Memory is planned
   // with fewer bytes if every stash has its own meetings, which takes as many microbatches as all of them
   // need to meet. Where that is too many, the stashes are exchanged. Pools that are not in use at once would
-  // need more bytes then: if it is over a twentieth, a longer list is looked for.
+  // need more bytes then: if it is over a twentieth, a longer list is looked for first. The whole schedule
+  // would take seconds and a gigabyte to plan.
   const int most = std::min(all, 8 * options.stages + 8);
   const auto each = [](int) { return 1; };
   std::optional<Schedule> found = find(false, least, most, each);

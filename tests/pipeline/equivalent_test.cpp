@@ -61,6 +61,19 @@ TEST_CASE("the list of an interleaved schedule stops growing", "[schedule]") {
   CHECK(exchanged > 10);
 }
 
+TEST_CASE("a schedule whose last chunk has other blocks has a short list", "[schedule]") {
+  // The stashes of the other chunks change places for longer than a list may be.
+  for (const int stage : {0, 1}) {
+    ScheduleOptions o{ScheduleKind::interleaved, 2, 8, 512};
+    o.pools = {0, 0, 0, 0, 0, 0, 0, 1};
+    INFO("stage " << stage);
+    const Schedule whole = make_schedule(o, stage), shorter = shortest_equivalent(o, stage);
+    REQUIRE(covers(shorter, whole));
+    REQUIRE(unrolled(shorter).actions == whole.actions);
+    CHECK(shorter.actions.size() <= whole.actions.size() / 4);
+  }
+}
+
 TEST_CASE("schedules of fewer microbatches are those of their number", "[schedule]") {
   for (const ScheduleKind kind : all_kinds)
     for (ScheduleOptions o : all_options(kind)) {

@@ -86,8 +86,8 @@ class Builder {
     return add(std::move(p));
   }
 
-  /// Adds parts like `like`, whose name is what follows those of the rows. Neighboring rows of one name are
-  /// slices of one logical tensor.
+  /// Adds parts like `like`, whose name is appended to each name of `parts`. Neighboring rows of one name
+  /// are slices of one logical tensor.
   void add_parts(Parameter& p, const std::vector<Rows>& parts, Split split, const Part& like) const {
     p.parts.reserve(parts.size());
     for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {

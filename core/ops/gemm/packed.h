@@ -60,8 +60,8 @@ NRL_INLINE Lanes word(const std::byte* p) {
   return x - Lanes{};
 }
 
-/// A tile prefetches words of its panels, which come from the second-level cache; those of b where vectors
-/// are so wide that the hardware's prefetcher falls behind.
+/// A tile prefetches words of its panels, which come from the second-level cache. In b the hardware's
+/// prefetcher falls behind only where vectors are wide.
 inline constexpr int64_t a_words_ahead = 16, b_words_ahead = lanes == 16 ? 8 : 0;
 
 /// One tile: `rows` rows of a against two vectors of columns of b. The words of a are in a panel, or in rows
