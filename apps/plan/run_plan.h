@@ -63,7 +63,8 @@ struct RunPlan {
   /// Most tokens of a microbatch, over its context-parallel ranks.
   int64_t microbatch_tokens() const { return tensors->shape().sequences * tensors->shape().length; }
 
-  /// The parameters of the whole model, made by the first call: few plans need them, and experts have many.
+  /// The parameters of the whole model. The first call makes them, because few plans need them and experts
+  /// have many; it must not run on two threads at once.
   const model::ParameterList& whole() const;
 
  private:

@@ -79,8 +79,8 @@ struct LayerContext {
   int* expert_rounds = nullptr;
   /// While kernels are collected: the rows that experts get, relative to a balanced router.
   double expert_load = 1;
-  /// In such a run that looks for workspace only: of the rounds of a layer (Run::rounds()), the first and the
-  /// last are executed. The others have the rows of the first.
+  /// True in a dry run that only looks for workspace: Run::rounds() executes the first and the last round.
+  /// The others have as many rows as the first.
   bool few_rounds = false;
   int64_t sequences = 1;  ///< samples of equal length in a microbatch of training
   /// Called when the gradient of a parameter is complete for the step.
