@@ -97,13 +97,17 @@ struct TileKernel {
         const TileSteps a_step{ld, tile_height * ld,
                                t.in_place ? tile_words : size.padded_rows(height) * tile_words};
         constexpr TileSteps b_step{tile_columns, tile_words, tile_words * tile_columns};
-        const auto& add = height > tile_height ? multiply_tiles<Tiles, 2, 2> : multiply_tiles<Tiles, 1, 2>;
         for (int64_t column = 0; column < t.columns; column += tile_columns) {
           const Result c = t.c.at(row, column);
           float* const sums = begins && ends ? only : t.sums + column * size.rows;
-          if (ends) prefetch(c, height);
-          add(begins, words, a, a_step, t.b + column * t.words + w * tile_columns, b_step, sums,
-              tile_columns);
+          const RowFetch fetch{c, ends ? height : 0};
+          const auto multiply_rows = [&]<int row_tiles>() {
+            multiply_tiles<Tiles, row_tiles, 2, true>(begins, words, a, a_step,
+                                                      t.b + column * t.words + w * tile_columns, b_step, sums,
+                                                      tile_columns, fetch);
+          };
+          height > tile_height ? multiply_rows.template operator()<2>()
+                               : multiply_rows.template operator()<1>();
           if (ends) finish_tile(sums, c, height, t.columns - column);
         }
         w += size.words;
@@ -112,12 +116,18 @@ struct TileKernel {
   }
 
  private:
-  /// Memory that finish_tile() will need.
-  static void prefetch(const Result& c, int64_t height) {
-    for (int64_t i = 0; i < height; ++i)
-      for (const int64_t column : {int64_t{0}, tile_words, tile_columns - 1})
-        __builtin_prefetch(c.of(i, column));
-  }
+  /// Prefetches rows of the result, a few with each tile of words: all at once they would hold up the panels.
+  struct RowFetch {
+    const Result& c;
+    int64_t rows;
+    inline __attribute__((always_inline)) void operator()(int64_t word) const {
+      constexpr int64_t each = 4;
+      const int64_t row = word / tile_words * each;
+      if (row >= rows) return;
+#pragma GCC unroll 4
+      for (int64_t i = 0; i < each; ++i) __builtin_prefetch(c.of(row + i, 0), 1);
+    }
+  };
 
   static void finish_tile(const float* sums, const Result& c, int64_t height, int64_t columns) {
     const FirstLanes left(columns), right(columns - tile_words);

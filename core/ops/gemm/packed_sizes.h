@@ -20,8 +20,8 @@ struct TileSize {
   constexpr int64_t padded_words(int64_t n) const { return (n + word_unit - 1) / word_unit * word_unit; }
 };
 /// In AMX 2 x 2 tiles of 16 x 16 sums over 16 words at a time. AMX needs one operand from the first-level
-/// cache, where 32 rows of 128 words take a third of 48 KiB.
-inline constexpr TileSize amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16, .words = 128};
+/// cache, where 32 rows of 256 words take two thirds of 48 KiB; the other one is not kept there.
+inline constexpr TileSize amx_tile{.rows = 32, .row_unit = 16, .word_unit = 16, .words = 256};
 /// The inner dimension is cut into pieces of this many packed bytes per row.
 inline constexpr int64_t piece_bytes = 4096;
 /// Rows of `a` that a thread packs at a time: half of a second-level cache of 1 MiB.

@@ -15,12 +15,25 @@ struct TileSteps {
   int64_t row, tile, words;
 };
 
+/// Does nothing beside the products of a tile.
+struct Nothing {
+  void operator()(int64_t) const {}
+};
+
 /// c = (if `begins`) or += a b, for one or two tiles of rows and of columns, over whole tiles of words. A
 /// tile of a is [row][word], of b [word][column], of c [row][column], the second one of a row right of the
-/// first.
-template <class Tiles, int row_tiles, int column_tiles>
+/// first. `b_once`: the first-level cache need not keep b. `beside(w)` is called before the products from
+/// word w on, at the start of each tile.
+template <class Tiles, int row_tiles, int column_tiles, bool b_once = false, class Beside = Nothing>
 inline void multiply_tiles(bool begins, int64_t words, const float* a, const TileSteps& a_step,
-                           const float* b, const TileSteps& b_step, float* c, int64_t c_ld) {
+                           const float* b, const TileSteps& b_step, float* c, int64_t c_ld,
+                           const Beside& beside = {}) {
+  const auto load_b = [&]<int tile>(const float* from) {
+    if constexpr (b_once)
+      Tiles::template stream<tile>(from, b_step.row);
+    else
+      Tiles::template load<tile>(from, b_step.row);
+  };
   float* const lower = c + tile_height * c_ld;
   if (begins) {
     Tiles::template zero<0>();
@@ -34,10 +47,11 @@ inline void multiply_tiles(bool begins, int64_t words, const float* a, const Til
     if constexpr (row_tiles > 1 && column_tiles > 1) Tiles::template load<3>(lower + tile_words, c_ld);
   }
   for (int64_t w = 0; w < words; w += tile_words, a += a_step.words, b += b_step.words) {
+    beside(w);
     Tiles::template load<4>(a, a_step.row);
-    Tiles::template load<6>(b, b_step.row);
+    load_b.template operator()<6>(b);
     if constexpr (row_tiles > 1) Tiles::template load<5>(a + a_step.tile, a_step.row);
-    if constexpr (column_tiles > 1) Tiles::template load<7>(b + b_step.tile, b_step.row);
+    if constexpr (column_tiles > 1) load_b.template operator()<7>(b + b_step.tile);
     Tiles::template multiply_add<0, 4, 6>();
     if constexpr (column_tiles > 1) Tiles::template multiply_add<1, 4, 7>();
     if constexpr (row_tiles > 1) Tiles::template multiply_add<2, 5, 6>();

@@ -30,6 +30,11 @@ struct Tiles {
   static void load(const float* from, int64_t stride) {
     asm volatile("tileloadd (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride * 4), "i"(tile) : "memory");
   }
+  /// The same, of memory that the first-level cache need not keep.
+  template <int tile>
+  static void stream(const float* from, int64_t stride) {
+    asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" : : "r"(from), "r"(stride * 4), "i"(tile) : "memory");
+  }
   template <int tile>
   static void store(float* to, int64_t stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(to), "r"(stride * 4), "i"(tile) : "memory");

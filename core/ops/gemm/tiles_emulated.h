@@ -31,6 +31,10 @@ class EmulatedTiles {
     for (int row = 0; row < 16; ++row) std::memcpy(configured().tile[tile][row], from + row * stride, 64);
   }
   template <int tile>
+  static void stream(const float* from, int64_t stride) {
+    load<tile>(from, stride);
+  }
+  template <int tile>
   static void store(float* to, int64_t stride) {
     for (int row = 0; row < 16; ++row) std::memcpy(to + row * stride, configured().tile[tile][row], 64);
   }

@@ -81,7 +81,7 @@ struct WordProduct<packed::TileKernel<Tiles>> {
         const auto& run = two_rows ? two_columns ? multiply_tiles<Tiles, 2, 2> : multiply_tiles<Tiles, 2, 1>
                           : two_columns ? multiply_tiles<Tiles, 1, 2>
                                         : multiply_tiles<Tiles, 1, 1>;
-        run(!accumulate, words, a.at(i, 0).data, a_step, b.at(0, j).data, b_step, c.at(i, j).data, c.ld);
+        run(!accumulate, words, a.at(i, 0).data, a_step, b.at(0, j).data, b_step, c.at(i, j).data, c.ld, {});
       }
   }
 };
