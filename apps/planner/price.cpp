@@ -284,40 +284,51 @@ double Pricer::makespan(const pipeline::ScheduleOptions& options, const pipeline
   return out;
 }
 
-std::optional<Price> Pricer::price(const Layout& layout) {
-  std::optional<Composition> c = compose(layout);
-  if (!c) return std::nullopt;
-  Price out = summary(*c);
-  const int chunks = layout.chunks;
-  pipeline::MicrobatchCosts costs;
-  for (pipeline::Costs* of : {&costs.first, &costs.middle, &costs.last})
-    of->resize(static_cast<size_t>(layout.pp) * static_cast<size_t>(chunks));
+std::vector<predict::StageTime> Pricer::times(const Layout& layout, const Composition& c) const {
   double message = 0;
   if (layout.pp > 1) {
     const Config config = layout.applied(given_);
     const plan::GridPosition position = plan::grid_position(config, world_, 0);
     message = machine::collective_seconds(fabric_, fabric_.crossing(position.grid, parallel::group::pp),
-                                          comm::Op::send, c->stages.front().pieces.ends->message)
+                                          comm::Op::send, c.stages.front().pieces.ends->message)
                   .value;
   }
-  double alone = 0, afterwards = 0;
-  predict::Busy busy;
-  for (size_t i = 0; i < c->stages.size(); ++i) {
-    const Stage& s = c->stages[i];
+  std::vector<predict::StageTime> out;
+  for (const Stage& s : c.stages) {
     predict::StageItems items = stage_items(*s.shape, s.pieces, s.options);
     items.message = message;
-    const predict::StageTime time = stage_time(items, chunks, s.options.microbatches, overlap_);
+    out.push_back(stage_time(items, layout.chunks, s.options.microbatches, overlap_));
+  }
+  return out;
+}
+
+Price Pricer::price(const Layout& layout, const Composition& c,
+                    const std::vector<predict::StageTime>& times) {
+  Price out = summary(c);
+  pipeline::MicrobatchCosts costs;
+  for (pipeline::Costs* of : {&costs.first, &costs.middle, &costs.last})
+    of->resize(static_cast<size_t>(layout.pp) * static_cast<size_t>(layout.chunks));
+  double alone = 0, afterwards = 0;
+  predict::Busy busy;
+  for (size_t i = 0; i < c.stages.size(); ++i) {
+    const predict::StageTime& time = times[i];
     alone = std::max(alone, time.total());
     afterwards = std::max(afterwards, time.end.total() + time.outside);
     busy.node = std::max(busy.node, time.busy.node);
     busy.adapter = std::max(busy.adapter, time.busy.adapter);
-    const int until = i + 1 < c->stages.size() ? c->stages[i + 1].stage : layout.pp;
-    set_costs(time, s.stage, until, layout.pp, costs);
+    const int until = i + 1 < c.stages.size() ? c.stages[i + 1].stage : layout.pp;
+    set_costs(time, c.stages[i].stage, until, layout.pp, costs);
   }
   out.seconds = alone;
-  if (layout.pp > 1) out.seconds = makespan(c->schedule, costs) + afterwards;
+  if (layout.pp > 1) out.seconds = makespan(c.schedule, costs) + afterwards;
   out.seconds = with_spread(std::max({out.seconds, busy.node, busy.adapter}));
   return out;
+}
+
+std::optional<Price> Pricer::price(const Layout& layout) {
+  const std::optional<Composition> c = compose(layout);
+  if (!c) return std::nullopt;
+  return price(layout, *c, times(layout, *c));
 }
 
 }  // namespace nrl::planner

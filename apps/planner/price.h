@@ -43,9 +43,6 @@ class Pricer {
   /// The price itself, which simulates the schedule.
   std::optional<Price> price(const Layout& layout);
 
-  int dry_runs() const { return maker_.dry_runs(); }
-
- private:
   /// A stage of a layout. The stages after it, before the next one that is priced, are alike.
   struct Stage {
     int stage = 0;
@@ -59,6 +56,15 @@ class Pricer {
     StageOptions options;
     std::vector<Stage> stages;
   };
+  /// price() in three parts, of which times() takes longest and may run on several threads. A composition is
+  /// unset as bound() is; it refers to this object.
+  std::optional<Composition> compose(const Layout& layout);
+  std::vector<predict::StageTime> times(const Layout& layout, const Composition& c) const;
+  Price price(const Layout& layout, const Composition& c, const std::vector<predict::StageTime>& times);
+
+  int dry_runs() const { return maker_.dry_runs(); }
+
+ private:
   /// tp, cp, ep, micro, recompute, tp_overlap, weight gradients later.
   using Key = std::tuple<int, int, int, int64_t, std::string, std::string, bool>;
 
@@ -71,7 +77,6 @@ class Pricer {
   const pipeline::Schedule& schedule_of(const pipeline::ScheduleOptions& options, int stage);
   /// Memory and busy seconds.
   Price summary(const Composition& c) const;
-  std::optional<Composition> compose(const Layout& layout);
   double makespan(const pipeline::ScheduleOptions& schedule, const pipeline::MicrobatchCosts& costs);
   double with_spread(double seconds) const;
 

@@ -30,6 +30,9 @@ constexpr int refinements = 2;
 /// Layouts that are planned to find one that fits without an axis.
 constexpr int alternative_trials = 8;
 
+/// Layouts that all threads price at a time: few beside those that must be priced, and enough for threads.
+constexpr size_t priced_together = 32;
+
 struct Priced {
   Layout layout;
   Price price = {};
@@ -294,10 +297,38 @@ class Search {
         if (!use(p.layout)) return;
         continue;
       }
-      p.price = pricer(p.layout).price(p.layout).value();
+      std::vector<size_t> some{at};
+      for (; some.size() < priced_together && !queue.empty(); queue.pop()) {
+        const Priced& next = priced_[queue.top()];
+        if (next.sharp || next.least() > most()) break;
+        if (wanted(next.layout)) some.push_back(queue.top());
+      }
+      price(some);
+      for (const size_t i : some) queue.push(i);
+    }
+  }
+
+  /// Makes the prices of these layouts sharp.
+  void price(const std::vector<size_t>& some) {
+    std::vector<Pricer::Composition> parts;
+    for (const size_t i : some) parts.push_back(pricer(priced_[i].layout).compose(priced_[i].layout).value());
+    std::vector<std::vector<predict::StageTime>> times(some.size());
+    const auto work = [&](size_t first) {
+      for (size_t i = first; i < some.size(); i += static_cast<size_t>(request_.threads)) {
+        const Layout& layout = priced_[some[i]].layout;
+        times[i] = pricer(layout).times(layout, parts[i]);
+      }
+    };
+    std::vector<std::future<void>> others;
+    for (size_t first = 1; first < std::min(some.size(), static_cast<size_t>(request_.threads)); ++first)
+      others.push_back(std::async(std::launch::async, work, first));
+    work(0);
+    for (std::future<void>& other : others) other.get();
+    for (size_t i = 0; i < some.size(); ++i) {
+      Priced& p = priced_[some[i]];
+      p.price = pricer(p.layout).price(p.layout, parts[i], times[i]);
       p.value = value_of(p.price.seconds, p.price.busy);
       p.sharp = true;
-      queue.push(at);
     }
   }
 

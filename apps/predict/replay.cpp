@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
-#include <unordered_map>
 
 namespace nrl::predict {
 namespace {
@@ -134,8 +133,7 @@ class Rank {
     o.begin = now_;
     o.purpose = item.purpose;
     o.op = item.op;
-    if (const auto before = operations_.find(item.after); before != operations_.end())
-      o.begin = std::max(o.begin, store_[before->second].end);
+    if (const Operation* before = open(item.after)) o.begin = std::max(o.begin, before->end);
     if (item.link != machine::Link::none) {
       const bool adapter = item.link == machine::Link::adapter;
       occupy(lines_[adapter ? 1 : 0], o, item.seconds);
@@ -146,7 +144,11 @@ class Rank {
     } else {
       o.end = o.begin + item.seconds;
     }
-    operations_[item.operation] = store_.size();
+    if (item.operation >= 0) {
+      const auto number = static_cast<size_t>(item.operation);
+      if (number >= operations_.size()) operations_.resize(number + 1, none);
+      operations_[number] = store_.size();
+    }
     if (overlap_.any() && item.link != machine::Link::none) in_flight_.push_back(store_.size());
     store_.push_back(std::move(o));
   }
@@ -190,11 +192,18 @@ class Rank {
     line.layers_free = o.end;
   }
 
+  /// An operation that was started and not waited for; else null.
+  const Operation* open(int operation) const {
+    const auto number = static_cast<size_t>(operation);
+    if (operation < 0 || number >= operations_.size() || operations_[number] == none) return nullptr;
+    return &store_[operations_[number]];
+  }
+
   void wait(const Item& item) {
-    const auto found = operations_.find(item.operation);
-    if (found == operations_.end()) return;
-    const Operation& o = store_[found->second];
-    operations_.erase(found);
+    const Operation* const waited = open(item.operation);
+    if (!waited) return;
+    const Operation& o = *waited;
+    operations_[static_cast<size_t>(item.operation)] = none;
     if (o.end <= now_) return;
     out_.slots[item.slot].exposed[static_cast<size_t>(o.purpose)] += o.end - now_;
     note(Span::Resource::waits, now_, o.end, item.source);
@@ -220,8 +229,9 @@ class Rank {
   double now_ = 0;
   std::array<Line, 2> lines_;  // node, adapter
   std::vector<Operation> store_;
-  std::unordered_map<int, size_t> operations_;  // in store_
-  std::vector<size_t> in_flight_;               // in store_; some have ended
+  static constexpr size_t none = std::numeric_limits<size_t>::max();
+  std::vector<size_t> operations_;  // in store_, by number; none: not open
+  std::vector<size_t> in_flight_;   // in store_; some have ended
 };
 
 }  // namespace

@@ -30,9 +30,10 @@ struct Item {
   double seconds = 0;  ///< call: alone on the device; start: of the operation, alone on its link
   /// Call: before its kernels start. Start: processor time that issuing takes.
   double host = 0;
-  int operation = -1;             ///< start, wait: any number; a wait for one without a start takes no time
-  int after = -1;                 ///< start: an operation that must end before; -1: none
-  machine::Overlap::Row row = 0;  ///< call
+  int operation = -1;  ///< start, wait: its number, memory is proportional to the largest; a wait for one
+                       ///< without a start takes no time
+  int after = -1;      ///< start: an operation that must end before; -1: none
+  machine::Overlap::Row row = 0;                  ///< call
   comm::Op op = comm::Op::all_reduce;             ///< start
   machine::Link link = machine::Link::none;       ///< start
   comm::Purpose purpose = comm::Purpose::layers;  ///< start
