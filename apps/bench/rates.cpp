@@ -7,7 +7,7 @@ namespace nrl::bench {
 
 double peak_of(Machine& machine) {
   return machine.gpu() ? machine::peak_flops(machine.exec().device->properties())
-                       : ops::measure_fma_peak(machine.exec().threads) * 1e9;
+                       : ops::measure_fma_peak(machine.exec().threads, 0.2) * 1e9;
 }
 
 std::string peak_text(const Machine& machine, double peak) {

@@ -92,7 +92,7 @@ int run_doctor() {
   log::info("memory       {}", human_bytes(static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) *
                                            static_cast<uint64_t>(sysconf(_SC_PAGESIZE))));
   log::info("fp32 peak    {:.0f} GFLOP/s in register FMAs, {:.0f} GFLOP/s in matmuls (measured)",
-            ops::measure_fma_peak(threads), ops::measure_gemm_peak(threads, 0.05));
+            ops::measure_fma_peak(threads, 0.2), ops::measure_gemm_peak(threads, 0.2));
   print_devices();
   log::info("launcher     {}", comm::launched_with_peers() ? "mpirun or srun with several processes"
                                                            : "none: a single process without MPI");

@@ -14,8 +14,8 @@ int64_t gemm_peak_bytes(int threads);
 double measure_gemm_peak(int threads, double seconds = 0.015);
 
 /// f32 peak: GFLOP/s of multiply-adds on registers with the best instruction set of this processor, on
-/// `threads` threads at once. Takes about 10 ms.
-double measure_fma_peak(int threads);
+/// `threads` threads at once: the best slice of 1 ms of those that fit into `seconds`.
+double measure_fma_peak(int threads, double seconds = 0.010);
 
 /// The probe of one instruction set (gemm/fma_probe.cpp). The loops return the floating-point operations.
 struct FmaProbe {

@@ -9,6 +9,6 @@ double nrl::ops::measure_gemm_peak(int, double) {
   return 40;
 }
 
-double nrl::ops::measure_fma_peak(int threads) {
+double nrl::ops::measure_fma_peak(int threads, double) {
   return 40.0 * threads;
 }

@@ -46,9 +46,9 @@ double measure_gemm_peak(int threads, double budget) {
   return best * 1e-9;
 }
 
-double measure_fma_peak(int threads) {
+double measure_fma_peak(int threads, double budget) {
   const FmaProbe probe = fma_probe(cpu::best_isa());
-  constexpr double budget = 0.010, slice = 0.001;
+  constexpr double slice = 0.001;
   const int64_t rounds = rounds_that_last(probe.run, slice / 2);
   double best = 0;
   const double start = steady_seconds();
