@@ -30,7 +30,8 @@ constexpr int refinements = 2;
 /// Layouts that are planned to find one that fits without an axis.
 constexpr int alternative_trials = 8;
 
-/// Layouts that all threads price at a time: few beside those that must be priced, and enough for threads.
+/// Layouts that are priced at a time, divided among the threads. At most so many are priced needlessly before
+/// a layout is planned.
 constexpr size_t priced_together = 32;
 
 struct Priced {
@@ -56,6 +57,15 @@ struct PricerOfThread {
   predict::ModeledDevice device;
   std::optional<Pricer> pricer = {};  // uses `device`
 };
+
+/// Calls work(0) to work(count - 1), each on a thread of its own but the first, and waits for them.
+template <class Work>
+void on_threads(size_t count, const Work& work) {
+  std::vector<std::future<void>> others;
+  for (size_t i = 1; i < count; ++i) others.push_back(std::async(std::launch::async, work, i));
+  work(0);
+  for (std::future<void>& other : others) other.get();
+}
 
 bool better(const Found& a, const Found& b) {
   return a.value < b.value;
@@ -251,10 +261,7 @@ class Search {
       }
     };
     while (pricers_.size() < std::min(static_cast<size_t>(request_.threads), jobs.size())) add_pricer();
-    std::vector<std::future<void>> others;
-    for (size_t i = 1; i < pricers_.size(); ++i) others.push_back(std::async(std::launch::async, work, i));
-    work(0);
-    for (std::future<void>& other : others) other.get();
+    on_threads(pricers_.size(), work);
     for (size_t job = 0; job < jobs.size(); ++job)
       pricer_of_[sizes(layouts[jobs[job]->front()])] = numbers[job];
     return out;
@@ -313,17 +320,13 @@ class Search {
     std::vector<Pricer::Composition> parts;
     for (const size_t i : some) parts.push_back(pricer(priced_[i].layout).compose(priced_[i].layout).value());
     std::vector<std::vector<predict::StageTime>> times(some.size());
-    const auto work = [&](size_t first) {
-      for (size_t i = first; i < some.size(); i += static_cast<size_t>(request_.threads)) {
+    const size_t threads = std::min(some.size(), static_cast<size_t>(request_.threads));
+    on_threads(threads, [&](size_t thread) {
+      for (size_t i = thread; i < some.size(); i += threads) {
         const Layout& layout = priced_[some[i]].layout;
         times[i] = pricer(layout).times(layout, parts[i]);
       }
-    };
-    std::vector<std::future<void>> others;
-    for (size_t first = 1; first < std::min(some.size(), static_cast<size_t>(request_.threads)); ++first)
-      others.push_back(std::async(std::launch::async, work, first));
-    work(0);
-    for (std::future<void>& other : others) other.get();
+    });
     for (size_t i = 0; i < some.size(); ++i) {
       Priced& p = priced_[some[i]];
       p.price = pricer(p.layout).price(p.layout, parts[i], times[i]);
