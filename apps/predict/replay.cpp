@@ -67,17 +67,25 @@ class Rank {
     std::erase_if(in_flight_, [&](size_t o) { return store_[o].end <= now_; });
     double left = item.seconds;
     while (left > 0) {
-      // The next time at which an operation starts or ends.
+      // The next time at which an operation starts or ends. Those behind one in flight are delayed with it.
       const Operation* active = nullptr;
       double until = std::numeric_limits<double>::infinity();
+      std::array<bool, 2> occupied{};
+      for (const size_t index : in_flight_) {
+        Operation& o = store_[index];
+        if (o.begin > now_ || o.end <= now_) continue;
+        const double end = now_ + (o.end - now_) * overlap_.of(item.row, o.op).operation;
+        if (end <= now_) {  // the rest is too short for a time
+          o.end = now_;
+          continue;
+        }
+        if (!active) active = &o;
+        until = std::min(until, end);
+        occupied[line_of(o)] = true;
+      }
       for (const size_t index : in_flight_) {
         const Operation& o = store_[index];
-        if (o.begin <= now_ && o.end > now_) {
-          if (!active) active = &o;
-          until = std::min(until, now_ + (o.end - now_) * overlap_.of(item.row, o.op).operation);
-        } else if (o.begin > now_) {
-          until = std::min(until, o.begin);
-        }
+        if (o.begin > now_ && !occupied[line_of(o)]) until = std::min(until, o.begin);
       }
       const double rate = active ? 1 / overlap_.of(item.row, active->op).call : 1;
       const bool done = (until - now_) * rate >= left;

@@ -209,6 +209,14 @@ TEST_CASE("Calls and operations that share a core take the sum of their times", 
   CHECK(s.slots[0].of(Purpose::weights) == Approx(4));
   CHECK(s.busy.node == Approx(4));
 
+  // Operations behind each other get a twentieth of a core until the call is over.
+  List queue;
+  std::vector<int> queued;
+  for (int i = 0; i < 30; ++i) queued.push_back(queue.start(0.1, Link::node, Purpose::weights));
+  queue.call(5);
+  for (const int operation : queued) queue.wait(operation);
+  CHECK(queue.shared({.call = 1.04, .operation = 20}).end == Approx(5.2 + 3 - 5.2 / 20));
+
   uint64_t state = 5;
   const auto random = [&](int n) {
     state = state * 6364136223846793005u + 1442695040888963407u;
