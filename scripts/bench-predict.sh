@@ -6,11 +6,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 usage() {
   cat <<'TEXT'
-usage: scripts/bench-predict.sh [--rounds N] [--steps N] [--only TEXT] [--binary PATH] [--out FILE]
+usage: scripts/bench-predict.sh [--rounds N] [--every N] [--steps N] [--only TEXT] [--binary PATH] [--out FILE]
   Calibrates configs/llama-17m.yaml with one thread a rank, on 1 rank and on all that this machine has a core for, at most
-  4. Then every layout of the list below is planned with the calibration for its number of ranks, and run. A line has the
-  predicted and the measured step in ms and their difference; the last one the median and the ninth decile of these.
-  --rounds N     calibrations, each with all layouts (1)
+  4. Every layout of the list below is planned with the calibration for its number of ranks, and run. A line has the
+  predicted and the measured step in ms and their difference. With several rounds every layout then has its medians over
+  them. The last line has the median and the ninth decile of the differences of these.
+  --rounds N     times that all layouts are predicted and run (1)
+  --every N      layouts of a calibration (5): the rates of a machine that others use change
   --steps N      timed steps of a run (6), after 2 warm-up steps; the median counts
   --only TEXT    only layouts whose line contains the text
   --binary PATH  nrl-train to measure (default: builds build/cpu/bin/nrl-train)
@@ -55,6 +57,7 @@ TEXT
 }
 
 rounds=1
+every=5
 steps=6
 warmup=2
 only=
@@ -64,7 +67,7 @@ while (($#)); do
   taken=2
   case $1 in
     --only) only=${2:-} ;;
-    *) take_option "rounds steps" "out" "$@" ;;
+    *) take_option "rounds every steps" "out" "$@" ;;
   esac
   shift "$taken"
 done
@@ -108,27 +111,51 @@ predicted() {
     >"$work/log" 2>&1 || die 70 "plan $* failed: $(tail -n 20 "$work/log")"
   sed -nE 's/.*"step_s": *([0-9.e+-]+).*/\1/p' "$work/plan.json" | head -n 1 | awk '{ printf "%.6g\n", 1e3 * $1 }'
 }
+# compared GUESS REAL LAYOUT: a line of the table.
+compared() {
+  awk -v guess="$1" -v real="$2" -v name="$3" 'BEGIN {
+    printf "%9.2f %9.2f %+6.1f %%  %s\n", guess, real, 100 * (guess / real - 1), name }'
+}
+
+# calibrate RANKS
+calibrate() {
+  local links=()
+  (($1 == 1)) || links=(--links)
+  on "$1" "$binary" bench calibrate "${base[@]}" "${links[@]}" --out "$work/profile-$1.json" >"$work/log" 2>&1 ||
+    die 70 "bench calibrate on $1 ranks failed: $(tail -n 20 "$work/log")"
+}
 
 for ((round = 1; round <= rounds; ++round)); do
-  for n in 1 "$ranks"; do
-    links=()
-    ((n == 1)) || links=(--links)
-    on "$n" "$binary" bench calibrate "${base[@]}" "${links[@]}" --out "$work/profile-$n.json" >"$work/log" 2>&1 ||
-      die 70 "bench calibrate on $n ranks failed: $(tail -n 20 "$work/log")"
-  done
+  declare -A planned=() # layouts of the round, by ranks
   while read -r n keys; do
     [[ "$n $keys" == *"$only"* ]] || continue
     keys=${keys//=n/=$ranks}
     n=${n/n/$ranks}
+    ((${planned[$n]:=0} % every > 0)) || calibrate "$n"
+    ((++planned[$n]))
     read -ra words <<<"$keys"
     guess=$(predicted "$n" "${words[@]}")
     real=$(measured "$n" "${words[@]}")
-    awk -v guess="$guess" -v real="$real" -v name="$n $keys" 'BEGIN {
-      printf "%9.2f %9.2f %+6.1f %%  %s\n", guess, real, 100 * (guess / real - 1), name }' | tee -a "$out" "$work/lines"
+    printf '%s\t%s\t%s\n' "$guess" "$real" "$n $keys" >>"$work/times"
+    compared "$guess" "$real" "$n $keys" | tee -a "$out"
   done < <(layouts)
 done
-[[ -s $work/lines ]] || die 64 "no layout contains '$only'"
-awk '{ e = $3 + 0; print e < 0 ? -e : e }' "$work/lines" | LC_ALL=C sort -g | awk -v ranks="$ranks" '
+[[ -s $work/times ]] || die 64 "no layout contains '$only'"
+
+# over_rounds: a line for each layout, in the order of the list, with the medians of both times.
+over_rounds() {
+  local name
+  cut -f 3 "$work/times" | awk '!seen[$0]++' | while IFS= read -r name; do
+    compared "$(over_rounds_of 1 "$name")" "$(over_rounds_of 2 "$name")" "$name"
+  done
+}
+# over_rounds_of COLUMN LAYOUT
+over_rounds_of() { awk -F '\t' -v column="$1" -v name="$2" '$3 == name { print $column }' "$work/times" | median; }
+if ((rounds > 1)); then
+  echo "medians over $rounds rounds"
+  over_rounds
+fi | tee -a "$out"
+over_rounds | awk '{ e = $3 + 0; print e < 0 ? -e : e }' | LC_ALL=C sort -g | awk -v ranks="$ranks" '
   { v[NR] = $1 }
   END { printf "predicted from a calibration of 1 and %d ranks, %d layouts: median error %.1f %%, ninth decile %.1f %%, largest %.1f %%\n",
           ranks, NR, v[int((NR + 1) / 2)], v[int(0.9 * NR + 0.999)], v[NR] }' | tee -a "$out"

@@ -66,7 +66,7 @@ Program gather_on_use(const Program& program, const Layers& layers, bool prefetc
     if (s.begins_visit()) read.push_back(&layers.of(s.layer).weights[s.backward]);
   read.push_back(&none);
   size_t now = 0;
-  Program out{.mode = program.mode, .stashes = program.stashes};
+  Program out = extension_of(program);
   const auto before = [&](const Step& visit) {
     ++now;
     const Step gather = for_visit(StepKind::gather, visit);
@@ -84,7 +84,7 @@ Program gather_on_use(const Program& program, const Layers& layers, bool prefetc
 
 Program reduce_when_complete(const Program& program, const Layers& layers, bool overlap) {
   if (program.mode != memory::training) return program;
-  Program out{.mode = program.mode, .stashes = program.stashes};
+  Program out = extension_of(program);
   // The passes that add to a bucket. Its gradients are complete when there were as many of each.
   std::map<BucketId, std::map<Pass, int>> passes;
   for (const Step& s : program.steps)

@@ -7,6 +7,14 @@
 
 namespace nrl::program {
 
+/// An empty list, with room for the steps of `from`.
+inline Program extension_of(const Program& from) {
+  Program out{.mode = from.mode, .stashes = from.stashes};
+  out.steps.reserve(from.steps.size());
+  out.uses.reserve(from.uses.size());
+  return out;
+}
+
 /// Gives a list the period of the one that it is made from. Must be called before entry i of that one is
 /// taken.
 inline void take_period(Program& out, const Period& from, size_t i) {
@@ -27,17 +35,19 @@ struct Writing {
 /// Adds a step that accesses these slots of its layer.
 inline void add(Program& program, const Layers& layers, const Step& step, memory::SlotSet reads,
                 const Writing& writes) {
-  std::vector<Use> read, written;
   const Layer& layer = layers.of(step.layer);
-  const auto list = [&](std::vector<Use>& to, memory::SlotSet set) {
+  program.add(step, {}, {});
+  Step& added = program.steps.back();
+  const auto list = [&](memory::SlotSet set) {
+    const size_t before = program.uses.size();
     for (; set != 0; set &= set - 1) {
       const auto s = static_cast<size_t>(memory::first_slot(set));
-      if (layer.slots[s] >= 0) to.emplace_back(layer.slots[s], ((writes.second >> s) & 1) != 0);
+      if (layer.slots[s] >= 0) program.uses.emplace_back(layer.slots[s], ((writes.second >> s) & 1) != 0);
     }
+    return static_cast<uint16_t>(program.uses.size() - before);
   };
-  list(read, reads | writes.goes_on);
-  list(written, writes.begins | writes.goes_on);
-  program.add(step, read, written);
+  added.reads = list(reads | writes.goes_on);
+  added.writes = list(writes.begins | writes.goes_on);
 }
 
 /// The number of rounds that a list has: contents that live from one round to the next do so from the second

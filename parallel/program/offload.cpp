@@ -80,7 +80,7 @@ class Offloading {
         layers_(layers),
         uses_(std::move(uses)),
         slots_(slots_of(uses_, layers)),
-        out_{.mode = program.mode, .stashes = program.stashes} {
+        out_(extension_of(program)) {
     for (const Step& s : p_.steps)
       if (s.kind == StepKind::visit && s.starts) passes_.push_back(s);
   }

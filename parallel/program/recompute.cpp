@@ -59,10 +59,7 @@ class Reruns {
 class Recomputing {
  public:
   Recomputing(const Program& program, const Layers& layers)
-      : p_(program),
-        layers_(layers),
-        reruns_(layers),
-        out_{.mode = program.mode, .stashes = program.stashes} {
+      : p_(program), layers_(layers), reruns_(layers), out_(extension_of(program)) {
     for (const Layer& layer : layers.layers)
       made_.emplace_back(static_cast<size_t>(program.stashes.count(layer.chunk)));
   }
