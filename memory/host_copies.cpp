@@ -41,6 +41,12 @@ HostCopies::Ticket HostCopies::unused() {
 }
 
 HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind kind) {
+  if (observer_) {
+    int64_t bytes = 0;
+    for (const HostCopy& c : copies) bytes += static_cast<int64_t>(c.bytes);
+    return observer_->start(kind == CopyKind::device_to_host ? HostWork::to_host : HostWork::from_host,
+                            bytes);
+  }
   const Ticket ticket = unused();
   Pending& p = pending_[ticket];
   p.used = true;
@@ -67,6 +73,7 @@ HostCopies::Ticket HostCopies::start(std::span<const HostCopy> copies, CopyKind 
 }
 
 void HostCopies::finish(Ticket ticket) {
+  if (observer_) return observer_->wait(ticket);
   Pending& p = pending_.at(static_cast<size_t>(ticket));
   NRL_CHECK(p.used, "copies are finished twice");
   p.used = false;

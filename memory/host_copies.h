@@ -18,6 +18,24 @@
 
 namespace nrl::memory {
 
+/// Work between a device and its host, beside the ops.
+enum class HostWork : uint8_t {
+  to_host,    ///< a copy
+  from_host,  ///< a copy back
+  update,     ///< the host's processors update offloaded optimizer state
+};
+
+/// Gets the work of a dry run, in which nothing is copied.
+class HostObserver {
+ public:
+  virtual ~HostObserver() = default;
+  /// Work starts, after that with the number `after` if it is not -1. `bytes`: that are copied; of an update
+  /// those that it reads and writes. Returns its number.
+  virtual int start(HostWork work, int64_t bytes, int after = -1) = 0;
+  /// The ops wait for it.
+  virtual void wait(int number) = 0;
+};
+
 struct HostCopy {
   void* to = nullptr;
   const void* from = nullptr;
@@ -54,6 +72,10 @@ class HostCopies {
   /// Work enqueued for the ops from now on starts after these copies. Does not block the host.
   void finish(Ticket ticket);
 
+  /// From now on copies are not made: `observer` gets them. Null: ends that.
+  void observe(HostObserver* observer) { observer_ = observer; }
+  bool observed() const { return observer_ != nullptr; }
+
   /// Copies since the last call were those of one step. A step that started none is a graph that was captured
   /// before, and copied as much as the last one.
   void end_step();
@@ -76,6 +98,7 @@ class HostCopies {
   Step& current() { return steps_[ended_ % max_steps]; }
   void copy(std::span<const HostCopy> copies, device::CopyKind kind);
 
+  HostObserver* observer_ = nullptr;
   device::Runtime* device_ = nullptr;
   const Arenas* arenas_ = nullptr;
   device::StreamHandle compute_ = nullptr;

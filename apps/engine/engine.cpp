@@ -119,6 +119,40 @@ void Engine::finish_gathers() {
   if (reducer_) reducer_->wait_gathers();
 }
 
+namespace {
+
+/// Adds the work with the host to the events of a dry run.
+class HostTraffic : public memory::HostObserver {
+ public:
+  HostTraffic(comm::Ledger& ledger, DryStep& out, const ops::Exec& exec)
+      : ledger_(ledger), out_(out), exec_(exec) {}
+
+  int start(memory::HostWork work, int64_t bytes, int after) override {
+    const int number = ledger_.next_number();
+    add({.operation = number, .after = after, .group = -1, .purpose = comm::Purpose::offload, .bytes = bytes},
+        work);
+    return number;
+  }
+  void wait(int number) override {
+    add({.wait = true, .operation = number, .group = -1, .purpose = comm::Purpose::offload}, {});
+  }
+
+ private:
+  void add(const comm::Ledger::Event& what, std::optional<memory::HostWork> work) {
+    out_.events.push_back({.what = what,
+                           .host = work,
+                           .calls = out_.calls.size(),
+                           .step = exec_.step,
+                           .microbatch = exec_.microbatch});
+  }
+
+  comm::Ledger& ledger_;
+  DryStep& out_;
+  const ops::Exec& exec_;
+};
+
+}  // namespace
+
 DryStep Engine::dry_step(Objective& objective, bool calls, std::optional<int> repetitions) {
   NRL_CHECK(optimizer_, "this engine runs forward passes only");
   DryStep out;
@@ -133,9 +167,12 @@ DryStep Engine::dry_step(Objective& objective, bool calls, std::optional<int> re
   {
     const parallel::DryGroups dry_ranks(dry_ranks_ ? nullptr : ranks_);
     const ops::DryRun dry(exec_, calls ? &out.calls : nullptr);
-    if (calls && dry_ranks_) observe_traffic(out, objective);
+    HostTraffic host(ledger_, out, exec_);
+    if (calls && dry_ranks_) observe_traffic(out, host, objective);
     run_schedule(plan_->tensors->largest(), objective);
     ledger_.observe({});
+    decoder.copies().observe(nullptr);
+    optimizer_->observe(nullptr);
     finish_gathers();
     decoder.limit_repetitions(std::nullopt);
     out.kernels = dry.kernels();
@@ -153,13 +190,16 @@ DryStep Engine::dry_step(Objective& objective, bool calls, std::optional<int> re
   return out;
 }
 
-void Engine::observe_traffic(DryStep& out, Objective& objective) {
+void Engine::observe_traffic(DryStep& out, memory::HostObserver& host, Objective& objective) {
+  plan_->decoder->copies().observe(&host);
+  optimizer_->observe(&host);
   std::set<int> alone;  // operations of groups of one rank
   const std::vector<parallel::GroupId> ids = dry_ranks_->ids();
   ledger_.observe([&out, this, ids, alone](const comm::Ledger::Event& e) mutable {
     if (!e.wait && (*dry_ranks_)[ids[e.group]].size() == 1) alone.insert(e.operation);
     if (!alone.contains(e.operation))
-      out.events.push_back({e, out.calls.size(), exec_.step, exec_.microbatch});
+      out.events.push_back(
+          {.what = e, .calls = out.calls.size(), .step = exec_.step, .microbatch = exec_.microbatch});
   });
   if (!options_.overlap_param_gather) return;
   // Gathers of the step before end in this one.

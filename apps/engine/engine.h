@@ -71,9 +71,9 @@ struct DryStep {
   size_t workspace = 0;          ///< that its largest op needs; rows go to experts evenly
   std::vector<ops::Call> calls;  ///< if asked for: in order, with costs and the trace ranges around them
   std::vector<plan::Traffic> traffic;  ///< in groups of several ranks; only of an engine without other ranks
-  /// If calls are asked for, of an engine without other ranks: the operations of groups of several ranks, in
-  /// order with the calls. Operations that the step before has left in flight start first; those that this
-  /// step leaves in flight are not waited for.
+  /// If calls are asked for, of an engine without other ranks: the operations of groups of several ranks, and
+  /// the work with the host (policy.offload_*), in order with the calls. Operations that the step before has
+  /// left in flight start first; those that this step leaves in flight are not waited for.
   std::vector<plan::TrafficEvent> events;
   std::vector<plan::TrafficGroup> groups;  ///< of the events
   int microbatches = 0;                    ///< that the calls and events are of
@@ -210,7 +210,7 @@ class Engine {
                     const std::function<void()>& gradients_reduced = {});
   void run_graph(std::span<const model::MicroBatch> batches, Objective& objective);
   /// Dry run: adds events to `out` from now on, first of operations that a step leaves in flight.
-  void observe_traffic(DryStep& out, Objective& objective);
+  void observe_traffic(DryStep& out, memory::HostObserver& host, Objective& objective);
   void wait_for_copy();
 
   std::unique_ptr<plan::RunPlan> plan_;

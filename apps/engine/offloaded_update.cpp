@@ -1,6 +1,7 @@
 #include "apps/engine/offloaded_update.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -137,6 +138,8 @@ void OffloadedUpdate::start() {
   if (exec_.needed) {  // the CPU's part is no kernel of the device
     if (!exec_.device)
       for (const Piece& piece : pieces_) ops::adamw(exec_, piece.update);
+    else if (observer_)
+      report();
     return;
   }
   const trace::Range range("offloaded_update");
@@ -175,8 +178,33 @@ void OffloadedUpdate::start() {
   }
 }
 
+// The work of start() on a GPU.
+void OffloadedUpdate::report() {
+  using memory::HostWork;
+  std::array<int, plan::offload_slots> copied_out;
+  copied_out.fill(-1);
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    const ops::AdamW& a = pieces_[i].update;
+    const int64_t gradients = a.grad.bytes(), weights = (a.param_bf16 ? a.param_bf16 : a.param).bytes();
+    int64_t state = 0;
+    for_each_state(a, [&](const Tensor& t, int64_t per) {
+      with_range(t, per, pieces_[i].first_state, pieces_[i].states,
+                 [&](const std::byte*, int64_t bytes) { state += bytes; });
+    });
+    int& slot = copied_out[i % plan::offload_slots];
+    const int in = observer_->start(HostWork::to_host, gradients + weights, slot),
+              update = observer_->start(HostWork::update, gradients + 2 * (weights + state), in);
+    slot = observer_->start(HostWork::from_host, weights, update);
+  }
+  reported_ = copied_out[(pieces_.size() - 1) % plan::offload_slots];
+}
+
 void OffloadedUpdate::finish() {
-  if (pieces_.empty() || exec_.needed || !exec_.device) return;
+  if (pieces_.empty() || !exec_.device) return;
+  if (exec_.needed) {
+    if (observer_) observer_->wait(reported_);
+    return;
+  }
   copied_out_[(pieces_.size() - 1) % plan::offload_slots].wait_in(exec_.stream);
 }
 

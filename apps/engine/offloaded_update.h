@@ -7,6 +7,7 @@
 #include "apps/engine/group_tensors.h"
 #include "core/device/runtime.h"
 #include "core/ops/optimizer.h"
+#include "memory/host_copies.h"
 #include "memory/plan.h"
 
 namespace nrl::engine {
@@ -48,6 +49,9 @@ class OffloadedUpdate {
   OffloadedUpdate(const OffloadedUpdate&) = delete;
   OffloadedUpdate& operator=(const OffloadedUpdate&) = delete;
 
+  /// In dry runs for a GPU `observer` gets the copies and the CPU's work. Null: ends that.
+  void observe(memory::HostObserver* observer) { observer_ = observer; }
+
   /// After the step is decided. On a GPU enqueues the work; on a CPU does it.
   void start();
   /// Before the updated weights are read or gradients overwritten, in the order of the exec's stream.
@@ -74,12 +78,15 @@ class OffloadedUpdate {
   void open(const Host& host);
   void stage(Piece& piece, std::byte* slot);
   void copy(const Piece& piece, bool to_host, device::StreamHandle stream) const;
+  void report();
 
   const memory::Arenas& arenas_;
   Staging staging_;
   ops::Exec& exec_;
   ops::Exec host_exec_;
   std::vector<Piece> pieces_;
+  memory::HostObserver* observer_ = nullptr;
+  int reported_ = -1;  // the last copy of start()
   Tensor scalars_, host_scalars_;
   device::Stream in_, host_, out_;
   device::Event decided_, copied_in_[plan::offload_slots], updated_[plan::offload_slots],

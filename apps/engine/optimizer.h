@@ -23,6 +23,8 @@ class Optimizer {
   /// ranks of the run, decides on the device whether to skip the step, and updates. Zeroes the
   /// gradients for the next step.
   void step(comm::Communicator& all);
+  /// See OffloadedUpdate::observe().
+  void observe(memory::HostObserver* observer) { offloaded_.observe(observer); }
   /// Zeroes the gradients that the next step accumulates into (ParamGroup::zeroed).
   void zero_gradients();
 

@@ -36,6 +36,11 @@ namespace {
 //              NVLink 4 450 (H800 200), bridges of NVL and PCIe cards 300 GB/s; rings of an A100 232 of 300,
 //              of a GB200 680 of 900 GB/s (Azure, as above, all-reduce of 8 GiB, ND A100 v4 and ND GB200 v6)
 //   network    a 400 Gbit/s adapter for each GPU, A100: 200 Gbit/s, at adapter_efficiency
+//   host       PCIe 5 x16 as measured on an H200 (docs/gpu-results.md), 87 % of 63 GB/s; A100: of PCIe 4;
+//              GB200: 80 % of NVLink-C2C, 450 GB/s each way between a Grace and two GPUs
+//   update     80 % of the host's memory bandwidth, by data sheets of the CPUs in DGX nodes, over 8 GPUs: two
+//              sockets with 8 channels of DDR4-3200 (A100), DDR5-4800 (Hopper), DDR5-5600 (B200); half of a
+//              Grace's 512 GB/s
 //   idle       15 % of the power limit: clocks stay up between kernels
 // The fractions of attention on a B200 and a GB200, and all of an H20 and of PCIe and NVL cards are guesses
 // from an H100's.
@@ -59,6 +64,8 @@ constexpr DeviceModel hopper(std::string_view name, std::string_view product, do
           .backward = {.d64 = 0.335, .d128 = 0.45, .d256 = 0.42},
           .node = {3.7e11, 15e-6},
           .network = {link(400), 30e-6},
+          .host = {5.45e10, 3e-6},
+          .host_update = 6.1e10,
           .node_ranks = 8,
           .power_limit = 700,
           .idle_power = 105};
@@ -117,6 +124,8 @@ constexpr DeviceModel blackwell(std::string_view name, std::string_view product,
           .backward = {.d64 = 0.32, .d128 = 0.46, .d256 = 0.40},
           .node = {6.8e11, 15e-6},
           .network = {link(400), 30e-6},
+          .host = {5.45e10, 3e-6},
+          .host_update = 7.1e10,
           .node_ranks = 8,
           .power_limit = 1000,
           .idle_power = 150};
@@ -127,6 +136,8 @@ constexpr DeviceModel gb200() {
   m.f32_flops = 80e12;
   m.tf32_flops = 1250e12;
   m.gemm = 0.60;
+  m.host = {1.8e11, 3e-6};
+  m.host_update = 2.05e11;
   m.node_ranks = 72;  // NVL72
   m.power_limit = 1200;
   m.idle_power = 180;
@@ -146,6 +157,8 @@ constexpr DeviceModel ampere(std::string_view name, double memory_mib, double co
           .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45},
           .node = {2.32e11, 15e-6},
           .network = {link(200), 30e-6},
+          .host = {2.7e10, 3e-6},
+          .host_update = 4.1e10,
           .node_ranks = 8,
           .power_limit = 400,
           .idle_power = 60};
@@ -164,6 +177,9 @@ constexpr DeviceModel models[] = {hopper("h200", "H200", 143771, 4.3e12),
 /// CPU efficiencies: fractions of the FMA peak that `nrl-train bench gemm` and `bench attention` measure with
 /// AVX-512 on large shapes.
 constexpr double cpu_gemm = 0.85, cpu_attention_forward = 0.40, cpu_attention_backward = 0.45;
+/// A page of a mapped file that is touched and evicted. Measured on a Xeon: offloaded activations moved
+/// at 5.9 GB/s, where a copy in memory reached 21.
+constexpr double file_page = 4096, file_page_seconds = 0.5e-6;
 /// Bytes/s that a copy larger than the caches reads and writes.
 double measure_copy(int threads) {
   constexpr int64_t bytes = int64_t{48} << 20;
@@ -250,6 +266,7 @@ DeviceModel cpu_model(double flops, double copy) {
   m.backward = {cpu_attention_backward, cpu_attention_backward, cpu_attention_backward};
   m.node = {.bandwidth = m.copy / 4, .latency = 20e-6};
   m.network = {.bandwidth = 1.1e9, .latency = 30e-6};
+  m.host = {.bandwidth = 1 / (2 / m.copy + file_page_seconds / file_page)};
   return m;
 }
 

@@ -40,6 +40,9 @@ struct DeviceModel {
   AttentionRates forward = {}, backward = {};  ///< of cuDNN; of ours on a CPU
   LinkModel node = {};                         ///< between ranks of a node
   LinkModel network = {};                      ///< a rank's adapter, to ranks of other nodes
+  /// A GPU: its link to page-locked memory. A CPU: to the file that takes its offloaded activations.
+  LinkModel host = {};
+  double host_update = 0;  ///< GPU: bytes/s that its part of the host's CPUs reads and writes in an update
   int node_ranks = 1;  ///< GPU: ranks with NVLink between all of them, where the configuration has no nodes
   double power_limit = 0;  ///< GPU: watts
   double idle_power = 0;   ///< GPU: watts between kernels

@@ -3,8 +3,10 @@
 // a spine. Which of them a group of the process grid crosses follows from its strides; only nodes of
 // different sizes need lists of ranks.
 
+#include <array>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "apps/machine/device_models.h"
@@ -20,7 +22,19 @@ enum class Link : uint8_t {
   none,     ///< a group of one rank
   node,     ///< NVLink, or the memory of a node of CPUs
   adapter,  ///< the network adapters of the ranks
+  to_host,  ///< from a rank's device to the memory of its host
+  from_host,
+  host,  ///< a rank's part of the host's processors and their memory
 };
+inline constexpr size_t links = static_cast<size_t>(Link::host) + 1;
+/// All but Link::none.
+inline constexpr std::array all_links{Link::node, Link::adapter, Link::to_host, Link::from_host, Link::host};
+/// "NVLink", "adapter", ...
+constexpr std::string_view name_of(Link link, bool gpu) {
+  constexpr std::array<std::string_view, links> names{"",        "NVLink",    "adapter",
+                                                      "to host", "from host", "host CPUs"};
+  return link == Link::node && !gpu ? "memory of the node" : names[static_cast<size_t>(link)];
+}
 
 /// How a group lies on the fabric. Of the groups of a kind, the one with the least favorable place counts.
 struct Crossing {

@@ -202,8 +202,6 @@ int search(const PlanArgs& args, const planner::PlannedRun& run) {
   log::info("{}", planner::table(result, device, args.world,
                                  model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
                                  shown, objective));
-  if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
-    log::warn("the times do not contain copies to and from the host (policy.offload_*)");
   if (!args.html.empty()) {
     write_page(args.html, args, result);
     log::info("wrote    {}", args.html);

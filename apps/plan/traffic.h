@@ -1,9 +1,11 @@
 #pragma once
 // The communication of a training step, as engine::step_traffic() counts it.
 
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "memory/host_copies.h"
 #include "parallel/comm/ledger.h"
 #include "parallel/grid/grid.h"
 
@@ -33,9 +35,12 @@ struct TrafficGroup {
 /// The start of an operation of a step, or the wait for it, between the step's calls of ops.
 struct TrafficEvent {
   comm::Ledger::Event what;  ///< Event::group: index into the step's groups
-  size_t calls = 0;          ///< ops::Call that come before it
-  int step = -1;             ///< as ops::Call::step: of the program
-  int microbatch = -1;       ///< as ops::Call::microbatch
+  /// Set at the start of work with the host, for comm::Purpose::offload; it has no group, and `op` no
+  /// meaning.
+  std::optional<memory::HostWork> host = {};
+  size_t calls = 0;     ///< ops::Call that come before it
+  int step = -1;        ///< as ops::Call::step: of the program
+  int microbatch = -1;  ///< as ops::Call::microbatch
 };
 
 /// Merges the operations of one kind in one group, whatever their purpose.

@@ -74,6 +74,15 @@ Passes& Passes::operator+=(const Passes& o) {
   return *this;
 }
 
+void move_share(LayerPiece& piece, double share) {
+  for (double Passes::*pass : {&Passes::forward, &Passes::data, &Passes::weight}) {
+    // The copies of a layer that is moved have the time of those that are not, too.
+    const double others = piece.seconds.*pass - piece.copies.*pass;
+    piece.copies.*pass = std::max(0.0, share * piece.seconds.*pass - others);
+    piece.seconds.*pass = others + piece.copies.*pass;
+  }
+}
+
 struct PieceMaker::Small {
   std::unique_ptr<plan::RunPlan> plan;
 
@@ -141,11 +150,8 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     item.slot = static_cast<int>(end);
     if (step < 0 || microbatch < 0) continue;
     const program::Step& s = program.steps[static_cast<size_t>(step)];
-    const bool weight = s.kind == program::StepKind::compute && decoder.step(s).pass == memory::Pass::weight;
     item.slot = static_cast<int>(of_microbatch) * microbatch + 3 * s.layer +
-                (weight                  ? 2
-                 : s.backward || s.again ? 1
-                                         : 0);
+                static_cast<int>(predict::pass_of(decoder, s));
   }
   const predict::Replay replayed = predict::replay(items.items, end + 1, rates.overlap);
   std::vector<LayerPiece> out(layers);
@@ -162,7 +168,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
       of_work(piece.busy, of.step.calls[static_cast<size_t>(item.source)].cost.work) += each * item.seconds;
     else if (item.kind == predict::Item::Kind::start && item.link != machine::Link::none)
       piece.busy.links += each * item.seconds;
-    if (microbatch > 1) continue;
+    if (microbatch > 1 || item.purpose == comm::Purpose::offload) continue;
     VisitItems& visit = (pass == 0            ? piece.forward
                          : pass == 2 && later ? piece.weight
                                               : piece.backward)[microbatch];
@@ -177,8 +183,9 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     if (item.kind != predict::Item::Kind::wait || item.operation >= 0) visit.items.push_back(item);
   }
   for (size_t l = 0; l < layers; ++l) {
-    const auto seconds = [&](size_t pass) { return replayed.slots[3 * l + pass].total(); };
-    out[l].seconds = {.forward = seconds(0), .data = seconds(1), .weight = seconds(2)};
+    const predict::SlotTime* const of_passes = &replayed.slots[3 * l];
+    out[l].seconds = {of_passes[0].total(), of_passes[1].total(), of_passes[2].total()};
+    out[l].copies = {of_passes[0].offload(), of_passes[1].offload(), of_passes[2].offload()};
     if (microbatches > 1) continue;
     for (auto* visits : {&out[l].forward, &out[l].backward, &out[l].weight}) (*visits)[1] = (*visits)[0];
   }
@@ -239,6 +246,7 @@ Pieces PieceMaker::with_weights_later(Pieces out, const Config& staged, const Pi
   for (auto& [kind, piece] : out.layers) {
     const LayerPiece& here = inner[places_.at(kind).front() + 1];
     piece.seconds = here.seconds;
+    piece.copies = here.copies;
     piece.forward = here.forward;
     piece.backward = here.backward;
     piece.weight = here.weight;

@@ -43,10 +43,17 @@ struct LayerPiece {
   std::array<VisitItems, 2> forward = {}, backward = {};
   std::array<VisitItems, 2> weight = {};  ///< of weight gradients that come later; else in `backward`
   Passes seconds = {};                    ///< of the first
+  /// The part of `seconds` in which the visit waits for copies to and from the host, which go on beside other
+  /// layers; its items do not have it.
+  Passes copies = {};
   predict::BusySeconds busy = {};
   double kept = 0;   ///< bytes of a microbatch in flight
   double later = 0;  ///< the same between its backward pass and weight gradients that come later
 };
+
+/// Changes the piece of a layer whose activations are moved to the host, for a model that moves this share of
+/// its layers.
+void move_share(LayerPiece& piece, double share);
 
 struct Pieces {
   std::map<LayerKind, LayerPiece> layers;

@@ -40,8 +40,6 @@ const machine::DeviceModel& cpu_of_machine(int ranks, int threads) {
 
 std::vector<std::string> left_out(const Config& c) {
   std::vector<std::string> out;
-  if (c.policy.offload_optimizer.value > 0 || c.policy.offload_activations.value > 0)
-    out.emplace_back("copies to and from the host (policy.offload_*)");
   if (generates_rollouts(c)) out.emplace_back("generation of rollouts and their rewards");
   return out;
 }
@@ -161,14 +159,14 @@ std::string text_of(const RunEstimate& e) {
   std::string parts;
   for (const auto& [name, seconds] :
        {std::pair("computation", s.compute), std::pair("layers", s.layers), std::pair("bubble", s.pipeline),
-        std::pair("data", s.data), std::pair("update", s.update), std::pair("host", s.host),
-        std::pair("spread", s.spread)})
+        std::pair("data", s.data), std::pair("offload", s.offload), std::pair("update", s.update),
+        std::pair("host", s.host), std::pair("spread", s.spread)})
     if (seconds > 0) parts += fmt::format("{}{} {}", parts.empty() ? "" : "   ", name, share(seconds));
   text += "  " + parts;
   text += fmt::format("\n  busy  {} {}", e.gpu ? "multiprocessors" : "processors", share(s.busy.processors));
-  if (s.busy.node > 0)
-    text += fmt::format("   {} {}", e.gpu ? "NVLink" : "memory of the node", share(s.busy.node));
-  if (s.busy.adapter > 0) text += fmt::format("   adapter {}", share(s.busy.adapter));
+  for (const machine::Link link : machine::all_links)
+    if (s.busy.of(link) > 0)
+      text += fmt::format("   {} {}", machine::name_of(link, e.gpu), share(s.busy.of(link)));
   for (const std::string& part : e.without) text += fmt::format("\n  without {}", part);
   text += "\nrun      " + e.run.text();
   return text;
@@ -180,12 +178,16 @@ JsonValue json_of(const predict::StepEstimate& s) {
                                                            {"layers", s.layers},
                                                            {"pipeline", s.pipeline},
                                                            {"data", s.data},
+                                                           {"offload", s.offload},
                                                            {"update", s.update},
                                                            {"host", s.host},
                                                            {"spread", s.spread}})},
                             {"busy_s", JsonValue::object({{"processors", s.busy.processors},
-                                                          {"node", s.busy.node},
-                                                          {"adapter", s.busy.adapter}})},
+                                                          {"node", s.busy.node()},
+                                                          {"adapter", s.busy.adapter()},
+                                                          {"to_host", s.busy.of(machine::Link::to_host)},
+                                                          {"from_host", s.busy.of(machine::Link::from_host)},
+                                                          {"host", s.busy.of(machine::Link::host)}})},
                             {"sources", JsonValue::object({{"kernels", std::string(name_of(s.kernels))},
                                                            {"links", std::string(name_of(s.links))}})}});
 }

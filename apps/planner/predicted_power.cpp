@@ -7,7 +7,7 @@ namespace {
 
 double watts_of(const predict::PowerModel& power, const predict::WorkSpan& w) {
   using Resource = predict::Span::Resource;
-  if (w.span.resource == Resource::waits) return power.idle;
+  if (w.span.resource == Resource::waits || w.span.link == machine::Link::host) return power.idle;
   if (w.span.resource != Resource::processors || !w.call) return power.links;
   switch (w.call->cost.work) {
     case ops::Work::gemm:

@@ -15,23 +15,36 @@ namespace {
 
 using pipeline::ScheduleKind;
 
+/// The share of a model's layers whose activations are moved to the host.
+double moved_layers(const PolicyConfig& p, int64_t layers) {
+  if (!p.offload_layers) return p.offload_activations.value;
+  return static_cast<double>(p.offload_layers->size()) / static_cast<double>(layers);
+}
+
 /// Rewrites keys that name layers of a model with `layers` of them, for one that has few: as many in
-/// proportion.
+/// proportion, but it moves the activations of all layers to the host if the model moves some.
 void count_layers(Config& config, int64_t layers) {
   PolicyConfig& p = config.policy;
-  const auto share = [&](const std::vector<int64_t>& of) {
-    return static_cast<double>(of.size()) / static_cast<double>(layers);
-  };
   if (p.checkpoint_layers) {
-    p.checkpoint_ratio = share(*p.checkpoint_layers);
+    p.checkpoint_ratio = static_cast<double>(p.checkpoint_layers->size()) / static_cast<double>(layers);
     p.checkpoint_layers.reset();
   }
-  if (p.offload_layers) {
-    p.offload_activations.value = share(*p.offload_layers);
-    p.offload_layers.reset();
-  }
+  p.offload_activations.value = moved_layers(p, layers) > 0 ? 1 : 0;
+  p.offload_layers.reset();
   p.fp8_cfg.num_first_layers_in_bf16 = p.fp8_cfg.num_last_layers_in_bf16 = 0;
   config.distributed.cp_comm_type.resize(1);
+}
+
+/// Changes the pieces of a model that moves the activations of all layers to the host, for one that moves a
+/// share of them. `none`: the pieces of a model that moves none.
+void move_share(Pieces& all, const Pieces& none, double share) {
+  const auto between = [&](double& x, double without) { x = without + share * (x - without); };
+  between(all.with_head, none.with_head);
+  between(all.without_head, none.without_head);
+  for (auto& [kind, piece] : all.layers) {
+    between(piece.kept, none.layers.at(kind).kept);
+    planner::move_share(piece, share);
+  }
 }
 
 /// The pieces of a stage whose first `recomputed` blocks recompute as `more`, the others as `less`.
@@ -107,6 +120,11 @@ const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::str
   if (!pieces_.contains(key(false))) {
     std::optional<Pieces> made;
     if (config) made = maker_.make(*config, small.applied(*config), sizes);
+    if (const double share = moved_layers(given_.policy, spec_.layers); config && share > 0 && share < 1) {
+      config->policy.offload_activations.value = 0;
+      move_share(*made, maker_.make(*config, small.applied(*config), sizes), share);
+      config->policy.offload_activations.value = 1;
+    }
     pieces_[key(false)] = std::move(made);
   }
   const std::optional<Pieces>& simple = pieces_[key(false)];
@@ -115,6 +133,8 @@ const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::str
   std::optional<Pieces>& out = pieces_[key(true)];
   if (!simple) return out;
   out = maker_.with_weights_later(*simple, small.applied(*config), sizes);
+  if (const double share = moved_layers(given_.policy, spec_.layers); share > 0)
+    for (auto& [kind, piece] : out->layers) move_share(piece, share);
   // Between its passes a recomputed layer holds as much as others do: few layers do not show it beside what
   // recomputation takes.
   if (recompute != "none")
@@ -314,14 +334,14 @@ Price Pricer::price(const Layout& layout, const Composition& c,
     const predict::StageTime& time = times[i];
     alone = std::max(alone, time.total());
     afterwards = std::max(afterwards, time.end.total() + time.outside);
-    busy.node = std::max(busy.node, time.busy.node);
-    busy.adapter = std::max(busy.adapter, time.busy.adapter);
+    busy.raise(time.busy);
     const int until = i + 1 < c.stages.size() ? c.stages[i + 1].stage : layout.pp;
     set_costs(time, c.stages[i].stage, until, layout.pp, costs);
   }
   out.seconds = alone;
   if (layout.pp > 1) out.seconds = makespan(c.schedule, costs) + afterwards;
-  out.seconds = with_spread(std::max({out.seconds, busy.node, busy.adapter}));
+  out.seconds = with_spread(std::max(out.seconds, busy.most()));
+  if (moved_layers(given_.policy, spec_.layers) > 0) out.margin = 0.15;
   return out;
 }
 

@@ -21,6 +21,7 @@ namespace nrl::planner {
 
 struct Price {
   double seconds = 0;              ///< of a step
+  double margin = 0.02;            ///< the full estimate has at least `seconds`, less this part of them
   double memory = 0;               ///< bytes of the rank that needs most
   bool state_only = false;         ///< the state alone exceeds the capacity; no other number is set
   predict::BusySeconds busy = {};  ///< of a rank in the passes of a step

@@ -47,7 +47,7 @@ MeasuredMemory measured_memory(const std::string& log_dir) {
 using Medians = std::map<std::string, double>;
 Medians measured_steps(const std::string& log_dir) {
   std::map<std::string, std::vector<double>> values;
-  constexpr std::array keys{"step_ms", "comm_ms", "data_ms", "gemm_ms", "attention_ms"};
+  constexpr std::array keys{"step_ms", "comm_ms", "offload_exposed_ms", "data_ms", "gemm_ms", "attention_ms"};
   monitor::for_each_row(log_dir, [&](const JsonValue& row) {
     if (!row.contains("step_ms")) return;
     for (const char* key : keys) values[key].push_back(row.get_double(key, 0));
@@ -102,6 +102,7 @@ RunComparison compare_with_run(const RunToCompare& request) {
     if (steps.at(key) > 0) add(name, seconds_of(first, times, work), steps.at(key), metrics);
   if (out.world > 1)
     add("exposed communication", e.layers + e.data + e.pipeline, steps.at("comm_ms"), metrics);
+  if (steps.at("offload_exposed_ms") > 0) add("offload", e.offload, steps.at("offload_exposed_ms"), metrics);
   if (steps.at("data_ms") > 0) add("waiting for data", std::nullopt, steps.at("data_ms"), metrics);
   if (path_exists(join_path(dir, "profile"))) {
     const profile::Profile window = profile::load_profile(dir);

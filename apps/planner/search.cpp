@@ -22,8 +22,8 @@
 namespace nrl::planner {
 namespace {
 
-/// Prices are this close to full estimates: layouts that miss a limit by less are planned.
-constexpr double time_margin = 0.02, memory_margin = 0.02;
+/// The memory of a price is this close to a plan's: layouts that miss the limit by less are planned.
+constexpr double memory_margin = 0.02;
 /// Layouts whose variants() are planned, and rounds of it.
 constexpr size_t refined = 3;
 constexpr int refinements = 2;
@@ -41,7 +41,7 @@ struct Priced {
   bool sharp = false;  ///< false: Pricer::bound()
 
   /// The full estimate has at least this value.
-  double least() const { return value * (sharp ? 1 - time_margin : 1); }
+  double least() const { return value * (sharp ? 1 - price.margin : 1); }
 };
 
 /// Layouts that differ in sharding, its overlap and recomputation only.
@@ -449,7 +449,7 @@ class Search {
     if (pricers_.empty()) return true;
     const std::optional<Price> price = pricer(layout).price(layout);
     return price && price->memory <= request_.capacity * (1 + memory_margin) &&
-           value_of(price->seconds, price->busy) * (1 - time_margin) <= best()->value;
+           value_of(price->seconds, price->busy) * (1 - price->margin) <= best()->value;
   }
 
   /// Plans variants of the best layouts.

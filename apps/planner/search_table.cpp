@@ -43,11 +43,14 @@ std::string table(const Result& result, const predict::ModeledDevice& device, in
   size_t width = 0;
   for (size_t i = 0; i < std::min(shown, result.found.size()); ++i)
     width = std::max(width, result.found[i].layout.name(world).size());
+  const bool copies = std::any_of(result.found.begin(), result.found.end(),
+                                  [](const Found& f) { return f.estimate.offload > 0; });
   const std::string unit = objective == Objective::time   ? ""
                            : objective == Objective::cost ? "   price / 10^9 tokens"
                                                           : "   kWh / 10^9 tokens";
-  text += fmt::format("  {:<{}} {:>10} {:>10} {:>11} {:>5} {:>9} {:>8} {:>8} {:>8}{}\n", "layout", width,
-                      "memory", "step ms", "tokens/s", "mfu", "compute", "layers", "bubble", "data", unit);
+  text += fmt::format("  {:<{}} {:>10} {:>10} {:>11} {:>5} {:>9} {:>8} {:>8} {:>8}{}{}\n", "layout", width,
+                      "memory", "step ms", "tokens/s", "mfu", "compute", "layers", "bubble", "data",
+                      copies ? "  offload" : "", unit);
   for (size_t i = 0; i < std::min(shown, result.found.size()); ++i) {
     const Found& f = result.found[i];
     const double step = f.estimate.step, rate = static_cast<double>(f.tokens) / step;
@@ -57,11 +60,12 @@ std::string table(const Result& result, const predict::ModeledDevice& device, in
             ? ""
             : fmt::format("{:>{}}", fmt::format("{:.4g}", 1e9 * f.value / static_cast<double>(f.tokens)),
                           unit.size());
-    text += fmt::format("  {:<{}} {:>10} {:>10.1f} {:>11} {:>5.1f} {:>9} {:>8} {:>8} {:>8}{}\n",
+    text += fmt::format("  {:<{}} {:>10} {:>10.1f} {:>11} {:>5.1f} {:>9} {:>8} {:>8} {:>8}{}{}\n",
                         f.layout.name(world), width, human_bytes(static_cast<uint64_t>(f.memory)), step * 1e3,
                         grouped(std::llround(rate)), 100 * rate * flops_per_token / peak,
                         share(f.estimate.computing()), share(f.estimate.layers), share(f.estimate.pipeline),
-                        share(f.estimate.data), value);
+                        share(f.estimate.data),
+                        copies ? fmt::format(" {:>8}", share(f.estimate.offload)) : "", value);
   }
   text += "use      " + fmt::format("{}", fmt::join(result.found.front().keys, " "));
   return text + alternatives_text(result, world);

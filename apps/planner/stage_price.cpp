@@ -299,11 +299,19 @@ class Items {
         if (!head_visit) complete(v, at);
         break;
     }
+    if (moves(v)) {
+      if (v.forward()) call(slot(v, 0), p.copies.forward);
+      if (!v.forward() && v.kind != Visit::Kind::weight) call(slot(v, 1), p.copies.data);
+      if (!v.forward() && v.kind != Visit::Kind::data) call(slot(v, 2), p.copies.weight);
+    }
     for (State& s : states_) {
       for (const auto& [operation, id] : s.done) settle(s, operation, id, last(v), at);
       s.done.clear();
     }
   }
+
+  /// Activations that are moved to the host: not those that a backward pass needs at once.
+  bool moves(const Visit& v) const { return !shape_.head || v.unit + 1 != head(); }
 
   /// The gradients of the visit are added to what microbatches before have left.
   bool adds(const Visit& v) const {
@@ -431,7 +439,7 @@ StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const
   local.back() = next + 1;
   for (int& unit : units) unit = local[static_cast<size_t>(unit)];
   for (const plan::ParamGroup& g : groups) {
-    if (g.trainable) out.elements += static_cast<double>(g.resident_state_elements());
+    if (g.trainable) out.elements += static_cast<double>(g.state_elements());
     out.groups.push_back(data_group(g, units, position.grid, fabric, device.model().copy));
   }
   out.gathered.resize(static_cast<size_t>(next) + 2);

@@ -24,23 +24,36 @@ using predict::Span;
 using predict::StageTimeline;
 using predict::WorkSpan;
 
-enum Thread : uint8_t { passes = 1, compute, node, adapter, waits, to_next, to_previous };
+/// Links follow `compute` in the order of machine::Link.
+enum Thread : uint8_t {
+  passes = 1,
+  compute,
+  waits = compute + machine::links,
+  to_next,
+  to_previous,
+};
 
 int64_t nanoseconds(double seconds) {
   return std::llround(seconds * 1e9);
 }
 
-Thread thread_of(Span::Resource resource) {
-  switch (resource) {
+Thread thread_of(const Span& span) {
+  switch (span.resource) {
     case Span::Resource::processors:
       return compute;
-    case Span::Resource::node:
-      return node;
-    case Span::Resource::adapter:
-      return adapter;
-    default:
-      return waits;
+    case Span::Resource::link:
+      return static_cast<Thread>(compute + static_cast<int>(span.link));
+    case Span::Resource::waits:
+      break;
   }
+  return waits;
+}
+
+/// The range of recorded traces around such work.
+std::string_view range_of(memory::HostWork work) {
+  return work == memory::HostWork::to_host     ? "offload"
+         : work == memory::HostWork::from_host ? "fetch"
+                                               : "offloaded_update";
 }
 
 /// Passes that are not in full.
@@ -132,11 +145,16 @@ class StepTrace {
             : fmt::format("rank {} predicted {}", first_rank(stage.stage), device.name));
     std::array<bool, to_previous + 1> used{};
     used[passes] = used[compute] = true;
-    for (const WorkSpan& w : stage.work) used[thread_of(w.span.resource)] = true;
+    for (const WorkSpan& w : stage.work) used[thread_of(w.span)] = true;
     used[to_next] = used[to_previous] = stages_.layout().stages > 1;
-    const std::array<std::string_view, to_previous + 1> texts{
-        "",        "passes",  "compute",       device.gpu() ? "NVLink" : "memory of the node",
-        "adapter", "waiting", "to next stage", "to previous stage"};
+    std::array<std::string_view, to_previous + 1> texts{};
+    texts[passes] = "passes";
+    texts[compute] = "compute";
+    for (const machine::Link link : machine::all_links)
+      texts[compute + static_cast<size_t>(link)] = machine::name_of(link, device.gpu());
+    texts[waits] = "waiting";
+    texts[to_next] = "to next stage";
+    texts[to_previous] = "to previous stage";
     for (int thread = passes; thread <= to_previous; ++thread)
       if (used[thread]) out_.name("thread_name", process, thread, texts[thread]);
   }
@@ -183,6 +201,8 @@ class StepTrace {
     if (w.call) {
       arguments =
           fmt::format(R"("flops": {:.0f}, "bytes": {:.0f}, )", w.call->cost.flops, w.call->cost.bytes());
+    } else if (w.event->host) {
+      arguments = fmt::format(R"("bytes": {}, )", w.event->what.bytes);
     } else {
       const comm::Ledger::Event& e = w.event->what;
       arguments = fmt::format(
@@ -192,19 +212,21 @@ class StepTrace {
     if (w.pass >= 0)
       arguments += fmt::format(R"("chunk": {}, "microbatch": {}, )", stage.passes[w.pass].chunk,
                                stage.passes[w.pass].microbatch);
-    const Thread thread = thread_of(w.span.resource);
+    const Thread thread = thread_of(w.span);
     const bool waiting = thread == waits;
     if (waiting)
       arguments.resize(arguments.size() - 2);
     else
       arguments += fmt::format(R"("seconds": {}, "source": "{}")", JsonValue(w.alone).dump(),
                                machine::name_of(w.source));
-    slice(waiting  ? "wait"
-          : w.call ? "op"
-                   : "communication",
-          waiting  ? "wait"
-          : w.call ? std::string_view(w.call->op)
-                   : comm::name_of(w.event->what.op),
+    slice(waiting         ? "wait"
+          : w.call        ? "op"
+          : w.event->host ? "copy"
+                          : "communication",
+          waiting         ? "wait"
+          : w.call        ? std::string_view(w.call->op)
+          : w.event->host ? range_of(*w.event->host)
+                          : comm::name_of(w.event->what.op),
           stage.stage, thread, w.span.begin, w.span.end, arguments);
   }
 

@@ -65,7 +65,7 @@ std::string table(const std::vector<Variant>& variants) {
     text += fmt::format(
         "{:<{}} {:>10} {:>12} {:>11} {:>8} {:>8}   {:<9}{}", v.name, width,
         fmt::format("{:.1f}", e.likely.step * 1e3), grouped(std::llround(e.tokens_per_second())), memory,
-        share(e.likely.layers + e.likely.data), share(e.likely.pipeline),
+        share(e.likely.layers + e.likely.data + e.likely.offload), share(e.likely.pipeline),
         fmt::format("{:.4g}", e.rank_hours()), v.capacity > 0 && v.memory > v.capacity ? "does not fit" : "");
     text.erase(text.find_last_not_of(' ') + 1);
     text += "\n";

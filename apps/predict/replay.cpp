@@ -7,6 +7,9 @@
 namespace nrl::predict {
 namespace {
 
+using machine::Link;
+using Resource = Span::Resource;
+
 class Rank {
  public:
   Rank(size_t slots, const machine::Overlap& overlap, bool spans) : overlap_(overlap), wants_spans_(spans) {
@@ -29,13 +32,13 @@ class Rank {
   Replay finish() {
     out_.end = now_;
     for (const Operation& o : store_) {
-      if (o.resource == Span::Resource::waits) continue;
+      if (o.link == Link::none) continue;
       double from = o.begin;
       for (const auto& [begin, end] : o.shared) {
-        note(o.resource, from, begin, o.source);
+        note(Resource::link, from, begin, o.source, o.link);
         from = end;
       }
-      note(o.resource, from, o.end, o.source);
+      note(Resource::link, from, o.end, o.source, o.link);
     }
     std::stable_sort(out_.spans.begin(), out_.spans.end(),
                      [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -48,7 +51,7 @@ class Rank {
     double begin = 0, end = 0;
     comm::Purpose purpose = comm::Purpose::layers;
     comm::Op op = comm::Op::all_reduce;
-    Span::Resource resource = Span::Resource::waits;  // waits: no link
+    Link link = Link::none;
     int source = -1;
     std::vector<std::pair<double, double>> shared;  // with operations of layers
   };
@@ -70,7 +73,7 @@ class Rank {
       // The next time at which an operation starts or ends. Those behind one in flight are delayed with it.
       const Operation* active = nullptr;
       double until = std::numeric_limits<double>::infinity();
-      std::array<bool, 2> occupied{};
+      std::array<bool, machine::links> occupied{};
       for (const size_t index : in_flight_) {
         Operation& o = store_[index];
         if (o.begin > now_ || o.end <= now_) continue;
@@ -81,11 +84,11 @@ class Rank {
         }
         if (!active) active = &o;
         until = std::min(until, end);
-        occupied[line_of(o)] = true;
+        occupied[line_of(o.link)] = true;
       }
       for (const size_t index : in_flight_) {
         const Operation& o = store_[index];
-        if (o.begin > now_ && !occupied[line_of(o)]) until = std::min(until, o.begin);
+        if (o.begin > now_ && !occupied[line_of(o.link)]) until = std::min(until, o.begin);
       }
       const double rate = active ? 1 / overlap_.of(item.row, active->op).call : 1;
       const bool done = (until - now_) * rate >= left;
@@ -97,13 +100,13 @@ class Rank {
     }
     slot.compute += item.seconds;
     slot.busy.processors += item.seconds;
-    note(Span::Resource::processors, begin, now_, item.source);
+    note(Resource::processors, begin, now_, item.source);
   }
 
   /// Operations in flight end later, because a call runs beside them for `passed` seconds from now on, and
   /// those behind them on their links start later.
   void delay(machine::Overlap::Row row, double passed) {
-    std::array<double, 2> late{};
+    std::array<double, machine::links> late{};
     for (const size_t index : in_flight_) {
       Operation& o = store_[index];
       if (o.begin > now_ || o.end <= now_) continue;
@@ -116,13 +119,13 @@ class Rank {
         if (begin > now_) begin += by;
         if (end > now_) end += by;
       }
-      double& of_line = late[line_of(o)];
+      double& of_line = late[line_of(o.link)];
       of_line = std::max(of_line, by);
     }
-    if (late[0] + late[1] == 0) return;
+    if (std::all_of(late.begin(), late.end(), [](double by) { return by == 0; })) return;
     for (const size_t index : in_flight_) {
       Operation& o = store_[index];
-      const double by = late[line_of(o)];
+      const double by = late[line_of(o.link)];
       if (o.begin <= now_ || by == 0) continue;
       o.begin += by;
       o.end += by;
@@ -132,7 +135,9 @@ class Rank {
       if (lines_[i].layers_free > now_) lines_[i].layers_free += late[i];
   }
 
-  static size_t line_of(const Operation& o) { return o.resource == Span::Resource::adapter ? 1 : 0; }
+  static size_t line_of(Link link) { return static_cast<size_t>(link); }
+  /// Operations of groups run in kernels, which slow others down; copies to and from the host do not.
+  static bool shares_processors(Link link) { return link == Link::node || link == Link::adapter; }
 
   void start(const Item& item) {
     out_.slots[item.slot].exposed[static_cast<size_t>(item.purpose)] += item.host;
@@ -142,13 +147,11 @@ class Rank {
     o.purpose = item.purpose;
     o.op = item.op;
     if (const Operation* before = open(item.after)) o.begin = std::max(o.begin, before->end);
-    if (item.link != machine::Link::none) {
-      const bool adapter = item.link == machine::Link::adapter;
-      occupy(lines_[adapter ? 1 : 0], o, item.seconds);
+    if (item.link != Link::none) {
+      occupy(lines_[line_of(item.link)], o, item.seconds);
       o.source = item.source;
-      o.resource = adapter ? Span::Resource::adapter : Span::Resource::node;
-      Busy& busy = out_.slots[item.slot].busy;
-      (adapter ? busy.adapter : busy.node) += item.seconds;
+      o.link = item.link;
+      out_.slots[item.slot].busy.of(item.link) += item.seconds;
     } else {
       o.end = o.begin + item.seconds;
     }
@@ -157,7 +160,7 @@ class Rank {
       if (number >= operations_.size()) operations_.resize(number + 1, none);
       operations_[number] = store_.size();
     }
-    if (overlap_.any() && item.link != machine::Link::none) in_flight_.push_back(store_.size());
+    if (overlap_.any() && shares_processors(item.link)) in_flight_.push_back(store_.size());
     store_.push_back(std::move(o));
   }
 
@@ -214,28 +217,28 @@ class Rank {
     operations_[static_cast<size_t>(item.operation)] = none;
     if (o.end <= now_) return;
     out_.slots[item.slot].exposed[static_cast<size_t>(o.purpose)] += o.end - now_;
-    note(Span::Resource::waits, now_, o.end, item.source);
+    note(Resource::waits, now_, o.end, item.source);
     now_ = o.end;
   }
 
   void until(const Item& item) {
     if (item.seconds > now_) {
       out_.slots[item.slot].exposed[static_cast<size_t>(item.purpose)] += item.seconds - now_;
-      note(Span::Resource::waits, now_, item.seconds, item.source);
+      note(Resource::waits, now_, item.seconds, item.source);
       now_ = item.seconds;
     }
     out_.reached.push_back(now_);
   }
 
-  void note(Span::Resource resource, double begin, double end, int source) {
-    if (wants_spans_ && end > begin) out_.spans.push_back({resource, begin, end, source});
+  void note(Resource resource, double begin, double end, int source, Link link = Link::none) {
+    if (wants_spans_ && end > begin) out_.spans.push_back({resource, link, begin, end, source});
   }
 
   const machine::Overlap& overlap_;
   bool wants_spans_;
   Replay out_;
   double now_ = 0;
-  std::array<Line, 2> lines_;  // node, adapter
+  std::array<Line, machine::links> lines_;  // by Link
   std::vector<Operation> store_;
   static constexpr size_t none = std::numeric_limits<size_t>::max();
   std::vector<size_t> operations_;  // in store_, by number; none: not open
@@ -248,17 +251,25 @@ double SlotTime::total() const {
   return compute + host + std::accumulate(exposed.begin(), exposed.end(), 0.0);
 }
 
+double Busy::most() const {
+  return std::max(processors, *std::max_element(links.begin(), links.end()));
+}
+
+void Busy::raise(const Busy& other) {
+  processors = std::max(processors, other.processors);
+  for (size_t i = 0; i < links.size(); ++i) links[i] = std::max(links[i], other.links[i]);
+}
+
 Busy& Busy::operator+=(const Busy& other) {
   processors += other.processors;
-  node += other.node;
-  adapter += other.adapter;
+  for (size_t i = 0; i < links.size(); ++i) links[i] += other.links[i];
   return *this;
 }
 
 SlotTime SlotTime::operator*(double factor) const {
   SlotTime out = *this;
-  for (double* x : {&out.compute, &out.host, &out.busy.processors, &out.busy.node, &out.busy.adapter})
-    *x *= factor;
+  for (double* x : {&out.compute, &out.host, &out.busy.processors}) *x *= factor;
+  for (double& x : out.busy.links) x *= factor;
   for (double& x : out.exposed) x *= factor;
   return out;
 }

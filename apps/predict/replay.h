@@ -1,10 +1,11 @@
 #pragma once
-// The time that a rank needs for a list of calls and operations of groups, as a dry run finds them. Three
-// resources do one thing at a time, in order: the processors, the links within a node, and the network
-// adapters. An operation starts when it is issued and its link is free of its kind; the rank goes on until it
-// waits for it. Two kinds share a link, each at half the rate while both are on it: operations of layers, and
-// those for gradients and weights. What overlaps with what thus follows from the code of the step alone, for
-// every way in which layers, gathers of weights and reductions of gradients communicate.
+// The time that a rank needs for a list of calls and operations of groups, as a dry run finds them. Each of
+// its resources does one thing at a time, in order: the processors, the links within a node, the network
+// adapters, and those to its host (machine::Link). An operation starts when it is issued and its link is free
+// of its kind; the rank goes on until it waits for it. Two kinds share a link, each at half the rate while
+// both are on it: operations of layers, and those for gradients and weights. What overlaps with what thus
+// follows from the code of the step alone, for every way in which layers, gathers of weights and reductions
+// of gradients communicate.
 
 #include <array>
 #include <cstdint>
@@ -42,7 +43,17 @@ struct Item {
 
 /// Seconds that resources are occupied.
 struct Busy {
-  double processors = 0, node = 0, adapter = 0;
+  double processors = 0;
+  std::array<double, machine::links> links = {};  ///< by machine::Link
+
+  double of(machine::Link link) const { return links[static_cast<size_t>(link)]; }
+  double& of(machine::Link link) { return links[static_cast<size_t>(link)]; }
+  double node() const { return of(machine::Link::node); }
+  double adapter() const { return of(machine::Link::adapter); }
+  /// Seconds of the resource that is occupied longest.
+  double most() const;
+  /// Sets each to the larger one.
+  void raise(const Busy& other);
   Busy& operator+=(const Busy& other);
 };
 
@@ -51,7 +62,7 @@ struct SlotTime {
   double compute = 0;  ///< calls as if nothing else ran on the device
   double host = 0;     ///< gaps before kernels
   /// By comm::Purpose: waiting for operations, issuing them, and what calls lost while they were in flight.
-  std::array<double, 6> exposed = {};
+  std::array<double, comm::purposes> exposed = {};
   Busy busy = {};  ///< by the items, whenever their operations run
 
   double total() const;
@@ -61,15 +72,18 @@ struct SlotTime {
   double data() const {
     return of(comm::Purpose::gradients) + of(comm::Purpose::weights) + of(comm::Purpose::scalars);
   }
+  /// Copies to and from the host, and updates there.
+  double offload() const { return of(comm::Purpose::offload); }
   double of(comm::Purpose p) const { return exposed[static_cast<size_t>(p)]; }
   SlotTime& operator+=(const SlotTime& other);
   SlotTime operator*(double factor) const;
 };
 
-/// An item on its resource; a wait that takes time is `waits`.
+/// An item on its resource.
 struct Span {
-  enum class Resource : uint8_t { processors, node, adapter, waits };
+  enum class Resource : uint8_t { processors, link, waits };  ///< waits: a wait that takes time
   Resource resource = Resource::processors;
+  machine::Link link = machine::Link::none;
   double begin = 0, end = 0;
   int source = -1;
 };

@@ -17,8 +17,6 @@ namespace {
 constexpr double infinite = std::numeric_limits<double>::infinity();
 constexpr double hour = 3600, day = 24 * hour, kilowatt_hour = 3.6e6;
 
-/// 80 % of PCIe 4 x16 (31.5 GB/s), to pinned memory.
-constexpr double pinned_copy = 2.5e10;
 /// Sustained by the storage of 16,384 GPUs: 2 TB/s (Llama 3, arXiv:2407.21783, section 3.3.1).
 constexpr double storage_of_rank = 0.125e9;
 /// Nodes of 8 H100 draw up to 8.4 kW, of which GPUs at their limit take 5.6 (arXiv:2412.08602); less at the
@@ -29,7 +27,7 @@ Interruptions interruptions_of(const FailureConfig& c, const RunFacts& f,
                                const machine::DeviceModel& device) {
   const double storage = c.storage_gb_s ? *c.storage_gb_s * 1e9 : storage_of_rank * f.ranks,
                saving = f.rank_checkpoint * f.ranks / storage,
-               copying = f.rank_checkpoint / (device.gpu() ? pinned_copy : device.copy / 2);
+               copying = f.rank_checkpoint / (device.gpu() ? device.host.bandwidth : device.copy / 2);
   return {.mtbf = c.failures_per_rank_hour > 0 ? hour / (c.failures_per_rank_hour * f.ranks) : infinite,
           .stall = f.snapshots ? copying : saving,
           .lag = f.snapshots ? saving : 0,
@@ -76,7 +74,7 @@ RunFacts run_facts(const Config& c, const DryStages& stages, const ModeledDevice
                    const StepEstimate& estimate) {
   const machine::CallTimes times(device.model(), device.profile());
   const int all = stages.layout().stages;
-  BusySeconds busy{.links = std::max(estimate.busy.node, estimate.busy.adapter)};
+  BusySeconds busy{.links = std::max(estimate.busy.node(), estimate.busy.adapter())};
   const plan::RunPlan* saves_most = nullptr;
   for (size_t i = 0; i < stages.stages().size(); ++i) {
     const DryStages::Stage& s = stages.stages()[i];

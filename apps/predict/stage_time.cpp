@@ -6,12 +6,11 @@
 #include <tuple>
 #include <unordered_set>
 
+#include "apps/machine/host_time.h"
 #include "apps/model/decoder.h"
 
 namespace nrl::predict {
 namespace {
-
-enum Pass : uint8_t { forward, backward_data, backward_weight, passes };
 
 /// The slots of a step's items.
 class Slots {
@@ -27,10 +26,9 @@ class Slots {
     // Steps of an evaluation before the passes are of another program, without microbatches.
     if (step < 0 || microbatch < 0) return static_cast<int>(count_) - 1;
     const program::Step& s = program_.steps[step];
-    const bool weight = s.kind == program::StepKind::compute && decoder_.step(s).pass == memory::Pass::weight;
-    const Pass pass = weight ? backward_weight : s.backward || s.again ? backward_data : forward;
-    return static_cast<int>(
-        (static_cast<size_t>(microbatch) * chunks_ + static_cast<size_t>(s.chunk)) * passes + pass);
+    return static_cast<int>((static_cast<size_t>(microbatch) * chunks_ + static_cast<size_t>(s.chunk)) *
+                                passes +
+                            static_cast<size_t>(pass_of(decoder_, s)));
   }
 
  private:
@@ -71,7 +69,38 @@ class OperationTimes {
   std::map<std::tuple<int, comm::Op, comm::Purpose, int64_t>, machine::CollectiveTime> times_;
 };
 
+/// Work with the host, by its number.
+using HostStarts = std::map<int, const plan::TrafficEvent*>;
+
+/// Adds the items of work with the host that `e` starts or waits for. A CPU copies with the threads that
+/// compute: what leaves at the start, what comes back at the wait.
+void add_host_work(const plan::TrafficEvent& e, Item item, const HostStarts& starts,
+                   const machine::DeviceModel& device, std::vector<Item>& out) {
+  const plan::TrafficEvent& start = *starts.at(e.what.operation);
+  item.purpose = comm::Purpose::offload;
+  Item begins = item;
+  begins.kind = Item::Kind::start;
+  begins.seconds = machine::host_seconds(device, *start.host, static_cast<double>(start.what.bytes));
+  begins.link = machine::link_of(*start.host);
+  begins.after = start.what.after;
+  item.kind = Item::Kind::wait;
+  const bool there = *start.host == memory::HostWork::to_host;
+  if (device.gpu()) {
+    out.push_back(e.what.wait ? item : begins);
+  } else if (e.what.wait != there) {
+    out.push_back(begins);
+    out.push_back(item);
+  }
+}
+
 }  // namespace
+
+Pass pass_of(const model::Decoder& decoder, const program::Step& s) {
+  if (s.kind == program::StepKind::compute && decoder.step(s).pass == memory::Pass::weight)
+    return Pass::backward_weight;
+  const bool backward = s.backward || s.again || s.subject() == program::StepKind::fetch;
+  return backward ? Pass::backward_data : Pass::forward;
+}
 
 StageItems stage_items(const engine::DryStep& step, const model::Decoder& decoder,
                        const parallel::ProcessGrid& grid, const Rates& rates) {
@@ -83,14 +112,23 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
   out.items.reserve(step.calls.size() + step.events.size());
   // Operations that the step leaves in flight count where the step before it has left them.
   std::unordered_set<int> waited;
-  for (const plan::TrafficEvent& e : step.events)
+  HostStarts host;
+  for (const plan::TrafficEvent& e : step.events) {
     if (e.what.wait) waited.insert(e.what.operation);
+    if (e.host) host[e.what.operation] = &e;
+  }
   const auto add_event = [&](const plan::TrafficEvent& e, int index) {
-    if (!waited.contains(e.what.operation)) return;
+    // The host's copies and updates follow each other, and one wait is for all of an update.
+    const bool of_host = e.what.purpose == comm::Purpose::offload;
+    if (!of_host && !waited.contains(e.what.operation)) return;
     Item item{.kind = e.what.wait ? Item::Kind::wait : Item::Kind::start,
               .slot = slots.of(e.step, e.microbatch),
               .operation = e.what.operation,
               .source = index};
+    if (of_host) {
+      out.links = weakest(out.links, machine::Source::assumed);
+      return add_host_work(e, item, host, rates.calls.device(), out.items);
+    }
     if (!e.what.wait) {
       const machine::CollectiveTime& time = times.of(e.what);
       const machine::Link link = times.link(e.what.group);
@@ -154,7 +192,7 @@ StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
   const double weight = 1 + (total - static_cast<double>(run)) / static_cast<double>(last - first);
   const auto between = [&](size_t m) { return m >= first && m < last; };
   const auto slot = [&](size_t microbatch, size_t chunk, Pass pass) -> const SlotTime& {
-    return replayed.slots[(microbatch * n + chunk) * passes + pass];
+    return replayed.slots[(microbatch * n + chunk) * passes + static_cast<size_t>(pass)];
   };
   for (size_t m = 0; m < run; ++m)
     for (size_t s = 0; s < n * passes; ++s)
@@ -167,9 +205,9 @@ StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
   const auto total_of = [](const SlotTime& s) { return s.total(); };
   const auto data_of = [](const SlotTime& s) { return s.data(); };
   const auto costs = [&](auto seconds) {
-    return pipeline::ChunkCosts{.forward = seconds(forward),
-                                .backward_data = seconds(backward_data),
-                                .backward_weight = seconds(backward_weight),
+    return pipeline::ChunkCosts{.forward = seconds(Pass::forward),
+                                .backward_data = seconds(Pass::backward_data),
+                                .backward_weight = seconds(Pass::backward_weight),
                                 .message = items.message};
   };
   for (size_t c = 0; c < n; ++c) {
@@ -187,8 +225,7 @@ StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
   }
   out.busy = out.passes.busy;
   out.busy += out.end.busy;
-  (items.message_link == machine::Link::adapter ? out.busy.adapter : out.busy.node) +=
-      items.sent * total / static_cast<double>(run);
+  out.busy.of(items.message_link) += items.sent * total / static_cast<double>(run);
   return out;
 }
 

@@ -2,6 +2,7 @@
 // The time of one rank's step by microbatch, chunk and pass: the calls and operations of its dry run on its
 // resources (replay.h).
 
+#include <cstdint>
 #include <vector>
 
 #include "apps/engine/engine.h"
@@ -20,8 +21,14 @@ struct Rates {
   machine::Overlap overlap = machine::Overlap();  ///< replay()
 };
 
-/// The items of a step in order. Slots: 3 for each chunk of each microbatch (forward, backward_data,
-/// backward_weight), by microbatch, then chunk; the last slot is what belongs to no microbatch.
+/// A pass of a chunk or a layer over a microbatch, as times are kept apart.
+enum class Pass : uint8_t { forward, backward_data, backward_weight };
+inline constexpr size_t passes = 3;
+/// The pass that a step of a training program belongs to.
+Pass pass_of(const model::Decoder& decoder, const program::Step& step);
+
+/// The items of a step in order. Slots: one for each Pass of each chunk of each microbatch, by microbatch,
+/// then chunk, then pass; the last slot is what belongs to no microbatch.
 struct StageItems {
   std::vector<Item> items;
   size_t slots = 1;

@@ -28,7 +28,7 @@ double expert_bytes(const engine::DryStep& step) {
 
 /// Seconds in which no resource is occupied longer than it exists.
 double at_least(double step, const Busy& busy) {
-  return std::max({step, busy.processors, busy.node, busy.adapter});
+  return std::max(step, busy.most());
 }
 
 }  // namespace
@@ -129,9 +129,7 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivati
     const StageTime time = stage_time(items, layout_.chunks, microbatches_, overlap_);
     out.kernels = weakest(out.kernels, items.kernels);
     out.links = weakest(out.links, items.links);
-    out.busy.processors = std::max(out.busy.processors, time.busy.processors);
-    out.busy.node = std::max(out.busy.node, time.busy.node);
-    out.busy.adapter = std::max(out.busy.adapter, time.busy.adapter);
+    out.busy.raise(time.busy);
     afterwards = std::max(afterwards, time.end.total() + time.outside);
     if (time.total() > longest) {
       longest = time.total();
@@ -140,6 +138,7 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivati
       out.host = time.passes.host + time.end.host;
       out.layers = time.passes.layers() + time.end.layers();
       out.data = time.passes.data() + time.end.data();
+      out.offload = time.passes.offload() + time.end.offload();
     }
     const int until = i + 1 < stages_.size() ? stages_[i + 1].stage : layout_.stages;
     set_costs(time, stages_[i].stage, until, layout_.stages, costs);

@@ -48,6 +48,7 @@ struct StepEstimate {
   double layers = 0;    ///< exposed communication in layers: tensor, context and expert parallelism
   double pipeline = 0;  ///< waiting for other stages
   double data = 0;      ///< exposed reductions of gradients and of their norm, and gathers of weights
+  double offload = 0;   ///< exposed copies to and from the host, and updates there
   double update = 0;    ///< gradient norm and optimizer
   double host = 0;      ///< gaps between kernels
   double spread = 0;    ///< waiting for the slowest of equal ranks (spread.h)
@@ -91,7 +92,7 @@ class DryStages {
   ~DryStages();
   DryStages(DryStages&&) noexcept;
 
-  /// Copies to and from the host (policy.offload_*) are not contained. `derivation`: set if it is not null.
+  /// `derivation`: set if it is not null.
   StepEstimate estimate(const machine::Scenario& scenario = machine::likely,
                         StepDerivation* derivation = nullptr) const;
 

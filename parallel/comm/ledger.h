@@ -1,6 +1,8 @@
 #pragma once
 // Operations that are counted instead of executed: the communication of a dry run.
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -11,12 +13,15 @@
 
 namespace nrl::comm {
 
-/// The use of a communication. `experts`: within layers, of rows whose number the router chooses.
-enum class Purpose : uint8_t { layers, experts, messages, gradients, weights, scalars };
+/// The use of a communication. `experts`: within layers, of rows whose number the router chooses. `offload`:
+/// between a device and its host, without a communicator.
+enum class Purpose : uint8_t { layers, experts, messages, gradients, weights, scalars, offload };
+inline constexpr size_t purposes = static_cast<size_t>(Purpose::offload) + 1;
 
 constexpr std::string_view name_of(Purpose purpose) {
-  constexpr std::string_view names[] = {"layers", "experts", "messages", "gradients", "weights", "scalars"};
-  return names[static_cast<int>(purpose)];
+  constexpr std::array<std::string_view, purposes> names{"layers",  "experts", "messages", "gradients",
+                                                         "weights", "scalars", "offload"};
+  return names[static_cast<size_t>(purpose)];
 }
 
 /// While it lives, operations that this thread starts are for `purpose`; without one for Purpose::layers.
@@ -60,6 +65,8 @@ class Ledger {
   std::shared_ptr<Work> add(int group, Op op, int64_t bytes, const Work* previous = nullptr);
   /// Calls `observer` with every event from now on; an empty function ends that.
   void observe(Observer observer) { observer_ = std::move(observer); }
+  /// Returns the next number of an operation, for something else that is observed.
+  int next_number() { return operations_++; }
   /// In the order of their first operations.
   const std::vector<Sum>& sums() const { return sums_; }
   void clear() { sums_.clear(); }

@@ -149,6 +149,26 @@ TEST_CASE("Prices of random layouts are near their full estimates", "[price]") {
   CHECK(quantile(errors, &PriceError::bytes, 0.9) < 0.2);
 }
 
+TEST_CASE("Prices contain copies to and from the host", "[price]") {
+  for (const char* key :
+       {"offload_activations: true", "offload_activations: 0.5", "offload_optimizer: true"}) {
+    std::string text = yaml(llama, 64);
+    text.insert(text.find("  optimizer:"), fmt::format("  {}\n", key));
+    const Setting s(text, 8, 70e9);
+    Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
+                  [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+    for (const Layout& layout :
+         {Layout{.micro = 1, .recompute = "none"}, Layout{.tp = 2, .micro = 2, .recompute = "none"},
+          Layout{.pp = 2, .micro = 1, .recompute = "none"}}) {
+      const std::optional<Price> price = pricer.price(layout), exact = s.exact(layout);
+      INFO(key << ": " << layout.name(s.world));
+      REQUIRE((price && exact));
+      // Copies of the ends of stages have other passes beside them.
+      CHECK(price->seconds == Approx(exact->seconds).epsilon(layout.pp > 1 ? 0.15 : 0.07));
+    }
+  }
+}
+
 TEST_CASE("Prices hold what recomputed layers keep for weight gradients that come later", "[price]") {
   const Setting s(yaml(llama, 64), 8, 70e9);
   Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,

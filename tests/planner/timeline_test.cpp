@@ -86,7 +86,10 @@ const std::vector<Layout> layouts{
     {4, {"distributed.pipeline_parallel_size=2", "distributed.pipeline_schedule=zb_h1"}, true},
     {2,
      {"distributed.pipeline_parallel_size=2", "policy.recompute.granularity=full",
-      "policy.train_micro_batch_size=8"}}};
+      "policy.train_micro_batch_size=8"}},
+    {4,
+     {"distributed.pipeline_parallel_size=2", "policy.offload_activations=true",
+      "policy.offload_optimizer=true"}}};
 
 }  // namespace
 
@@ -131,6 +134,26 @@ TEST_CASE("every pass of the schedule is in the trace, those in the middle as a 
       CHECK(count == planned.kept.stages->microbatches() * planned.kept.stages->layout().chunks *
                          (layout.splits ? 3 : 2));
   }
+}
+
+TEST_CASE("copies to and from the host have threads of their own", "[timeline]") {
+  Traced planned(1, {"policy.offload_activations=true", "policy.offload_optimizer=true"});
+  const JsonValue trace = planned.trace();
+  std::map<int64_t, std::string> threads;
+  std::map<std::string, std::set<std::string>> names;
+  std::map<std::string, int64_t> bytes;
+  for (const JsonValue& e : trace.at("traceEvents").items()) {
+    if (e.get_string("name") == "thread_name")
+      threads[e.get_int("tid")] = e.at("args").get_string("name");
+    else if (e.get_string("ph") == "X" && e.get_string("cat") == "copy")
+      names[threads.at(e.get_int("tid"))].insert(e.get_string("name")),
+          bytes[e.get_string("name")] += e.at("args").get_int("bytes");
+  }
+  CHECK(names == std::map<std::string, std::set<std::string>>{{"to host", {"offload"}},
+                                                              {"from host", {"fetch"}},
+                                                              {"host CPUs", {"offloaded_update"}}});
+  CHECK(bytes["offload"] > bytes["fetch"]);  // gradients do not come back
+  CHECK(bytes["offloaded_update"] > 0);
 }
 
 TEST_CASE("arrows lead from a pass that sends to a later one that receives", "[timeline]") {

@@ -2,6 +2,10 @@
 
 #include "apps/predict/replay.h"
 
+#include <map>
+#include <numeric>
+#include <utility>
+
 #include "apps/predict/spread.h"
 #include "tests/catch.h"
 
@@ -136,8 +140,8 @@ TEST_CASE("Operations wait for their link and for what they come after", "[repla
   const Replay all = l.replayed();
   CHECK(all.end == Approx(10));
   CHECK(all.busy.processors == Approx(0.5));
-  CHECK(all.busy.node == Approx(5));
-  CHECK(all.busy.adapter == Approx(6));
+  CHECK(all.busy.node() == Approx(5));
+  CHECK(all.busy.adapter() == Approx(6));
   CHECK(all.slots[0].compute == Approx(0.5));
   CHECK(all.slots[0].layers() == Approx(0.5));
   CHECK(all.slots[0].of(Purpose::weights) == Approx(1));
@@ -163,11 +167,11 @@ TEST_CASE("An operation of a layer shares its link with data that is on it", "[r
   l.wait(reduce).wait(next);
   const Replay all = l.replayed(0, true);
   CHECK(all.end == Approx(19));
-  CHECK(all.busy.adapter == Approx(19));
+  CHECK(all.busy.adapter() == Approx(19));
   CHECK(all.slots[0].layers() == Approx(4 + 6));
   double busy = 0;
   for (const Span& s : all.spans)
-    if (s.resource == Span::Resource::adapter) busy += s.end - s.begin;
+    if (s.link == Link::adapter) busy += s.end - s.begin;
   CHECK(busy == Approx(19));
   // Data that comes later waits for operations of layers.
   List later;
@@ -207,7 +211,7 @@ TEST_CASE("Calls and operations that share a core take the sum of their times", 
   CHECK(s.end == Approx(7));
   CHECK(s.slots[0].compute == Approx(3));
   CHECK(s.slots[0].of(Purpose::weights) == Approx(4));
-  CHECK(s.busy.node == Approx(4));
+  CHECK(s.busy.node() == Approx(4));
 
   // Operations behind each other get a twentieth of a core until the call is over.
   List queue;
@@ -245,7 +249,7 @@ TEST_CASE("Calls and operations that share a core take the sum of their times", 
     CHECK(both.slots[0].total() == Approx(both.end));
     double free = 0;
     for (const Span& span : both.spans)
-      if (span.resource == Span::Resource::node && span.end - span.begin > 1e-12) {
+      if (span.link == Link::node && span.end - span.begin > 1e-12) {
         CHECK(span.begin >= free - 1e-9);
         free = span.end;
       }
@@ -313,8 +317,10 @@ TEST_CASE("Any list keeps the bounds of its resources", "[replay]") {
         l.call(seconds);
         compute += seconds;
       } else {
-        open.push_back(l.start(seconds, random(2) == 0 ? Link::node : Link::adapter,
-                               static_cast<Purpose>(random(6)), open.empty() ? -1 : open.front()));
+        const int link = random(static_cast<int>(machine::all_links.size()));
+        open.push_back(l.start(seconds, machine::all_links[static_cast<size_t>(link)],
+                               static_cast<Purpose>(random(static_cast<int>(comm::purposes))),
+                               open.empty() ? -1 : open.front()));
         communication += seconds;
       }
       if (!open.empty() && random(3) == 0) {
@@ -327,13 +333,13 @@ TEST_CASE("Any list keeps the bounds of its resources", "[replay]") {
     const Replay r = l.replayed(slowdown, true);
     CHECK(r.end <= Approx(compute + communication));
     CHECK(r.end >= compute - 1e-9);
-    CHECK(std::max(r.busy.node, r.busy.adapter) <= r.end + 1e-9);
-    CHECK(r.busy.node + r.busy.adapter == Approx(communication));
+    CHECK(r.busy.most() <= r.end + 1e-9);
+    CHECK(std::accumulate(r.busy.links.begin(), r.busy.links.end(), 0.0) == Approx(communication));
     CHECK(r.slots[0].total() == Approx(r.end));
     // No resource does two things at once.
-    std::array<double, 4> free{};
+    std::map<std::pair<Span::Resource, Link>, double> free;
     for (const Span& s : r.spans) {
-      double& last = free[static_cast<size_t>(s.resource)];
+      double& last = free[{s.resource, s.link}];
       CHECK(s.begin >= last - 1e-12);
       last = s.end;
     }
@@ -350,4 +356,37 @@ TEST_CASE("The slowest of n ranks is as far from the mean as order statistics sa
   CHECK(expected_maximum(20) == Approx(1.8675).epsilon(0.01));
   CHECK(expected_maximum(1024) > expected_maximum(512));
   CHECK(expected_maximum(1 << 20) < 6);
+}
+
+TEST_CASE("Copies to and from the host go on beside each other and slow no call", "[replay]") {
+  List l;
+  const int out = l.start(3, Link::to_host, Purpose::offload),
+            back = l.start(2, Link::from_host, Purpose::offload),
+            behind = l.start(2, Link::to_host, Purpose::offload);
+  l.call(4).wait(out).wait(back).wait(behind);
+  const Replay r = l.replayed(0.25, true);
+  CHECK(r.end == Approx(5));
+  CHECK(r.slots[0].offload() == Approx(1));
+  CHECK(r.busy.of(Link::to_host) == Approx(5));
+  CHECK(r.busy.of(Link::from_host) == Approx(2));
+  CHECK(r.busy.most() == Approx(5));
+}
+
+TEST_CASE("Pieces of an offloaded update take the time of the slowest of copies and processors", "[replay]") {
+  const auto end = [](double in, double update, double out) {
+    constexpr int pieces = 6, buffers = 3;
+    List l;
+    std::vector<int> copied_out;
+    for (int i = 0; i < pieces; ++i) {
+      const int from = i < buffers ? -1 : copied_out[static_cast<size_t>(i - buffers)];
+      const int copied = l.start(in, Link::to_host, Purpose::offload, from);
+      const int updated = l.start(update, Link::host, Purpose::offload, copied);
+      copied_out.push_back(l.start(out, Link::from_host, Purpose::offload, updated));
+    }
+    l.wait(copied_out.back());
+    return l.end();
+  };
+  CHECK(end(1, 2, 1) == Approx(1 + 6 * 2 + 1));
+  CHECK(end(2, 1, 1) == Approx(6 * 2 + 1 + 1));
+  CHECK(end(1, 1, 2) == Approx(1 + 1 + 6 * 2));
 }

@@ -170,14 +170,14 @@ TEST_CASE("cluster.reliability decides how long a run takes", "[predict]") {
   c.cluster.reliability.storage_gb_s = 4 * 128;
   CHECK(static_cast<double>(estimate().best_period.value()) == Approx(best / 2).epsilon(0.01));
 
-  // A snapshot takes 40 ms, and its save 8 s.
+  // A snapshot takes 18 ms, and its save 8 s.
   c = run_of(100'000);
   predict::RunFacts beside = facts();
   beside.snapshots = true;
   const auto async = predict::forecast_run(c, beside, h100());
   CHECK(async.best_goodput > usual.best_goodput);
   CHECK(static_cast<double>(async.best_period.value()) ==
-        Approx(std::sqrt(2 * 0.04 * usual.mtbf) / 5).epsilon(0.03));
+        Approx(std::sqrt(2 * (1 / 54.5) * usual.mtbf) / 5).epsilon(0.03));
   c.cluster.reliability.storage_gb_s = 1;  // 1,024 s: no save may begin earlier
   CHECK(predict::forecast_run(c, beside, h100()).best_period == 205);
 }

@@ -1,6 +1,7 @@
 // The estimated time of a step, from dry runs of real layouts.
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "apps/plan/pipeline.h"
@@ -52,10 +53,9 @@ StepEstimate estimated(int world, const std::vector<std::string>& overrides,
                        const std::vector<ClusterNode>& nodes = {}) {
   const ModeledDevice device(model, false, 1);
   const StepEstimate e = stages_of(world, overrides, device, nodes).estimate();
-  CHECK(e.step == Approx(e.compute + e.layers + e.pipeline + e.data + e.update + e.host + e.spread));
-  CHECK(e.busy.processors <= e.step);
-  CHECK(e.busy.node <= e.step);
-  CHECK(e.busy.adapter <= e.step);
+  CHECK(e.step ==
+        Approx(e.compute + e.layers + e.pipeline + e.data + e.offload + e.update + e.host + e.spread));
+  CHECK(e.busy.most() <= e.step);
   return e;
 }
 
@@ -153,13 +153,74 @@ TEST_CASE("Gradients and weights hide behind passes as far as their links allow"
   CHECK(gradients.data < neither.data);
   CHECK(both.data < gradients.data);
   // Microbatches that were not dry-run count as those between, to which gathers ahead may belong.
-  CHECK(both.busy.adapter == Approx(neither.busy.adapter).epsilon(0.1));
+  CHECK(both.busy.adapter() == Approx(neither.busy.adapter()).epsilon(0.1));
   // Links that are too slow to hide anything limit the step, however much overlaps.
   machine::DeviceModel slow = h100();
   slow.network.bandwidth /= 50;
   const StepEstimate limited = of("true", "true", slow);
-  CHECK(limited.step >= limited.busy.adapter);
-  CHECK(limited.busy.adapter > 0.7 * limited.step);
+  CHECK(limited.step >= limited.busy.adapter());
+  CHECK(limited.busy.adapter() > 0.7 * limited.step);
+}
+
+TEST_CASE("Activations on their way to the host and back hide behind passes as far as the link allows",
+          "[predict]") {
+  const std::vector<std::string> keys{"policy.offload_activations=true", "policy.train_micro_batch_size=1"};
+  const ModeledDevice device(h100(), false, 1);
+  const DryStages stages = stages_of(1, keys, device);
+  const auto& stage = stages.stages().front();
+  std::map<memory::HostWork, double> bytes;
+  std::set<int> started, waited;
+  for (const plan::TrafficEvent& e : stage.step.events) {
+    (e.what.wait ? waited : started).insert(e.what.operation);
+    if (e.host) bytes[*e.host] += static_cast<double>(e.what.bytes);
+  }
+  CHECK(started == waited);
+  // All that layers keep, but what the backward pass after it needs at once.
+  const auto blocks = stage.engine->plan().decoder->block_bytes();
+  double planned = 0;
+  for (const model::Decoder::BlockBytes& b : blocks) planned += static_cast<double>(b.offloaded);
+  planned *= stage.step.microbatches;
+  CHECK(bytes[memory::HostWork::to_host] == bytes[memory::HostWork::from_host]);
+  CHECK(bytes[memory::HostWork::to_host] <= planned);
+  CHECK(bytes[memory::HostWork::to_host] >= planned * (1 - 1.0 / static_cast<double>(blocks.size())));
+
+  const auto with = [&](double factor) {
+    machine::DeviceModel model = h100();
+    model.host.bandwidth *= factor;
+    return estimated(1, keys, model);
+  };
+  const StepEstimate without = estimated(1, {"policy.train_micro_batch_size=1"}), fast = with(1000),
+                     usual = with(1), slow = with(0.02);
+  CHECK(without.busy.of(machine::Link::to_host) == 0);
+  CHECK(without.offload == 0);
+  CHECK(fast.step == Approx(without.step).epsilon(0.01));
+  CHECK(usual.offload > fast.offload);
+  CHECK(usual.step >= without.step);
+  // Copies that hide behind nothing: each way has to wait for the link.
+  CHECK(slow.step > 0.9 * (slow.busy.of(machine::Link::to_host) + slow.busy.of(machine::Link::from_host)));
+  CHECK(slow.offload > 0.8 * slow.step);
+}
+
+TEST_CASE("An update on the host takes the longest of its copies and of the host's memory", "[predict]") {
+  const std::vector<std::string> keys{"policy.offload_optimizer=true", "policy.train_micro_batch_size=4"};
+  const StepEstimate here = estimated(1, {"policy.train_micro_batch_size=4"}), there = estimated(1, keys);
+  const double longest = std::max({there.busy.of(machine::Link::to_host), there.busy.of(machine::Link::host),
+                                   there.busy.of(machine::Link::from_host)});
+  CHECK(there.offload >= longest);
+  CHECK(there.offload < 1.1 * longest);
+  CHECK(there.compute == Approx(here.compute));
+  CHECK(there.update < here.update);
+  // 32-bit gradients and bf16 weights go there, weights come back; the host reads and writes all of it.
+  const auto parameters = static_cast<double>(
+      stages_of(1, keys, ModeledDevice(h100(), false, 1)).stages().front().engine->plan().parameters.total());
+  CHECK(there.busy.of(machine::Link::from_host) ==
+        Approx(2 * parameters / h100().host.bandwidth).epsilon(0.1));
+  CHECK(there.busy.of(machine::Link::to_host) == Approx(6 * parameters / h100().host.bandwidth).epsilon(0.1));
+  CHECK(there.busy.of(machine::Link::host) > 24 * parameters / h100().host_update);
+  // Half of the state is half of the work.
+  std::vector<std::string> half = keys;
+  half.front() = "policy.offload_optimizer=0.5";
+  CHECK(estimated(1, half).offload == Approx(there.offload / 2).epsilon(0.1));
 }
 
 TEST_CASE("Stages do not wait for each other's reductions one after another", "[predict]") {

@@ -269,7 +269,7 @@ void Executor::start(const Step& s) {
       now.message = on_.messages->send(s.backward, comm::ConstView(t.data, t.numel(), t.dtype), stream);
     else
       now.message = on_.messages->receive(s.backward, comm::View(t.data, t.numel(), t.dtype), stream);
-  } else if (!exec().needed) {
+  } else if (!exec().needed || all_.copies.observed()) {
     std::vector<memory::HostCopy> copies;
     for (const Use& u : uses) {
       void* const device = tensor_of(u.slot(), m).data;
