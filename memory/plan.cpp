@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <array>
-#include <queue>
+#include <numeric>
 #include <span>
 
 #include "core/base/error.h"
@@ -15,25 +15,20 @@ class Overlaps {
  public:
   Overlaps(const std::vector<MemoryPlan::Buffer>& buffers, const std::vector<size_t>& which)
       : words_((which.size() + 63) / 64), bits_(64 * words_ * words_), alive_(words_) {
-    struct Begin {
-      Lifetime life;
-      size_t buffer;
-    };
-    std::vector<Begin> begins;
+    std::vector<Life> lives;
     for (size_t i = 0; i < which.size(); ++i)
       for (const MemoryPlan::Buffer& b = buffers[which[i]];
            const Lifetime& life : b.reserved.empty() ? b.lifetimes : b.reserved)
-        begins.push_back({life, i});
-    std::sort(begins.begin(), begins.end(),
-              [](const Begin& a, const Begin& b) { return a.life.first < b.life.first; });
-    const auto dies_later = [](const Begin& a, const Begin& b) { return a.life.last > b.life.last; };
-    std::priority_queue<Begin, std::vector<Begin>, decltype(dies_later)> living(dies_later);
-    for (const Begin& next : begins) {
-      for (; !living.empty() && living.top().life.last < next.life.first; living.pop())
-        alive_[living.top().buffer / 64] &= ~bit(living.top().buffer);
-      for (size_t w = 0; w < words_; ++w) bits_[next.buffer * words_ + w] |= alive_[w];
-      alive_[next.buffer / 64] |= bit(next.buffer);
-      living.push(next);
+        lives.push_back({life, i});
+    const std::vector<uint32_t> begins = in_order(lives, &Lifetime::first),
+                                ends = in_order(lives, &Lifetime::last);
+    size_t dead = 0;
+    for (const uint32_t next : begins) {
+      const auto& [life, buffer] = lives[next];
+      for (; lives[ends[dead]].life.last < life.first; ++dead)
+        alive_[lives[ends[dead]].buffer / 64] &= ~bit(lives[ends[dead]].buffer);
+      for (size_t w = 0; w < words_; ++w) bits_[buffer * words_ + w] |= alive_[w];
+      alive_[buffer / 64] |= bit(buffer);
     }
     // So far only the one that begins later knows of the other.
     for (size_t row = 0; row < words_; ++row)
@@ -48,6 +43,22 @@ class Overlaps {
   std::span<const uint64_t> with(size_t a) const { return {&bits_[a * words_], words_}; }
 
  private:
+  struct Life {
+    Lifetime life;
+    size_t buffer;
+  };
+  /// Indices of the lives by their first or last tick, counted.
+  static std::vector<uint32_t> in_order(const std::vector<Life>& lives, int Lifetime::*tick) {
+    int most = 0;
+    for (const Life& l : lives) most = std::max(most, l.life.*tick);
+    std::vector<uint32_t> places(static_cast<size_t>(most) + 2), out(lives.size());
+    for (const Life& l : lives) ++places[static_cast<size_t>(l.life.*tick) + 1];
+    std::partial_sum(places.begin(), places.end(), places.begin());
+    for (size_t i = 0; i < lives.size(); ++i)
+      out[places[static_cast<size_t>(lives[i].life.*tick)]++] = static_cast<uint32_t>(i);
+    return out;
+  }
+
   /// A part of the matrix of 64 x 64 bits.
   using Square = std::array<uint64_t, 64>;
 
@@ -189,7 +200,8 @@ BufferId MemoryPlan::add(std::string name, Category category, int64_t bytes, std
   NRL_CHECK(!lifetimes.empty(), "buffer {} has no lifetime", name);
   for (const auto* list : {&lifetimes, &reserved})
     for (size_t i = 0; i < list->size(); ++i)
-      NRL_CHECK((*list)[i].first <= (*list)[i].last && (i == 0 || (*list)[i - 1].last < (*list)[i].first),
+      NRL_CHECK(0 <= (*list)[i].first && (*list)[i].first <= (*list)[i].last &&
+                    (i == 0 || (*list)[i - 1].last < (*list)[i].first),
                 "buffer {} has lifetimes out of order", name);
   const BufferId id = add(std::move(name), category, bytes, tier);
   buffers_.back().lifetimes = std::move(lifetimes);

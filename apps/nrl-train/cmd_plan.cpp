@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <future>
 #include <memory>
 #include <optional>
 #include <span>
@@ -293,9 +294,12 @@ int run_plan(const PlanArgs& args) {
     planner::print_program(result, args.world, run.batch, *args.program, run.device);
     return code;
   }
-  const planner::RankPlans plans = planner::plan_all(result, args.world, run.batch, run.device, run.gpu);
   planner::EstimatedStages stages;
-  const planner::RunEstimate estimate = planner::estimate_run(run, &stages);
+  // The rates of a CPU are measured, which takes its cores.
+  auto estimated = std::async(run.gpu ? std::launch::async | std::launch::deferred : std::launch::deferred,
+                              [&] { return planner::estimate_run(run, &stages); });
+  const planner::RankPlans plans = planner::plan_all(result, args.world, run.batch, run.device, run.gpu);
+  const planner::RunEstimate estimate = estimated.get();
   for (const auto& [wanted, option] :
        {std::pair(!args.trace.empty(), "--trace"), std::pair(!args.html.empty(), "--html"),
         std::pair(args.diagram, "--diagram")})

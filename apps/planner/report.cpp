@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <exception>
 #include <optional>
 #include <tuple>
 
@@ -22,6 +21,7 @@
 #include "apps/train/start/placement.h"
 #include "apps/train/start/program_size.h"
 #include "apps/train/start/run_data.h"
+#include "core/base/jobs.h"
 #include "core/base/log.h"
 #include "core/base/output.h"
 #include "core/base/text.h"
@@ -109,18 +109,11 @@ std::vector<PartPlan> plan_parts(const ConfigResult& result, int world, const Ba
     }
   }
   const size_t memory = rank_memory(c, world, device);
-  std::vector<std::exception_ptr> errors(out.size());
-  cpu::parallel_tasks(cpu::available_cores(), static_cast<int64_t>(out.size()), [&](int64_t i, int) {
+  run_jobs(static_cast<size_t>(cpu::available_cores()), out.size(), [&](size_t i) {
     const int first = out[i].ranks.begin()->second.front();
-    try {
-      out[i].plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
-                                        out[i].threads, {}, memory);
-    } catch (...) {
-      errors[i] = std::current_exception();
-    }
+    out[i].plan = plan::make_run_plan(c, spec, batch, plan::grid_position(c, world, first), device.type,
+                                      out[i].threads, {}, memory);
   });
-  for (const std::exception_ptr& error : errors)
-    if (error) std::rethrow_exception(error);
   std::stable_sort(out.begin(), out.end(), [](const PartPlan& a, const PartPlan& b) {
     return a.plan->memory.total_bytes() > b.plan->memory.total_bytes();
   });

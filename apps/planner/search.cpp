@@ -17,6 +17,7 @@
 #include "apps/predict/run_forecast.h"
 #include "apps/state/model_source.h"
 #include "apps/train/start/run_check.h"
+#include "core/base/jobs.h"
 #include "core/base/text.h"
 
 namespace nrl::planner {
@@ -57,15 +58,6 @@ struct PricerOfThread {
   predict::ModeledDevice device;
   std::optional<Pricer> pricer = {};  // uses `device`
 };
-
-/// Calls work(0) to work(count - 1), each on a thread of its own but the first, and waits for them.
-template <class Work>
-void on_threads(size_t count, const Work& work) {
-  std::vector<std::future<void>> others;
-  for (size_t i = 1; i < count; ++i) others.push_back(std::async(std::launch::async, work, i));
-  work(0);
-  for (std::future<void>& other : others) other.get();
-}
 
 bool better(const Found& a, const Found& b) {
   return a.value < b.value;
@@ -320,12 +312,9 @@ class Search {
     std::vector<Pricer::Composition> parts;
     for (const size_t i : some) parts.push_back(pricer(priced_[i].layout).compose(priced_[i].layout).value());
     std::vector<std::vector<predict::StageTime>> times(some.size());
-    const size_t threads = std::min(some.size(), static_cast<size_t>(request_.threads));
-    on_threads(threads, [&](size_t thread) {
-      for (size_t i = thread; i < some.size(); i += threads) {
-        const Layout& layout = priced_[some[i]].layout;
-        times[i] = pricer(layout).times(layout, parts[i]);
-      }
+    run_jobs(static_cast<size_t>(request_.threads), some.size(), [&](size_t i) {
+      const Layout& layout = priced_[some[i]].layout;
+      times[i] = pricer(layout).times(layout, parts[i]);
     });
     for (size_t i = 0; i < some.size(); ++i) {
       Priced& p = priced_[some[i]];

@@ -1,6 +1,7 @@
 #include "apps/train/start/memory_fit.h"
 
 #include <algorithm>
+#include <set>
 
 #include "apps/plan/forward_plan.h"
 #include "apps/plan/generation.h"
@@ -9,7 +10,9 @@
 #include "apps/state/model_source.h"
 #include "apps/state/resume.h"
 #include "apps/train/start/run_check.h"
+#include "core/base/jobs.h"
 #include "core/base/text.h"
+#include "core/device/cpu/parallel.h"
 
 namespace nrl::train {
 namespace {
@@ -82,14 +85,16 @@ plan::CategoryBytes needed_memory(const Config& config, const plan::RunPlan& pla
 
 plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
                                  int world, DeviceType device, int threads, size_t memory) {
-  plan::CategoryBytes most = {};
-  for (const int rank : plan::typical_ranks(config, world)) {
-    const plan::CategoryBytes need = needed_memory(
-        config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, rank), device,
-                                     threads, {}, memory));
-    if (plan::total(need) > plan::total(most)) most = need;
-  }
-  return most;
+  const std::set<int> typical = plan::typical_ranks(config, world);
+  const std::vector<int> ranks(typical.begin(), typical.end());
+  std::vector<plan::CategoryBytes> needs(ranks.size());
+  run_jobs(static_cast<size_t>(cpu::available_cores()), ranks.size(), [&](size_t i) {
+    needs[i] = needed_memory(
+        config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, ranks[i]),
+                                     device, threads, {}, memory));
+  });
+  return *std::max_element(needs.begin(), needs.end(),
+                           [](const auto& a, const auto& b) { return plan::total(a) < plan::total(b); });
 }
 
 double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
