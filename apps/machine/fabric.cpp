@@ -9,60 +9,14 @@
 namespace nrl::machine {
 namespace {
 
-using parallel::Axis;
-
-/// An axis of a group: `size` members, `stride` world ranks apart.
-struct Digit {
-  int size, stride;
-};
-/// Groups as mixed-radix numbers, the first digit fastest.
-using Digits = std::vector<Digit>;
-
-/// Keeps the part of the digits with indices below `count`, or with `above` the part from there on. False if
-/// the cut divides no digit evenly.
-bool cut(Digits& digits, int count, bool above) {
-  Digits below, rest;
-  for (const Digit& d : digits) {
-    if (count == 1) {
-      rest.push_back(d);
-    } else if (count % d.size == 0) {
-      below.push_back(d);
-      count /= d.size;
-    } else if (d.size % count == 0) {
-      below.push_back({count, d.stride});
-      rest.push_back({d.size / count, d.stride * count});
-      count = 1;
-    } else {
-      return false;
-    }
-  }
-  digits = above ? rest : below;
-  return count == 1;
-}
-
-/// The digits of every group of the kind; unset if they are none.
-std::optional<Digits> digits_of(const parallel::ProcessGrid& grid, const parallel::GroupId& id) {
-  const parallel::RankGrid& ranks = id.expert ? grid.expert() : grid.dense();
-  const parallel::GridPoint& s = ranks.sizes();
-  Digits out;
-  int stride = 1;
-  for (const auto& [axis, size] :
-       {std::pair(Axis::tp, s.tp), std::pair(Axis::cp, s.cp), std::pair(Axis::ep, s.ep),
-        std::pair(Axis::dp, s.dp), std::pair(Axis::pp, s.pp)}) {
-    const bool ends = id.ends && axis == Axis::pp && size > 2;
-    if (id.axes.has(axis) && size > 1) out.push_back({ends ? 2 : size, ends ? stride * (size - 1) : stride});
-    stride *= size;
-  }
-  if (id.slice > 0 && !cut(out, id.slice, id.across)) return std::nullopt;
-  return out;
-}
+using Digits = std::vector<parallel::GroupDigit>;
 
 /// The number of blocks of `unit` consecutive ranks that a group touches, if it is the same for all groups
 /// and all blocks hold as many members.
 std::optional<int> blocks_of(const Digits& digits, int unit, int world) {
   if (unit >= world) return 1;
   int blocks = 1;
-  for (const Digit& d : digits) {
+  for (const parallel::GroupDigit& d : digits) {
     const int span = d.size * d.stride;
     if (d.stride % unit == 0)
       blocks *= d.size;
@@ -80,7 +34,7 @@ std::optional<int> blocks_of(const Digits& digits, int unit, int world) {
 
 int members_of(const Digits& digits) {
   int n = 1;
-  for (const Digit& d : digits) n *= d.size;
+  for (const parallel::GroupDigit& d : digits) n *= d.size;
   return n;
 }
 
@@ -157,7 +111,7 @@ Fabric::Place Fabric::place_of(int rank) const {
 Crossing Fabric::crossing(const parallel::ProcessGrid& grid, const parallel::GroupId& id) const {
   NRL_CHECK(grid.ranks() == world_, "a grid of {} ranks on a fabric of {}", grid.ranks(), world_);
   if (!places_.empty()) return worst_of(grid, id);
-  const std::optional<Digits> digits = digits_of(grid, id);
+  const std::optional<Digits> digits = grid.digits(id);
   if (!digits) return worst_of(grid, id);
   const std::optional<int> domains = blocks_of(*digits, domain_ranks_, world_),
                            leaves = oversubscription_ > 1 ? blocks_of(*digits, leaf_ranks_, world_) : 1;

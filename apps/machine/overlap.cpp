@@ -29,8 +29,8 @@ std::vector<MeasuredOverlap> those(std::span<const MeasuredOverlap> measured, co
 
 }  // namespace
 
-Overlap::Overlap(const Sharing& assumed) : rows_(works.size()), any_(!(assumed == Sharing{})) {
-  for (Factors& row : rows_) row.fill(assumed);
+Overlap::Overlap(const Sharing& assumed) : rows_(1), any_(!(assumed == Sharing{})) {
+  rows_.front().fill(assumed);
 }
 
 Overlap::Overlap(std::span<const MeasuredOverlap> measured) {
@@ -56,6 +56,7 @@ void Overlap::add(std::span<const MeasuredOverlap> measured) {
 }
 
 Overlap::Row Overlap::row(std::string_view op, ops::Work work) const {
+  if (rows_.size() == 1) return 0;
   const auto found = ops_.find(op);
   return found == ops_.end() ? static_cast<Row>(work) : found->second;
 }

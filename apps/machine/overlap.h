@@ -43,7 +43,7 @@ class Overlap {
 
   void add(std::span<const MeasuredOverlap> measured);
 
-  std::vector<Factors> rows_;  // by ops::Work, then the ops of ops_
+  std::vector<Factors> rows_;  // by ops::Work, then the ops of ops_; assumed: one of all calls
   std::map<std::string, Row, std::less<>> ops_;
   bool any_ = false;
 };

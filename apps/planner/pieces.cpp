@@ -83,6 +83,22 @@ void move_share(LayerPiece& piece, double share) {
   }
 }
 
+namespace {
+
+/// Adds an item, a call to the call before it if both are of one pass and equally slowed by operations.
+void add(std::vector<predict::Item>& to, const predict::Item& item) {
+  constexpr auto call = predict::Item::Kind::call;
+  if (item.kind == call && !to.empty() && to.back().kind == call && to.back().slot == item.slot &&
+      to.back().row == item.row) {
+    to.back().host += item.host;
+    to.back().seconds += item.seconds;
+  } else {
+    to.push_back(item);
+  }
+}
+
+}  // namespace
+
 struct PieceMaker::Small {
   std::unique_ptr<plan::RunPlan> plan;
 
@@ -180,7 +196,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     item.after = number(item.after);
     if (item.kind == predict::Item::Kind::start) operations[{&visit, item.operation}] = visit.operations++;
     if (item.kind != predict::Item::Kind::call) item.operation = number(item.operation);
-    if (item.kind != predict::Item::Kind::wait || item.operation >= 0) visit.items.push_back(item);
+    if (item.kind != predict::Item::Kind::wait || item.operation >= 0) add(visit.items, item);
   }
   for (size_t l = 0; l < layers; ++l) {
     const predict::SlotTime* const of_passes = &replayed.slots[3 * l];

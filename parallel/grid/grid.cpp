@@ -145,7 +145,49 @@ std::vector<std::vector<int>> sliced(const std::vector<int>& group, const GroupI
   return out;
 }
 
+/// Keeps the part of the digits with indices below `count`, or with `above` the part from there on. False if
+/// the cut divides no digit evenly.
+bool cut(std::vector<GroupDigit>& digits, int count, bool above) {
+  std::vector<GroupDigit> below, rest;
+  for (const GroupDigit& d : digits) {
+    if (count == 1) {
+      rest.push_back(d);
+    } else if (count % d.size == 0) {
+      below.push_back(d);
+      count /= d.size;
+    } else if (d.size % count == 0) {
+      below.push_back({count, d.stride});
+      rest.push_back({d.size / count, d.stride * count});
+      count = 1;
+    } else {
+      return false;
+    }
+  }
+  digits = above ? rest : below;
+  return count == 1;
+}
+
 }  // namespace
+
+std::optional<std::vector<GroupDigit>> ProcessGrid::digits(const GroupId& id) const {
+  const RankGrid& grid = id.expert ? expert_ : dense_;
+  const auto sizes = to_array(grid.sizes());
+  std::vector<GroupDigit> all;
+  for (size_t i = 0, stride = 1; i < axis_count; stride *= static_cast<size_t>(sizes[i++])) {
+    const bool ends = id.ends && order[i] == Axis::pp && sizes[i] > 2;
+    const int apart = static_cast<int>(stride) * (ends ? sizes[i] - 1 : 1);
+    if (id.axes.has(order[i]) && sizes[i] > 1) all.push_back({ends ? 2 : sizes[i], apart});
+  }
+  if (id.slice > 0 && !cut(all, id.slice, id.across)) return std::nullopt;
+  std::vector<GroupDigit> out;
+  for (const GroupDigit& d : all) {
+    if (!out.empty() && out.back().stride * out.back().size == d.stride)
+      out.back().size *= d.size;
+    else
+      out.push_back(d);
+  }
+  return out;
+}
 
 int ProcessGrid::group_size(const GroupId& id) const {
   const RankGrid& grid = id.expert ? expert_ : dense_;

@@ -3,6 +3,7 @@
 // tp-cp-ep-dp-pp, leftmost fastest. Two grids over the same ranks: for dense and for expert parameters.
 
 #include <array>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -128,6 +129,12 @@ bool canonical_less(const GroupId& a, const GroupId& b);
 /// messages.
 std::string name_of(const GroupId& id);
 
+/// An axis of a group: `size` members, `stride` world ranks apart.
+struct GroupDigit {
+  int size = 1, stride = 1;
+  bool operator==(const GroupDigit&) const = default;
+};
+
 /// Both grids from one rank's view. Pure arithmetic: needs no communication.
 class ProcessGrid {
  public:
@@ -146,7 +153,11 @@ class ProcessGrid {
   int group_size(const GroupId& id) const;
   /// World ranks of this rank's group, in group order; empty when it is not a member (GroupId::ends).
   std::vector<int> members(const GroupId& id) const;
-  /// The groups of all ranks, ordered by their first rank.
+  /// The members of every group of the id as mixed-radix numbers, the digit with the smallest stride first;
+  /// unset if slices divide an axis unevenly. Two ids with equal digits, both or neither with
+  /// GroupId::ends, have the same groups.
+  std::optional<std::vector<GroupDigit>> digits(const GroupId& id) const;
+  /// The groups of all ranks, ordered by their first rank. Takes time in proportion to the ranks.
   std::vector<std::vector<int>> groups(const GroupId& id) const;
   /// A few lines for the log: sizes, this rank's coordinates, and the ranks of its groups above size 1.
   std::string describe() const;

@@ -37,20 +37,24 @@ class Partitions {
   explicit Partitions(const ProcessGrid& grid) : grid_(grid) {}
   /// Equal for ids with the same groups on every rank and the same lane.
   size_t index_of(const GroupId& id) {
-    Partition partition{id.lane, grid_.groups(id)};
-    const auto at = std::find(known_.begin(), known_.end(), partition);
+    const Partition partition{id, grid_.digits(id)};
+    const auto at = std::find_if(known_.begin(), known_.end(),
+                                 [&](const Partition& other) { return equal(other, partition); });
     const auto index = static_cast<size_t>(at - known_.begin());
-    if (at == known_.end()) known_.push_back(std::move(partition));
+    if (at == known_.end()) known_.push_back(partition);
     return index;
   }
-  const std::vector<std::vector<int>>& groups(size_t index) const { return known_[index].groups; }
 
  private:
   struct Partition {
-    int lane;
-    std::vector<std::vector<int>> groups;
-    bool operator==(const Partition&) const = default;
+    GroupId id;
+    std::optional<std::vector<GroupDigit>> digits;
   };
+  bool equal(const Partition& a, const Partition& b) const {
+    if (a.id.lane != b.id.lane) return false;
+    if (a.digits && b.digits && a.id.ends == b.id.ends) return a.digits == b.digits;
+    return grid_.groups(a.id) == grid_.groups(b.id);
+  }
   const ProcessGrid& grid_;
   std::vector<Partition> known_;
 };
@@ -127,11 +131,9 @@ void Groups::list(const ProcessGrid& grid, const std::vector<GroupId>& ids,
     const size_t index = partitions.index_of(id);
     entries_.push_back({id, index});
     if (index == made_.size()) {
-      const std::vector<std::vector<int>>& groups = partitions.groups(index);
-      const std::vector<int> members = grid.members(id);
-      const auto mine = std::find(groups.begin(), groups.end(), members);
-      made_.push_back(
-          {id, members, mine == groups.end() ? -1 : static_cast<int>(mine - groups.begin()), only});
+      std::vector<int> members = grid.members(id);
+      const int first = members.empty() ? -1 : members.front();
+      made_.push_back({id, std::move(members), first, only});
     } else {
       made_[index].channels_only = made_[index].channels_only && only;
     }
@@ -200,7 +202,7 @@ void Groups::make_with_device(comm::Communicator& world, const DeviceGroups& dev
   for (Made& m : made_)
     comm::run_on_all(world, [&] {
       if (m.channels_only) return make_host(world, m);
-      if (!m.device) m.device = split_from_->split(m.number, world.rank(), name_of(m.id));
+      if (!m.device) m.device = split_from_->split(m.first, world.rank(), name_of(m.id));
       if (m.device) warm_up(*m.device, *device.runtime, exchanges(m.id));
     });
 }

@@ -111,7 +111,7 @@ class Groups {
   struct Made {
     GroupId id;                // the first of them
     std::vector<int> members;  // empty: this rank is none of them
-    int number;                // among the groups of the id; -1: of none
+    int first;                 // rank of the group, -1: of none
     bool channels_only;        // by all ids
     /// `host` is null if `device` has its own.
     std::unique_ptr<comm::Communicator> host = {}, device = {};

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "core/base/error.h"
@@ -123,4 +124,49 @@ TEST_CASE("sizes that do not fit are a configuration error", "[grid]") {
   }
   REQUIRE_THROWS_AS(parallel::RankGrid({0, 1, 1, 1, 1}), Error);
   REQUIRE_THROWS_AS(parallel::RankGrid({1 << 20, 1 << 20, 1, 1, 1}), Error);
+}
+
+TEST_CASE("Ids have equal digits where they have equal groups", "[grid]") {
+  uint64_t state = 3;
+  const auto choose = [&](std::initializer_list<int> from) {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return from.begin()[(state >> 33) % from.size()];
+  };
+  int equal = 0, compared = 0;
+  for (int round = 0; round < 300; ++round) {
+    parallel::GridSizes sizes{.tp = choose({1, 2, 3}), .cp = choose({1, 2}), .pp = choose({1, 2, 3, 4})};
+    sizes.ep = choose({1, 2, 4});
+    sizes.etp = choose({0, 1});
+    const int dense = sizes.tp * sizes.cp * sizes.pp,
+              experts = (sizes.etp == 0 ? sizes.tp : sizes.etp) * sizes.ep * sizes.pp;
+    const int ranks = std::lcm(dense, experts) * choose({1, 2, 4});
+    const parallel::ProcessGrid grid(sizes, ranks, choose({0, 1}) % ranks);
+    std::vector<parallel::GroupId> ids;
+    for (int i = 0; i < 8; ++i) {
+      parallel::GroupId id{.axes = {}, .expert = choose({0, 1}) == 1, .ends = choose({0, 0, 1}) == 1};
+      for (const parallel::Axis axis : {parallel::Axis::tp, parallel::Axis::cp, parallel::Axis::ep,
+                                        parallel::Axis::dp, parallel::Axis::pp})
+        if (choose({0, 1}) == 1) id.axes = id.axes | axis;
+      if (const int slice = choose({0, 0, 2, 4}); slice > 0 && grid.group_size(id) % slice == 0)
+        id = choose({0, 1}) == 0 ? id.inside(slice) : id.across_slices(slice);
+      ids.push_back(id);
+    }
+    for (const parallel::GroupId& a : ids)
+      for (const parallel::GroupId& b : ids) {
+        const auto of_a = grid.digits(a), of_b = grid.digits(b);
+        if (!of_a || !of_b || a.ends != b.ends) continue;
+        CAPTURE(grid.describe(), name_of(a), name_of(b));
+        const auto sorted = [&](const parallel::GroupId& id) {
+          std::vector<std::vector<int>> groups = grid.groups(id);
+          std::sort(groups.begin(), groups.end());
+          return groups;
+        };
+        const bool same = sorted(a) == sorted(b);
+        CHECK((of_a == of_b) == same);
+        ++compared;
+        equal += same ? 1 : 0;
+      }
+  }
+  CHECK(compared > 8'000);
+  CHECK(equal > 3'000);
 }
