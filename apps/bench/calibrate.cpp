@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <ctime>
 #include <memory>
 #include <numeric>
@@ -16,6 +17,7 @@
 #include "core/base/log.h"
 #include "core/base/sample.h"
 #include "core/base/text.h"
+#include "core/device/runtime.h"
 #include "core/io/atomic_file.h"
 
 namespace nrl::bench {
@@ -29,11 +31,38 @@ std::string now_text() {
   return {text, std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc)};
 }
 
-/// The name of the device in profiles, and the facts of a CPU.
+/// Bytes/s of a large copy to page-locked memory and back, the slower way.
+double measure_host_link(device::Runtime& gpu) {
+  constexpr size_t bytes = size_t{64} << 20;
+  constexpr int copies = 5;
+  const device::Memory there(gpu, device::Memory::Kind::device, bytes),
+      here(gpu, device::Memory::Kind::pinned, bytes);
+  const device::Stream stream(gpu);
+  const device::Event begin(gpu, device::EventKind::timed), end(gpu, device::EventKind::timed);
+  double slower = HUGE_VAL;
+  for (const device::CopyKind kind : {device::CopyKind::device_to_host, device::CopyKind::host_to_device}) {
+    double best = 0;
+    for (int i = 0; i < copies; ++i) {
+      begin.record(stream.get());
+      if (kind == device::CopyKind::device_to_host)
+        gpu.copy(here.data(), there.data(), bytes, kind, stream.get());
+      else
+        gpu.copy(there.data(), here.data(), bytes, kind, stream.get());
+      end.record(stream.get());
+      stream.synchronize();
+      best = std::max(best, bytes / std::max(gpu.elapsed_ms(begin.get(), end.get()) * 1e-3, 1e-9));
+    }
+    slower = std::min(slower, best);
+  }
+  return slower;
+}
+
+/// The name of the device in profiles, and facts that are measured: of a CPU, and of the link to a GPU.
 std::unique_ptr<Sensor> describe(machine::Profile& profile, const train::DeviceChoice& choice, int local,
                                  int threads) {
   if (choice.type == DeviceType::cuda) {
-    const device::Properties found = train::accelerator_backend().open(0)->properties();
+    const auto gpu = train::accelerator_backend().open(0);
+    const device::Properties found = gpu->properties();
     const machine::DeviceModel* model = machine::model_of_device(found);
     if (found.simulated) model = &machine::find_device_model("--device", "h100");
     if (!model)
@@ -43,15 +72,20 @@ std::unique_ptr<Sensor> describe(machine::Profile& profile, const train::DeviceC
            "one (docs/planner.md)",
            found.name, machine::device_model_names());
     profile.base = model->name;
+    profile.facts["host_bandwidth"] = measure_host_link(*gpu);
     auto sensor = std::make_unique<Sensor>(found.uuid);
     profile.driver = sensor->driver();
     return sensor;
   }
   const machine::DeviceModel cpu = machine::measure_cpu_model(local, threads);
   profile.base = "cpu";
-  profile.facts = {
-      {"copy", cpu.copy},     {"f32_flops", cpu.f32_flops},           {"tf32_flops", cpu.tf32_flops},
-      {"memory", cpu.memory}, {"node_bandwidth", cpu.node.bandwidth}, {"node_latency", cpu.node.latency}};
+  profile.facts = {{"copy", cpu.copy},
+                   {"f32_flops", cpu.f32_flops},
+                   {"tf32_flops", cpu.tf32_flops},
+                   {"memory", cpu.memory},
+                   {"node_bandwidth", cpu.node.bandwidth},
+                   {"node_latency", cpu.node.latency},
+                   {"host_bandwidth", cpu.host.bandwidth}};
   return std::make_unique<Sensor>("");
 }
 

@@ -46,6 +46,7 @@ struct DeviceModel {
   int node_ranks = 1;  ///< GPU: ranks with NVLink between all of them, where the configuration has no nodes
   double power_limit = 0;  ///< GPU: watts
   double idle_power = 0;   ///< GPU: watts between kernels
+  double busy_power = 0;   ///< GPU: watts in steps of training, measured; 0: not measured
 
   bool gpu() const { return multiprocessors > 0; }
   double bf16_flops() const;  ///< dense, on the data sheet; f32_flops of a CPU

@@ -251,6 +251,7 @@ DeviceModel Profile::device(const DeviceModel& of) const {
   DeviceModel m = of;
   for (const Fact& fact : fact_table())
     if (const auto at = facts.find(fact.name); at != facts.end()) fact.set(m, at->second);
+  m.busy_power = power_w;
   // Another power limit changes the clocks of arithmetic: power is proportional to f V^2, and V to f.
   if (of.power_limit > of.idle_power && m.power_limit != of.power_limit && !facts.contains("gemm")) {
     if (m.power_limit <= m.idle_power)

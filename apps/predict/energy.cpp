@@ -5,15 +5,19 @@
 namespace nrl::predict {
 
 PowerModel power_of(const machine::DeviceModel& device) {
-  // Assumed fractions of the power limit, until a profile measures them.
+  // Assumed fractions of the power limit.
   constexpr double attention = 0.9, memory = 0.7, links = 0.4;
   const double limit = device.power_limit;
-  return {.limit = limit,
-          .idle = device.idle_power,
-          .gemm = limit,
-          .attention = attention * limit,
-          .memory = memory * limit,
-          .links = links * limit};
+  PowerModel out{.limit = limit,
+                 .idle = device.idle_power,
+                 .gemm = limit,
+                 .attention = attention * limit,
+                 .memory = memory * limit,
+                 .links = links * limit};
+  // A measurement is of all kinds of calls together.
+  if (limit > 0 && device.busy_power > 0)
+    out.gemm = out.attention = out.memory = std::clamp(device.busy_power, out.idle, limit);
+  return out;
 }
 
 StepEnergy step_energy(const PowerModel& p, const BusySeconds& b, double step, int ranks, int nodes,

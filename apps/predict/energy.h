@@ -16,7 +16,8 @@ struct PowerModel {
   double limit = 0, idle = 0;
   double gemm = 0, attention = 0, memory = 0, links = 0;  ///< while busy with it
 };
-/// The assumed power of a GPU: GEMMs run at the power limit. All 0 for a CPU.
+/// The power of a GPU: what was measured in steps, whatever its calls do, else assumed, with GEMMs at the
+/// power limit. All 0 for a CPU.
 PowerModel power_of(const machine::DeviceModel& device);
 
 /// Joules of a step by cause. They add up to total().

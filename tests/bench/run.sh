@@ -105,7 +105,7 @@ calibrate() {
     # shellcheck disable=SC2086  # several keys
     expect 0 "$nrl_train" bench calibrate "$source_dir/configs/bench-tiny.yaml" "${tiny[@]}" policy.train_global_batch_size=8 \
       policy.model.num_key_value_heads=2 policy.model.num_hidden_layers=4 $layout --world 8 --quick --device "$1" --out profile.json
-    for key in bytes seconds; do positive profile.json $key; done
+    for key in bytes seconds host_bandwidth; do positive profile.json $key; done
     grep -q '"op": "linear_forward"' profile.json || fail "no GEMM of $layout: $(head -c 2000 profile.json)"
     grep -q '"host_gap_s": ' profile.json || fail "no gap: $(tail -c 200 profile.json)"
   done <<'TEXT'

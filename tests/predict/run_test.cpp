@@ -109,6 +109,14 @@ TEST_CASE("energy adds up over kinds of work", "[predict]") {
   const predict::PowerModel power = predict::power_of(h100());
   CHECK(power.gemm == 700);
   CHECK(power.idle < power.links);
+  machine::Profile profile;
+  profile.base = "h100";
+  profile.power_w = 560;
+  const predict::PowerModel measured = predict::power_of(profile.device(h100()));
+  CHECK((measured.gemm == 560 && measured.attention == 560 && measured.memory == 560));
+  CHECK((measured.limit == 700 && measured.links == power.links));
+  profile.power_w = 900;  // as a GPU's sensor reports for moments
+  CHECK(predict::power_of(profile.device(h100())).gemm == 700);
   const BusySeconds busy{.gemm = 3, .attention = 0.5, .memory = 0.8, .links = 1};
   const auto energy = [&](const BusySeconds& b, double pue = 1) {
     return predict::step_energy(power, b, 5, 16, 2, 1500, pue);
