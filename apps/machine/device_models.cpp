@@ -36,11 +36,11 @@ namespace {
 //              NVLink 4 450 (H800 200), bridges of NVL and PCIe cards 300 GB/s; rings of an A100 232 of 300,
 //              of a GB200 680 of 900 GB/s (Azure, as above, all-reduce of 8 GiB, ND A100 v4 and ND GB200 v6)
 //   network    a 400 Gbit/s adapter for each GPU, A100: 200 Gbit/s, at adapter_efficiency
-//   host       PCIe 5 x16 as measured on an H200 (docs/gpu-results.md), 87 % of 63 GB/s; A100: of PCIe 4;
-//              GB200: 80 % of NVLink-C2C, 450 GB/s each way between a Grace and two GPUs
+//   host       PCIe 5 x16 as measured on an H200 (docs/gpu-results.md), 87 % of 63 GB/s; A100 on PCIe 4 26.3,
+//              GB200 on NVLink-C2C 193 to 201 GB/s (Azure, as above)
 //   update     80 % of the host's memory bandwidth, by data sheets of the CPUs in DGX nodes, over 8 GPUs: two
-//              sockets with 8 channels of DDR4-3200 (A100), DDR5-4800 (Hopper), DDR5-5600 (B200); half of a
-//              Grace's 512 GB/s
+//              sockets with 8 channels of DDR4-3200 (A100), DDR5-4800 (Hopper), DDR5-5600 (B200); GB200: 763
+//              GB/s in STREAM's triad (Azure, as above) over 4 GPUs
 //   idle       15 % of the power limit: clocks stay up between kernels
 // The fractions of attention on a B200 and a GB200, and all of an H20 and of PCIe and NVL cards are guesses
 // from an H100's.
@@ -136,8 +136,8 @@ constexpr DeviceModel gb200() {
   m.f32_flops = 80e12;
   m.tf32_flops = 1250e12;
   m.gemm = 0.60;
-  m.host = {1.8e11, 3e-6};
-  m.host_update = 2.05e11;
+  m.host = {1.95e11, 3e-6};
+  m.host_update = 1.9e11;
   m.node_ranks = 72;  // NVL72
   m.power_limit = 1200;
   m.idle_power = 180;
@@ -157,7 +157,7 @@ constexpr DeviceModel ampere(std::string_view name, double memory_mib, double co
           .backward = {.d64 = 0.50, .d128 = 0.55, .d256 = 0.45},
           .node = {2.32e11, 15e-6},
           .network = {link(200), 30e-6},
-          .host = {2.7e10, 3e-6},
+          .host = {2.6e10, 3e-6},
           .host_update = 4.1e10,
           .node_ranks = 8,
           .power_limit = 400,

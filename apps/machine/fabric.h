@@ -26,13 +26,13 @@ enum class Link : uint8_t {
   from_host,
   host,  ///< a rank's part of the host's processors and their memory
 };
-inline constexpr size_t links = static_cast<size_t>(Link::host) + 1;
+inline constexpr size_t link_count = static_cast<size_t>(Link::host) + 1;
 /// All but Link::none.
 inline constexpr std::array all_links{Link::node, Link::adapter, Link::to_host, Link::from_host, Link::host};
 /// "NVLink", "adapter", ...
 constexpr std::string_view name_of(Link link, bool gpu) {
-  constexpr std::array<std::string_view, links> names{"",        "NVLink",    "adapter",
-                                                      "to host", "from host", "host CPUs"};
+  constexpr std::array<std::string_view, link_count> names{"",        "NVLink",    "adapter",
+                                                           "to host", "from host", "host CPUs"};
   return link == Link::node && !gpu ? "memory of the node" : names[static_cast<size_t>(link)];
 }
 

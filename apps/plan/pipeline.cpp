@@ -130,8 +130,8 @@ std::string pipeline_line(const Config& config, int64_t layers, int64_t microbat
       stages += (c > 0 ? ", " : "") + range_text(chunk_blocks(layout, layers, layout.model_chunk(c)));
   }
   const pipeline::ScheduleOptions options = schedule_options(config, layout, microbatches);
-  return fmt::format("{} of {} microbatches, bubble {:.1f} %; layers {}", name_of(options.kind), microbatches,
-                     100 * bubble(options), stages);
+  return fmt::format("{} of {} microbatches, bubble {:.1f} % with equal stages; layers {}",
+                     name_of(options.kind), microbatches, 100 * bubble(options), stages);
 }
 
 }  // namespace nrl::plan

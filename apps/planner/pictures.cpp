@@ -329,8 +329,7 @@ std::string plan_page(const std::string& heading, const RunEstimate& estimate,
   const auto fact = [&](std::string_view name, const std::string& value) {
     page += fmt::format("<div><b>{}</b>{}</div>\n", html_escaped(value), html_escaped(name));
   };
-  fact(fmt::format("per step, estimated (kernels {}, links {})", name_of(e.kernels), name_of(e.links)),
-       svg_ms(e.step));
+  fact(fmt::format("per step, estimated ({})", e.sources()), svg_ms(e.step));
   fact("at good and at poor rates", fmt::format("{}, {}", svg_ms(estimate.good), svg_ms(estimate.poor)));
   fact("tokens/s", grouped(std::llround(estimate.tokens_per_second())));
   fact("MFU", fmt::format("{:.1f} %", 100 * estimate.mfu()));

@@ -153,9 +153,8 @@ std::string text_of(const RunEstimate& e) {
   };
   const auto share = [&](double seconds) { return fmt::format("{:.1f} %", 100 * seconds / s.step); };
   std::string text = fmt::format(
-      "estimate {} ms per step: {} tokens/s, mfu {:.1f} %  (kernels {}, links {}; good rates {}, poor {})\n",
-      ms(s.step), grouped(std::llround(e.tokens_per_second())), 100 * e.mfu(), name_of(s.kernels),
-      name_of(s.links), ms(e.good), ms(e.poor));
+      "estimate {} ms per step: {} tokens/s, mfu {:.1f} %  ({}; good rates {}, poor {})\n", ms(s.step),
+      grouped(std::llround(e.tokens_per_second())), 100 * e.mfu(), s.sources(), ms(e.good), ms(e.poor));
   std::string parts;
   for (const auto& [name, seconds] :
        {std::pair("computation", s.compute), std::pair("layers", s.layers), std::pair("bubble", s.pipeline),

@@ -139,9 +139,8 @@ std::string text_of(const RunComparison& c) {
                     both ? fmt::format("{:.2f}", *p.measured / *p.predicted) : "-", p.source});
   };
   for (const ComparedPart& p : c.parts) add(p, 1e-3);
-  std::string text =
-      fmt::format("estimate of {} on {}, in ms (kernels {}, links {})\n", counted(c.world, "rank"), c.device,
-                  name_of(c.estimate.kernels), name_of(c.estimate.links));
+  std::string text = fmt::format("estimate of {} on {}, in ms ({})\n", counted(c.world, "rank"), c.device,
+                                 c.estimate.sources());
   text += profile::aligned(rows, 1, true);
   constexpr double mib = 1 << 20;
   text += fmt::format("{}: {} MiB planned, {} MiB allocated\n", c.memory.name,

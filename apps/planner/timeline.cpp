@@ -28,7 +28,7 @@ using predict::WorkSpan;
 enum Thread : uint8_t {
   passes = 1,
   compute,
-  waits = compute + machine::links,
+  waits = compute + machine::link_count,
   to_next,
   to_previous,
 };

@@ -73,7 +73,7 @@ class Rank {
       // The next time at which an operation starts or ends. Those behind one in flight are delayed with it.
       const Operation* active = nullptr;
       double until = std::numeric_limits<double>::infinity();
-      std::array<bool, machine::links> occupied{};
+      std::array<bool, machine::link_count> occupied{};
       for (const size_t index : in_flight_) {
         Operation& o = store_[index];
         if (o.begin > now_ || o.end <= now_) continue;
@@ -106,7 +106,7 @@ class Rank {
   /// Operations in flight end later, because a call runs beside them for `passed` seconds from now on, and
   /// those behind them on their links start later.
   void delay(machine::Overlap::Row row, double passed) {
-    std::array<double, machine::links> late{};
+    std::array<double, machine::link_count> late{};
     for (const size_t index : in_flight_) {
       Operation& o = store_[index];
       if (o.begin > now_ || o.end <= now_) continue;
@@ -238,7 +238,7 @@ class Rank {
   bool wants_spans_;
   Replay out_;
   double now_ = 0;
-  std::array<Line, machine::links> lines_;  // by Link
+  std::array<Line, machine::link_count> lines_;  // by Link
   std::vector<Operation> store_;
   static constexpr size_t none = std::numeric_limits<size_t>::max();
   std::vector<size_t> operations_;  // in store_, by number; none: not open

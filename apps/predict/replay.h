@@ -44,7 +44,7 @@ struct Item {
 /// Seconds that resources are occupied.
 struct Busy {
   double processors = 0;
-  std::array<double, machine::links> links = {};  ///< by machine::Link
+  std::array<double, machine::link_count> links = {};  ///< by machine::Link
 
   double of(machine::Link link) const { return links[static_cast<size_t>(link)]; }
   double& of(machine::Link link) { return links[static_cast<size_t>(link)]; }
@@ -62,7 +62,7 @@ struct SlotTime {
   double compute = 0;  ///< calls as if nothing else ran on the device
   double host = 0;     ///< gaps before kernels
   /// By comm::Purpose: waiting for operations, issuing them, and what calls lost while they were in flight.
-  std::array<double, comm::purposes> exposed = {};
+  std::array<double, comm::purpose_count> exposed = {};
   Busy busy = {};  ///< by the items, whenever their operations run
 
   double total() const;

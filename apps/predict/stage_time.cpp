@@ -19,7 +19,7 @@ class Slots {
       : decoder_(decoder),
         program_(decoder.program(memory::training)),
         chunks_(static_cast<size_t>(program_.stashes.chunks())),
-        count_(static_cast<size_t>(microbatches) * chunks_ * passes + 1) {}
+        count_(static_cast<size_t>(microbatches) * chunks_ * pass_count + 1) {}
 
   size_t count() const { return count_; }
   int of(int step, int microbatch) const {
@@ -27,7 +27,7 @@ class Slots {
     if (step < 0 || microbatch < 0) return static_cast<int>(count_) - 1;
     const program::Step& s = program_.steps[step];
     return static_cast<int>((static_cast<size_t>(microbatch) * chunks_ + static_cast<size_t>(s.chunk)) *
-                                passes +
+                                pass_count +
                             static_cast<size_t>(pass_of(decoder_, s)));
   }
 
@@ -183,7 +183,7 @@ void set_costs(const StageTime& time, int first, int end, int stages, pipeline::
 StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
                      const machine::Overlap& overlap) {
   const Replay replayed = replay(items.items, items.slots, overlap);
-  const auto n = static_cast<size_t>(chunks), run = (items.slots - 1) / (n * passes);
+  const auto n = static_cast<size_t>(chunks), run = (items.slots - 1) / (n * pass_count);
   const auto total = static_cast<double>(microbatches);
   StageTime out;
   out.end = replayed.slots.back();
@@ -192,11 +192,11 @@ StageTime stage_time(const StageItems& items, int chunks, int64_t microbatches,
   const double weight = 1 + (total - static_cast<double>(run)) / static_cast<double>(last - first);
   const auto between = [&](size_t m) { return m >= first && m < last; };
   const auto slot = [&](size_t microbatch, size_t chunk, Pass pass) -> const SlotTime& {
-    return replayed.slots[(microbatch * n + chunk) * passes + static_cast<size_t>(pass)];
+    return replayed.slots[(microbatch * n + chunk) * pass_count + static_cast<size_t>(pass)];
   };
   for (size_t m = 0; m < run; ++m)
-    for (size_t s = 0; s < n * passes; ++s)
-      out.passes += replayed.slots[m * n * passes + s] * (between(m) ? weight : 1);
+    for (size_t s = 0; s < n * pass_count; ++s)
+      out.passes += replayed.slots[m * n * pass_count + s] * (between(m) ? weight : 1);
   const auto mean = [&](size_t chunk, Pass pass, auto part) {
     double sum = 0;
     for (size_t m = first; m < last; ++m) sum += part(slot(m, chunk, pass));

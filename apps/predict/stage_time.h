@@ -23,7 +23,7 @@ struct Rates {
 
 /// A pass of a chunk or a layer over a microbatch, as times are kept apart.
 enum class Pass : uint8_t { forward, backward_data, backward_weight };
-inline constexpr size_t passes = 3;
+inline constexpr size_t pass_count = 3;
 /// The pass that a step of a training program belongs to.
 Pass pass_of(const model::Decoder& decoder, const program::Step& step);
 

@@ -54,6 +54,12 @@ ModeledDevice::ModeledDevice(const machine::DeviceModel& model, bool tf32, int t
       tf32_(tf32),
       profile_(std::move(profile)) {}
 
+std::string StepEstimate::sources() const {
+  const bool linked = std::any_of(busy.links.begin(), busy.links.end(), [](double s) { return s > 0; });
+  return fmt::format("kernels {}{}", name_of(kernels),
+                     linked ? fmt::format(", links {}", name_of(links)) : "");
+}
+
 int64_t StagePlans::memory() const {
   int64_t most = 0;
   for (const auto& plan : plans) most = std::max(most, plan->memory.total_bytes());

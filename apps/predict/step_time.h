@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "apps/engine/engine.h"
@@ -56,6 +57,8 @@ struct StepEstimate {
   /// The weakest source of the numbers that were used.
   machine::Source kernels = machine::Source::assumed, links = machine::Source::assumed;
 
+  /// "kernels assumed, links assumed"; without links if no rank occupies one.
+  std::string sources() const;
   /// Kernels and the gaps between them.
   double computing() const { return compute + update + host; }
 };

@@ -16,11 +16,11 @@ namespace nrl::comm {
 /// The use of a communication. `experts`: within layers, of rows whose number the router chooses. `offload`:
 /// between a device and its host, without a communicator.
 enum class Purpose : uint8_t { layers, experts, messages, gradients, weights, scalars, offload };
-inline constexpr size_t purposes = static_cast<size_t>(Purpose::offload) + 1;
+inline constexpr size_t purpose_count = static_cast<size_t>(Purpose::offload) + 1;
 
 constexpr std::string_view name_of(Purpose purpose) {
-  constexpr std::array<std::string_view, purposes> names{"layers",  "experts", "messages", "gradients",
-                                                         "weights", "scalars", "offload"};
+  constexpr std::array<std::string_view, purpose_count> names{"layers",  "experts", "messages", "gradients",
+                                                              "weights", "scalars", "offload"};
   return names[static_cast<size_t>(purpose)];
 }
 

@@ -319,7 +319,7 @@ TEST_CASE("Any list keeps the bounds of its resources", "[replay]") {
       } else {
         const int link = random(static_cast<int>(machine::all_links.size()));
         open.push_back(l.start(seconds, machine::all_links[static_cast<size_t>(link)],
-                               static_cast<Purpose>(random(static_cast<int>(comm::purposes))),
+                               static_cast<Purpose>(random(static_cast<int>(comm::purpose_count))),
                                open.empty() ? -1 : open.front()));
         communication += seconds;
       }

@@ -88,7 +88,8 @@ plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& s
   const std::set<int> typical = plan::typical_ranks(config, world);
   const std::vector<int> ranks(typical.begin(), typical.end());
   std::vector<plan::CategoryBytes> needs(ranks.size());
-  run_jobs(static_cast<size_t>(cpu::available_cores()), ranks.size(), [&](size_t i) {
+  const int cores = ranks.size() > 1 ? cpu::available_cores() : 1;
+  run_jobs(static_cast<size_t>(cores), ranks.size(), [&](size_t i) {
     needs[i] = needed_memory(
         config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, ranks[i]),
                                      device, threads, {}, memory));
