@@ -152,7 +152,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
   predict::StageItems items = stage_items(of.step, decoder, of.engine->plan().position.grid, rates);
   // The same items with a slot for each pass of each layer.
   const program::Program& program = decoder.program(memory::training);
-  const size_t layers = decoder.all_layers().layers.size(), of_microbatch = 3 * layers;
+  const size_t layers = decoder.all_layers().layers.size(), of_microbatch = predict::pass_count * layers;
   const auto microbatches = static_cast<size_t>(of.step.microbatches);
   const size_t end = of_microbatch * microbatches;
   std::erase_if(items.items, [](const predict::Item& i) {
@@ -166,7 +166,8 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     item.slot = static_cast<int>(end);
     if (step < 0 || microbatch < 0) continue;
     const program::Step& s = program.steps[static_cast<size_t>(step)];
-    item.slot = static_cast<int>(of_microbatch) * microbatch + 3 * s.layer +
+    item.slot = static_cast<int>(of_microbatch) * microbatch +
+                static_cast<int>(predict::pass_count) * s.layer +
                 static_cast<int>(predict::pass_of(decoder, s));
   }
   const predict::Replay replayed = predict::replay(items.items, end + 1, rates.overlap);
@@ -178,8 +179,8 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
   for (predict::Item item : items.items) {
     const auto slot = static_cast<size_t>(item.slot);
     if (slot >= end) continue;
-    const size_t microbatch = slot / of_microbatch, pass = slot % 3;
-    LayerPiece& piece = out[slot % of_microbatch / 3];
+    const size_t microbatch = slot / of_microbatch, pass = slot % predict::pass_count;
+    LayerPiece& piece = out[slot % of_microbatch / predict::pass_count];
     if (item.kind == predict::Item::Kind::call)
       of_work(piece.busy, of.step.calls[static_cast<size_t>(item.source)].cost.work) += each * item.seconds;
     else if (item.kind == predict::Item::Kind::start && item.link != machine::Link::none)
@@ -199,7 +200,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     if (item.kind != predict::Item::Kind::wait || item.operation >= 0) add(visit.items, item);
   }
   for (size_t l = 0; l < layers; ++l) {
-    const predict::SlotTime* const of_passes = &replayed.slots[3 * l];
+    const predict::SlotTime* const of_passes = &replayed.slots[predict::pass_count * l];
     out[l].seconds = {of_passes[0].total(), of_passes[1].total(), of_passes[2].total()};
     out[l].copies = {of_passes[0].offload(), of_passes[1].offload(), of_passes[2].offload()};
     if (microbatches > 1) continue;

@@ -25,7 +25,7 @@ class Templates {
       : chunks_(static_cast<size_t>(chunks)),
         splits_(splits),
         run_(microbatches),
-        passes_(static_cast<size_t>(microbatches) * chunks_ * 3) {
+        passes_(static_cast<size_t>(microbatches) * chunks_ * pass_count) {
     // Calls say where a pass begins and ends. Operations before its first call belong to the pass before,
     // except those for itself; in between there are also some for later passes.
     std::vector<int> next(from.items.size() + 1, -1);  // slot of the next call of a pass
@@ -46,10 +46,12 @@ class Templates {
   }
 
   const std::vector<int>& of(const PassSpan& pass, int microbatch) const {
-    const size_t kind = pass.kind == ActionKind::forward                      ? 0
-                        : splits_ && pass.kind == ActionKind::backward_weight ? 2
-                                                                              : 1;
-    return passes_[(static_cast<size_t>(microbatch) * chunks_ + static_cast<size_t>(pass.chunk)) * 3 + kind];
+    const Pass kind = pass.kind == ActionKind::forward                      ? Pass::forward
+                      : splits_ && pass.kind == ActionKind::backward_weight ? Pass::backward_weight
+                                                                            : Pass::backward_data;
+    return passes_[(static_cast<size_t>(microbatch) * chunks_ + static_cast<size_t>(pass.chunk)) *
+                       pass_count +
+                   static_cast<size_t>(kind)];
   }
   /// The dry-run microbatch for one of the step's `count`.
   int microbatch(int m, int64_t count) const {
@@ -70,7 +72,8 @@ class Templates {
   int slot_of(const StageItems& from, int item) const {
     const int slot = from.items[item].slot;
     if (slot + 1 == static_cast<int>(from.slots)) return -1;
-    return !splits_ && slot % 3 == 2 ? slot - 1 : slot;
+    const bool weight = static_cast<size_t>(slot) % pass_count == static_cast<size_t>(Pass::backward_weight);
+    return !splits_ && weight ? slot - 1 : slot;
   }
 
   size_t chunks_;
