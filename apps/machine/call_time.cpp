@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "apps/machine/trainer_kernels.h"
 #include "core/base/error.h"
 #include "core/base/sample.h"
 
@@ -108,8 +109,28 @@ double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
 double attention_fraction(const DeviceModel& gpu, const ops::Cost& cost) {
   if (!cost.library && gpu.gpu())
     return cost.operands == DType::f32 ? own_f32 : cost.backward ? own_backward : own_forward;
-  const AttentionRates& rates = cost.backward ? gpu.backward : gpu.forward;
+  AttentionRates rates = cost.backward ? gpu.backward : gpu.forward;
+  if (gpu.kernels && gpu.major == 9)
+    if (const AttentionRates& theirs =
+            cost.backward ? gpu.kernels->hopper_backward : gpu.kernels->hopper_forward;
+        theirs.d128 > 0)
+      rates = theirs;
   return cost.head_dim <= 64 ? rates.d64 : cost.head_dim <= 128 ? rates.d128 : rates.d256;
+}
+
+/// Attention with scores in memory: two products forward, four backward, where nothing is computed again.
+/// Their inner dimensions are the head dimension or long; each is taken for the former.
+CallTime stored_attention(const DeviceModel& gpu, const ops::Cost& cost, const Scores& scores,
+                          const Scenario& scenario) {
+  constexpr double fused_products[] = {2, 5}, products[] = {2, 4}, above_diagonal = 2;
+  const ScoreBytes& bytes = cost.backward ? scores.backward : scores.forward;
+  const auto inner = static_cast<double>(cost.head_dim);
+  const double flops = above_diagonal * cost.flops / fused_products[cost.backward],  // of a product
+      moved = flops / (2 * inner) / (gpu.copy * scenario.bandwidth * op_bandwidth),  // seconds of a byte each
+      rate = peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic * inner / (inner + gemm_half_inner);
+  const double others = bytes.others * moved;
+  return {.arithmetic = products[cost.backward] * flops / rate + others,
+          .memory = bytes.products * moved + others};
 }
 
 }  // namespace
@@ -119,10 +140,12 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
   const double copy = gpu.copy * scenario.bandwidth;
   CallTime time;
   if (cost.bytes() + cost.flops == 0) return time;
+  const OpKernels* theirs = gpu.kernels ? gpu.kernels->find(call.op) : nullptr;
   switch (cost.work) {
     case ops::Work::memory:
-      time.memory = (cost.bytes() + cost.scratch) /
-                    (copy * (gpu.gpu() ? fraction_of(call.op, op_fractions, op_bandwidth) : op_bandwidth));
+      time.memory =
+          (cost.bytes() + cost.scratch) * (theirs ? theirs->bytes : 1) /
+          (copy * (gpu.gpu() && !theirs ? fraction_of(call.op, op_fractions, op_bandwidth) : op_bandwidth));
       break;
     case ops::Work::gemm: {
       const auto inner = static_cast<double>(cost.gemm[2]);
@@ -137,6 +160,8 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
       break;
     }
     case ops::Work::attention: {
+      if (gpu.kernels && gpu.kernels->scores.stored())
+        return stored_attention(gpu, cost, gpu.kernels->scores, scenario);
       const double rate = peak_of(gpu, cost) * attention_fraction(gpu, cost) * scenario.arithmetic *
                           cost.keys / (cost.keys + attention_half_keys);
       time.arithmetic = cost.flops / rate;
@@ -194,6 +219,11 @@ Seconds CallTimes::of(const ops::Call& call) const {
   if (ratio == 0) return {estimate(device_, call, scenario_).seconds(), Source::assumed};
   const ops::Cost cost = cost_of(key, call.cost.work, call.cost.flops, call.cost.library);
   return {ratio * estimate(device_, {.op = call.op, .cost = cost}, likely).seconds(), Source::profile};
+}
+
+double CallTimes::gaps(const ops::Call& call) const {
+  const OpKernels* theirs = device_.kernels ? device_.kernels->find(call.op) : nullptr;
+  return gap_ * call.cost.launches * (theirs ? theirs->launches : 1);
 }
 
 std::string assumptions(const DeviceModel& gpu) {

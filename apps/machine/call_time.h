@@ -39,8 +39,8 @@ class CallTimes {
 
   /// Without the gaps between kernels.
   Seconds of(const ops::Call& call) const;
-  /// Seconds between two kernels.
-  double gap() const { return gap_; }
+  /// Seconds between the kernels of a call.
+  double gaps(const ops::Call& call) const;
   const DeviceModel& device() const { return device_; }
 
  private:

@@ -12,6 +12,8 @@
 
 namespace nrl::machine {
 
+struct TrainerKernels;
+
 /// Fractions of the bf16 peak that fused attention reaches on long sequences, by head dimension.
 struct AttentionRates {
   double d64, d128, d256;
@@ -44,9 +46,10 @@ struct DeviceModel {
   LinkModel host = {};
   double host_update = 0;  ///< GPU: bytes/s that its part of the host's CPUs reads and writes in an update
   int node_ranks = 1;  ///< GPU: ranks with NVLink between all of them, where the configuration has no nodes
-  double power_limit = 0;  ///< GPU: watts
-  double idle_power = 0;   ///< GPU: watts between kernels
-  double busy_power = 0;   ///< GPU: watts in steps of training, measured; 0: not measured
+  double power_limit = 0;                   ///< GPU: watts
+  double idle_power = 0;                    ///< GPU: watts between kernels
+  double busy_power = 0;                    ///< GPU: watts in steps of training, measured; 0: not measured
+  const TrainerKernels* kernels = nullptr;  ///< GPU: of another trainer (trainer_kernels.h); null: ours
 
   bool gpu() const { return multiprocessors > 0; }
   double bf16_flops() const;  ///< dense, on the data sheet; f32_flops of a CPU

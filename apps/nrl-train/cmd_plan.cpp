@@ -14,6 +14,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "apps/machine/trainer_kernels.h"
 #include "apps/monitor/terminal.h"
 #include "apps/nrl-train/commands.h"
 #include "apps/plan/nodes.h"
@@ -50,6 +51,7 @@ struct PlanArgs {
   std::vector<std::string> what_if = {};   ///< keys of other plans, side by side
   std::string json = {};                   ///< file, or "-"
   std::string profile = {};                ///< file of measured rates
+  std::string trainer = {};                ///< whose kernels are estimated; empty: ours
   std::string trace = {};                  ///< file of trace events
   std::string html = {};                   ///< file of a page
   bool diagram = false;                    ///< print the pipeline
@@ -239,8 +241,10 @@ void check_options(const PlanArgs& args) {
   if (!args.html.empty() && (args.program || !args.what_if.empty()))
     fail(Exit::usage, "--html is of the step of one plan, or of --search. Fix: leave out {}",
          args.program ? "--program" : "--what-if");
-  if (!args.profile.empty() && args.program)
-    fail(Exit::usage, "--profile changes the estimate of a plan. Fix: leave out --program");
+  for (const auto& [option, value] :
+       {std::pair("--profile", &args.profile), std::pair("--trainer", &args.trainer)})
+    if (!value->empty() && args.program)
+      fail(Exit::usage, "{} changes the estimate of a plan. Fix: leave out --program", option);
   if (!args.what_if.empty() && (layouts || args.buffers))
     fail(Exit::usage, "--what-if compares plans. Fix: leave out {}", layouts ? "--search" : "--buffers");
   if (args.expert_load && !layouts)
@@ -283,7 +287,8 @@ int run_plan(const PlanArgs& args) {
                                      .overrides = std::move(overrides),
                                      .world = args.world,
                                      .device = args.device,
-                                     .profile = args.profile};
+                                     .profile = args.profile,
+                                     .trainer = args.trainer};
   const planner::PlannedRun run = planner::prepare(request, args.search > 0);
   const ConfigResult& result = run.result;
   if (args.search > 0) return result.ok() ? search(args, run) : report(result);
@@ -361,10 +366,9 @@ void add_plan(CommandLine& line) {
                          "configuration before --search, or write --search 10",
                          text);
       });
-  c->add_option(
-       "--what-if", args->what_if,
-       "Compare with the plan of other keys: KEY=VALUE, or several in quotes; device=NAME is --device; "
-       "may be given again")
+  c->add_option("--what-if", args->what_if,
+                "Compare with the plan of other keys: KEY=VALUE, or several in quotes; device=NAME and "
+                "trainer=NAME are these options; may be given again")
       ->type_name("KEYS")
       ->expected(1)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
@@ -377,6 +381,9 @@ void add_plan(CommandLine& line) {
        "Estimate with the rates that nrl-train bench calibrate has measured, or that describe hardware "
        "which --device does not know")
       ->type_name("FILE");
+  c->add_option("--trainer", args->trainer,
+                "Estimate with the kernels of another trainer in place of ours: " + machine::trainer_names())
+      ->type_name("NAME");
   c->add_option("--trace", args->trace,
                 "Write the predicted step as trace events (JSON) for ui.perfetto.dev to FILE")
       ->type_name("FILE");

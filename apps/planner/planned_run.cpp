@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/check/check.h"
+#include "apps/machine/trainer_kernels.h"
 #include "apps/plan/nodes.h"
 #include "apps/state/model_source.h"
 #include "apps/train/launch/accelerator.h"
@@ -44,6 +45,19 @@ std::vector<std::string> left_out(const Config& c) {
   return out;
 }
 
+/// The GPU of the run with the kernels of another trainer.
+machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trainer) {
+  if (!run.gpu)
+    fail(Exit::usage, "--trainer estimates with kernels of a GPU. Fix: --device with one of {}",
+         machine::device_model_names());
+  if (run.profile && !run.profile->calls.empty())
+    fail(Exit::usage,
+         "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
+  machine::DeviceModel model = *run.gpu;
+  model.kernels = &machine::find_trainer_kernels(trainer, run.spec->norm);
+  return model;
+}
+
 }  // namespace
 
 PlannedRun prepare(const PlanRequest& request, bool layouts) {
@@ -69,6 +83,10 @@ PlannedRun prepare(const PlanRequest& request, bool layouts) {
   run.spec = train::check_but_memory(
       result, {.world = layouts ? 0 : run.world, .count = RankCount::planned, .files = false});
   if (run.gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, *run.spec, *run.gpu));
+  if (!request.trainer.empty() && result.ok()) {
+    run.described = std::make_shared<machine::DeviceModel>(with_kernels(run, request.trainer));
+    run.gpu = run.described.get();
+  }
   if (layouts || !result.ok()) return run;
   run.device = train::choose_device(result.config.device);
   if (run.gpu) run.device.memory = run.gpu->for_plan(train::communicators_of_run(result, run.world));
@@ -113,7 +131,10 @@ std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads,
 
 RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept) {
   const Config& c = run.result.config;
-  RunEstimate out{.gpu = run.device.type == DeviceType::cuda, .world = run.world, .without = left_out(c)};
+  RunEstimate out{.gpu = run.device.type == DeviceType::cuda,
+                  .fp8 = c.policy.fp8_cfg.enabled,
+                  .world = run.world,
+                  .without = left_out(c)};
   const std::vector<int> local = plan::local_sizes(c, run.world);
   const int threads = train::threads_for(c.kernels, local.front());
   const std::optional<machine::DeviceModel> model = model_of(run, threads, out.unknown);
@@ -135,6 +156,7 @@ RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept) {
   out.poor = stages.estimate(machine::poor).step;
   out.run = predict::forecast_run(
       c, predict::run_facts(c, stages, device, static_cast<int>(nodes.size()), out.likely), *model);
+  if (model->kernels) out.trainer = model->kernels->name;
   out.tokens = static_cast<double>(run.batch.tokens_per_step);
   out.flops = model::training_flops_per_token(*run.spec, c.policy.max_total_sequence_length);
   out.peak = model->bf16_flops() * run.world;
@@ -152,9 +174,10 @@ std::string text_of(const RunEstimate& e) {
                       : fmt::format("{:.3g}", x);
   };
   const auto share = [&](double seconds) { return fmt::format("{:.1f} %", 100 * seconds / s.step); };
-  std::string text = fmt::format(
-      "estimate {} ms per step: {} tokens/s, mfu {:.1f} %  ({}; good rates {}, poor {})\n", ms(s.step),
-      grouped(std::llround(e.tokens_per_second())), 100 * e.mfu(), s.sources(), ms(e.good), ms(e.poor));
+  std::string text =
+      fmt::format("estimate {} ms per step: {} tokens/s, mfu {:.1f} %{}  ({}; good rates {}, poor {})\n",
+                  ms(s.step), grouped(std::llround(e.tokens_per_second())), 100 * e.mfu(),
+                  e.fp8 ? " of bf16" : "", s.sources(), ms(e.good), ms(e.poor));
   std::string parts;
   for (const auto& [name, seconds] :
        {std::pair("computation", s.compute), std::pair("layers", s.layers), std::pair("bubble", s.pipeline),
@@ -166,6 +189,9 @@ std::string text_of(const RunEstimate& e) {
   for (const machine::Link link : machine::all_links)
     if (s.busy.of(link) > 0)
       text += fmt::format("   {} {}", machine::name_of(link, e.gpu), share(s.busy.of(link)));
+  if (!e.trainer.empty())
+    text += fmt::format("\n  with the kernels of {}; memory, overlap and operations of groups are ours",
+                        e.trainer);
   for (const std::string& part : e.without) text += fmt::format("\n  without {}", part);
   text += "\nrun      " + e.run.text();
   return text;
@@ -200,6 +226,7 @@ JsonValue json_of(const RunEstimate& e) {
   members.set("tokens_per_s", e.tokens_per_second());
   members.set("mfu", e.mfu());
   members.set("without", JsonValue(e.without));
+  members.set("trainer", e.trainer.empty() ? JsonValue() : JsonValue(e.trainer));
   members.set("run", e.run.json());
   return out;
 }

@@ -26,6 +26,7 @@ struct PlanRequest {
   /// auto: as configured; cpu, cuda, or the name of a GPU (machine::find_device_model()).
   std::string device = "auto";
   std::string profile = {};  ///< file of measured rates (machine::Profile); empty: none
+  std::string trainer = {};  ///< whose kernels are estimated (machine::TrainerKernels); empty: ours
 };
 
 struct PlannedRun {
@@ -35,7 +36,8 @@ struct PlannedRun {
   int world = 1;
   const machine::DeviceModel* gpu = nullptr;  ///< the GPU that the request names, or its profile is of
   std::shared_ptr<const machine::Profile> profile = {};
-  std::shared_ptr<const machine::DeviceModel> described = {};  ///< `gpu` with the facts of the profile
+  std::shared_ptr<const machine::DeviceModel> described =
+      {};  ///< `gpu` with the facts of the profile and the kernels
   train::DeviceChoice device = {};
   BatchPlan batch = {};   ///< as decided
   bool complete = false;  ///< all checks but the one of the memory passed, so that it can be planned
@@ -54,7 +56,9 @@ struct RunEstimate {
   double peak = 0;                ///< FLOP/s of all ranks together
   predict::RunForecast run = {};  ///< of all steps
   bool gpu = false;
+  bool fp8 = false;  ///< some FLOPs have FP8 operands; `peak` is of bf16 all the same
   int world = 1;
+  std::string trainer = {};               ///< whose kernels they are; empty: ours
   std::string unknown = {};               ///< why there is no estimate; empty: there is one
   std::vector<std::string> without = {};  ///< work of a step that the times do not contain
 

@@ -154,7 +154,7 @@ std::optional<int64_t> validation_prompts(const Config& config, int64_t vocab_si
   }
 }
 
-/// Prints what is kept of the layers and what is recomputed: once, or of each kind of ranks that chose for
+/// Prints what is recomputed of the layers: once, or of each kind of ranks that chose for
 /// itself.
 void print_layers(const std::vector<PartPlan>& parts) {
   std::map<std::string, std::vector<int>> by_text;
@@ -175,8 +175,7 @@ void print_layers(const std::vector<PartPlan>& parts) {
   for (size_t i = 0; i < std::min(kinds.size(), shown); ++i) {
     const auto& [of, text] = kinds[i];
     log::info("layers   {}{}", kinds.size() == 1 ? "" : fmt::format("{}: ", rank_list(of)),
-              text.empty() ? "all activations are kept"
-                           : fmt::format("activations are kept, except recomputed ones: {}", text));
+              text.empty() ? "all activations are kept" : "recomputed: " + text);
   }
   if (kinds.size() > shown)
     log::info("         {} more kinds of ranks keep other parts", kinds.size() - shown);

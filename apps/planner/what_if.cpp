@@ -25,12 +25,16 @@ Variant variant_of(const PlanRequest& base, const std::string& keys) {
   for (std::string word; words >> word;) {
     if (word.find('=') == std::string::npos)
       fail(Exit::usage, "--what-if: '{}' is not KEY=VALUE. Fix: --what-if \"KEY=VALUE KEY=VALUE\"", word);
+    const size_t value = word.find('=') + 1;
     if (word.starts_with("device="))
-      request.device = word.substr(7);
+      request.device = word.substr(value);
+    else if (word.starts_with("trainer="))
+      request.trainer = word.substr(value);
     else
       request.overrides.push_back(word);
   }
-  if (request.overrides.size() == base.overrides.size() && request.device == base.device)
+  if (request.overrides.size() == base.overrides.size() && request.device == base.device &&
+      request.trainer == base.trainer)
     fail(Exit::usage, "--what-if '{}' changes nothing. Fix: --what-if KEY=VALUE", keys);
   const PlannedRun run = prepare(request);
   if (run.complete) return variant_of(keys, run);

@@ -36,7 +36,7 @@ Prediction::Prediction(const machine::DeviceModel& gpu, std::span<const ops::Cal
     poor_ += poor.of(call).value;
     good_ += good.of(call).value;
     gaps.calls += call.cost.launches;
-    gaps.seconds += likely.gap() * call.cost.launches;
+    gaps.seconds += likely.gaps(call);
   }
   poor_ += gaps.seconds;
   good_ += gaps.seconds;

@@ -162,7 +162,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
     out.kernels = weakest(out.kernels, seconds.source);
     out.items.push_back({.slot = slots.of(call.step, call.microbatch),
                          .seconds = seconds.value,
-                         .host = rates.calls.gap() * call.cost.launches,
+                         .host = rates.calls.gaps(call),
                          .row = rates.overlap.row(call.op, call.cost.work),
                          .source = static_cast<int>(i)});
   }

@@ -2,6 +2,8 @@
 
 #include "apps/machine/call_time.h"
 
+#include "apps/machine/trainer_kernels.h"
+#include "core/base/error.h"
 #include "tests/catch.h"
 
 using namespace nrl;
@@ -96,4 +98,64 @@ TEST_CASE("kernels that move bytes have measured fractions of a GPU's copy", "[m
   CHECK(time(model("h100"), "cross_entropy") == Approx(1 / 0.68));
   CHECK(time(model("h100"), "sum_parts") == Approx(1 / 0.85));
   CHECK(time(machine::usual_model(DeviceType::cpu, 2, {}), "cross_entropy") == Approx(1 / 0.85));
+}
+
+TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel", "[machine]") {
+  using machine::find_trainer_kernels;
+  DeviceModel theirs = model("h100");
+  theirs.kernels = &find_trainer_kernels("pytorch", ops::NormKind::rms);
+  const machine::CallTimes times(theirs, nullptr), ours(model("h100"), nullptr);
+  const auto call = [&](const char* op) {
+    ops::Call c{.op = op};
+    c.cost.read = theirs.copy;
+    return c;
+  };
+  CHECK(times.of(call("norm_forward")).value == Approx(46.0 / 8 / 0.85));
+  CHECK(times.gaps(call("norm_forward")) == Approx(9 * machine::launch_gap));
+  // Ops that were not counted, and GEMMs, are as ours.
+  for (const ops::Call& same : {call("sum_parts"), gemm(DType::bf16, 4096, 4096, 4096)}) {
+    CHECK(times.of(same).value == ours.of(same).value);
+    CHECK(times.gaps(same) == machine::launch_gap);
+  }
+  CHECK_THROWS_WITH(find_trainer_kernels("jax", ops::NormKind::rms),
+                    ContainsSubstring("pytorch, pytorch-compile, megatron, megatron-2022"));
+  CHECK_THROWS_WITH(find_trainer_kernels("megatron-2022", ops::NormKind::rms),
+                    ContainsSubstring("LayerNorm only"));
+  CHECK(find_trainer_kernels("pytorch", ops::NormKind::layer).find("norm_forward")->bytes == 18.0 / 8);
+}
+
+TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the trainer's", "[machine]") {
+  // FlashAttention-2 on an H100, causal, heads of 128: TFLOP/s forward (Shah et al. 2024), and both ways
+  // (its repository).
+  DeviceModel h100 = model("h100");
+  h100.kernels = &machine::find_trainer_kernels("pytorch-compile", ops::NormKind::rms);
+  const auto attention = [](double keys, double head, bool backward) {
+    ops::Cost c{
+        .work = ops::Work::attention, .operands = DType::bf16, .head_dim = static_cast<int64_t>(head)};
+    c.keys = keys;
+    c.flops = (backward ? 10 : 4) * head * keys * 1e6;  // of 10^6 queries of a head
+    c.backward = backward;
+    c.library = true;
+    return ops::Call{.op = backward ? "attention_backward" : "attention_forward", .cost = c};
+  };
+  const auto time = [&](const DeviceModel& gpu, const ops::Call& call) {
+    return machine::estimate(gpu, call, machine::likely).seconds();
+  };
+  for (const auto& [length, forward, both] :
+       {std::tuple(4096, 319, 294), {8192, 333, 308}, {16384, 335, 328}}) {
+    const ops::Call f = attention(length / 2.0, 128, false), b = attention(length / 2.0, 128, true);
+    CHECK(f.cost.flops / time(h100, f) * 1e-12 == Approx(forward).epsilon(0.05));
+    CHECK((f.cost.flops + b.cost.flops) / (time(h100, f) + time(h100, b)) * 1e-12 ==
+          Approx(both).epsilon(0.06));
+  }
+  // Scores in memory: PyTorch's attention of the same paper, forward and backward on an A100 at 2,048,
+  // causal, reaches 32 TFLOP/s in more kernels than Megatron's, which has one for the softmax.
+  DeviceModel a100 = model("a100");
+  a100.kernels = &machine::find_trainer_kernels("megatron-2022", ops::NormKind::layer);
+  const ops::Call f = attention(1024, 128, false), b = attention(1024, 128, true);
+  const double rate = (f.cost.flops + b.cost.flops) / (time(a100, f) + time(a100, b)) * 1e-12;
+  CHECK(rate > 32);
+  CHECK(rate < 64);
+  // The bytes alone: 19 of each of 2,048 x 10^6 scores.
+  CHECK(time(a100, f) + time(a100, b) > 19 * 2048e6 / a100.copy);
 }

@@ -94,7 +94,7 @@ TEST_CASE("measured calls replace the model, and correct it for others of their 
   ops::Call f32 = other;
   f32.cost.operands = DType::f32;
   CHECK(times.of(f32).value == modeled(f32));
-  CHECK(times.gap() == 3e-6);
+  CHECK(times.gaps(f32) == 3e-6);
 }
 
 TEST_CASE("of several measured calls the median of the four nearest counts", "[machine]") {

@@ -67,6 +67,27 @@ TEST_CASE("a row of other keys is the plan of these keys", "[planned_run]") {
   CHECK_THROWS_WITH(variant_of(files.request(), "tensor"), ContainsSubstring("not KEY=VALUE"));
 }
 
+TEST_CASE("a plan with the kernels of another trainer differs in its times only", "[planned_run]") {
+  const Files files;
+  PlanRequest request = files.request();
+  const JsonValue ours = planned(request);
+  request.trainer = "pytorch";
+  const JsonValue theirs = planned(request);
+  CHECK(theirs.at("estimate").get_double("step_s") > 1.1 * ours.at("estimate").get_double("step_s"));
+  CHECK(theirs.at("estimate").get_string("trainer") == "pytorch");
+  CHECK(theirs.at("memory_bytes").dump() == ours.at("memory_bytes").dump());
+  CHECK(variant_of(files.request(), "trainer=pytorch").json.dump() == theirs.dump());
+  request.device = "cpu";
+  CHECK_THROWS_WITH(prepare(request), ContainsSubstring("kernels of a GPU"));
+  request.device = "h100";
+  request.profile = files.profile(
+      R"({"device": {"base": "h100"}, "calls": [{"op": "rope", "bytes": 8, "work": "memory", "seconds": 1e-6}]})");
+  CHECK_THROWS_WITH(prepare(request), ContainsSubstring("times of our own calls"));
+  request.trainer = "jax";
+  request.profile.clear();
+  CHECK_THROWS_WITH(prepare(request), ContainsSubstring("unknown trainer 'jax'"));
+}
+
 TEST_CASE("the parts of an estimate add up, and its members have the documented names", "[planned_run]") {
   const Files files;
   const JsonValue plan = planned(files.request()), &estimate = plan.at("estimate");

@@ -1,0 +1,124 @@
+#include "apps/machine/trainer_kernels.h"
+
+#include <algorithm>
+
+#include "core/base/error.h"
+
+namespace nrl::machine {
+namespace {
+
+// Counted in the trainers' source: every kernel reads its operands and writes its results once, 2 bytes for
+// an element of bf16, 4 for one of f32. Nothing is fitted to times of steps.
+//
+// Ours, for an element of the op's rows: norm_forward with the residual 8, norm_backward 8, rope 4,
+// qk_norm_rope 4 and 6, SwiGLU 6 and 10, cross_entropy 4 for a logit, adamw 30 for a parameter. Norms stand
+// for what else the others move beside the GEMMs: each of a layer's two norms for half of it.
+
+/// torchtitan's Llama on PyTorch 2.5 to 2.7 (models/llama3/model/model.py) without torch.compile:
+///   norm    ATen's rms_norm_symint: addition 6, to f32 6, pow 8, mean 4, * rstd 8, * weight 8, to bf16 6;
+///           backward by derivatives.yaml 110, and sums of the gradients of q, k, v, gate and up, 18 a layer
+///   rope    to f32 6, complex product 8, to bf16 6; copies of k and v for their query heads 4
+///   swiglu  silu 4, product 6; backward 6 + 6 + 6
+///   loss    to f32 6, log_softmax 8, backward: zeros 4, log_softmax 12, to bf16 6
+///   adamw   foreach (torch/optim/adamw.py): 80, and the bf16 copy 6
+constexpr OpKernels pytorch_rms[] = {{"norm_forward", 46.0 / 8, 9},
+                                     {"norm_backward", (110.0 + 18.0 / 2) / 8, 20},
+                                     {"rope", 24.0 / 4, 4},
+                                     {"qk_norm_rope_forward", 64.0 / 4, 13},
+                                     {"qk_norm_rope_backward", 128.0 / 6, 22},
+                                     {"activation_forward", 10.0 / 6, 2},
+                                     {"activation_backward", 18.0 / 10, 3},
+                                     {"cross_entropy", 36.0 / 4, 7},
+                                     {"adamw", 86.0 / 30, 9}};
+/// GPT-2 as in nanoGPT, or MPT in llm-foundry, in bf16: ATen's layer_norm 4 and an addition 6, backward 6 + 4
+/// + 6; GELU on 4 times the width 4 and 6; the gradients of q, k and v joined 12.
+constexpr OpKernels pytorch_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
+                                            {"norm_backward", (16 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
+                                            {"cross_entropy", 36.0 / 4, 7},
+                                            {"adamw", 86.0 / 30, 9}};
+/// The same with torch.compile of each block and of the loss, by the rules of Inductor: what is added is read
+/// in the norm, gradients of its weight are another kernel, complex rope is not compiled, the loss reads its
+/// logits twice. adamw is the fused one, and the bf16 copy.
+constexpr OpKernels compiled_rms[] = {{"norm_forward", 18.0 / 2 / 8, 2},
+                                      {"norm_backward", 38.0 / 2 / 8, 3},
+                                      {"rope", 24.0 / 4, 4},
+                                      {"qk_norm_rope_forward", 28.0 / 4, 5},
+                                      {"qk_norm_rope_backward", 34.0 / 6, 6},
+                                      {"activation_backward", 13.0 / 10, 1},
+                                      {"cross_entropy", 7.0 / 4, 3},
+                                      {"adamw", 34.0 / 30, 2}};
+constexpr OpKernels compiled_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) / 8, 2},
+                                             {"norm_backward", (13 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
+                                             {"cross_entropy", 7.0 / 4, 3},
+                                             {"adamw", 34.0 / 30, 2}};
+/// Megatron-Core with TransformerEngine, 2025: addition 6 and norm 4, backward 6 + 6; queries copied 4, the
+/// gradients of q, k and v joined 4; bias and GELU 4, 8 backward; the loss of TransformerEngine 10.
+constexpr OpKernels megatron_rms[] = {
+    {"norm_forward", (10 + 4.0 / 2) / 8, 2}, {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
+    {"qk_norm_rope_forward", 8.0 / 4, 2},    {"qk_norm_rope_backward", 10.0 / 6, 3},
+    {"cross_entropy", 10.0 / 4, 3},          {"adamw", 34.0 / 30, 2}};
+constexpr OpKernels megatron_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
+                                             {"norm_backward", (12 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 5},
+                                             {"cross_entropy", 10.0 / 4, 3},
+                                             {"adamw", 34.0 / 30, 2}};
+/// Megatron-LM, Megatron-DeepSpeed and GPT-NeoX of 2022: Apex's FusedLayerNorm 4 and an addition 6, backward
+/// 10
+/// + 6 + 2; bias and GELU 4 and 8; transposed context 4; the gradients of q, k and v joined 12; the loss in
+/// f32 52 (megatron/mpu/cross_entropy.py). Scores without dropout: the products move 4 and 8, the softmax,
+/// which reads below the diagonal only, 3 and 4.
+constexpr OpKernels megatron_2022[] = {{"norm_forward", (10 + 4 * 4.0 / 2 + 4.0 / 2) / 8, 3},
+                                       {"norm_backward", (18 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 6},
+                                       {"cross_entropy", 52.0 / 4, 24},
+                                       {"adamw", 34.0 / 30, 2}};
+constexpr Scores megatron_2022_scores = {.forward = {.products = 4, .others = 3},
+                                         .backward = {.products = 8, .others = 4}};
+
+/// FlashAttention-2, which scaled_dot_product_attention of PyTorch 2.5.1 to 2.7 is on an H100: at 16,384
+/// causal keys 299 and 335 TFLOP/s forward (Shah et al. 2024, figure 5), 278 and 325 backward (from forward
+/// and both in flash2_h100_fwd_bwd_benchmark.png of its repository); 256 is assumed.
+constexpr AttentionRates flash2_forward = {.d64 = 0.31, .d128 = 0.35, .d256 = 0.33},
+                         flash2_backward = {.d64 = 0.29, .d128 = 0.34, .d256 = 0.30};
+
+constexpr auto rms = ops::NormKind::rms, layer_norm = ops::NormKind::layer;
+constexpr TrainerKernels flash2(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
+  return {.name = name,
+          .norm = norm,
+          .ops = ops,
+          .hopper_forward = flash2_forward,
+          .hopper_backward = flash2_backward};
+}
+constexpr TrainerKernels trainers[] = {
+    flash2("pytorch", rms, pytorch_rms),
+    flash2("pytorch", layer_norm, pytorch_layer_norm),
+    flash2("pytorch-compile", rms, compiled_rms),
+    flash2("pytorch-compile", layer_norm, compiled_layer_norm),
+    {.name = "megatron", .norm = rms, .ops = megatron_rms},
+    {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm},
+    {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores}};
+
+}  // namespace
+
+const OpKernels* TrainerKernels::find(std::string_view op) const {
+  const auto at = std::find_if(ops.begin(), ops.end(), [&](const OpKernels& k) { return k.op == op; });
+  return at == ops.end() ? nullptr : &*at;
+}
+
+std::string trainer_names() {
+  std::string names;
+  std::string_view last;
+  for (const TrainerKernels& t : trainers)
+    if (std::exchange(last, t.name) != t.name) names += (names.empty() ? "" : ", ") + std::string(t.name);
+  return names;
+}
+
+const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm) {
+  const auto of_name = [&](const TrainerKernels& t) { return t.name == name; };
+  if (std::none_of(std::begin(trainers), std::end(trainers), of_name))
+    fail(Exit::usage, "--trainer: unknown trainer '{}'; expected one of: {}", name, trainer_names());
+  for (const TrainerKernels& t : trainers)
+    if (of_name(t) && t.norm == norm) return t;
+  fail(Exit::usage, "--trainer: the kernels of {} are counted for models with {} only", name,
+       norm == rms ? "LayerNorm" : "RMSNorm");
+}
+
+}  // namespace nrl::machine

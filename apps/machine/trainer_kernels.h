@@ -1,0 +1,49 @@
+#pragma once
+// Kernels of other trainers, for estimates of what a step takes with them: the bytes that they move and the
+// kernels that they launch, counted in the trainers' source. trainer_kernels.cpp has the counts.
+
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "apps/machine/device_models.h"
+#include "core/ops/norm.h"
+
+namespace nrl::machine {
+
+/// What a trainer's kernels do for one of our ops.
+struct OpKernels {
+  std::string_view op;
+  double bytes = 1;  ///< that they move, over those of ours
+  int launches = 1;  ///< kernels for each of ours
+};
+
+/// Bytes that attention moves for each score, where they are in memory. The products are GEMMs of all scores,
+/// also of those above the diagonal.
+struct ScoreBytes {
+  double products = 0, others = 0;  ///< in the products; in other kernels
+};
+struct Scores {
+  ScoreBytes forward = {}, backward = {};
+  bool stored() const { return forward.products > 0; }
+};
+
+struct TrainerKernels {
+  std::string_view name;  ///< of plan --kernels
+  ops::NormKind norm;     ///< of the models whose ops were counted
+  std::span<const OpKernels> ops;
+  Scores scores = {};  ///< empty: attention is fused
+  /// Of fused attention on Hopper, where it is not cuDNN's; 0: as the device's.
+  AttentionRates hopper_forward = {}, hopper_backward = {};
+
+  /// For an op that is not listed: null, the kernels are like ours.
+  const OpKernels* find(std::string_view op) const;
+};
+
+/// "pytorch, ..."
+std::string trainer_names();
+/// Fails with Exit::usage and the names that there are, or if the trainer's kernels were not counted for
+/// models with this kind of norm.
+const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm);
+
+}  // namespace nrl::machine
