@@ -172,6 +172,15 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
   return time;
 }
 
+double copy_seconds(const DeviceModel& gpu, comm::Purpose purpose, comm::Op op, double bytes,
+                    const Scenario& scenario) {
+  if (!gpu.kernels) return 0;
+  const bool gather = purpose == comm::Purpose::weights && op == comm::Op::all_gather,
+             reduce = purpose == comm::Purpose::gradients && op == comm::Op::reduce_scatter;
+  const double moved = gather ? gpu.kernels->gather_copies : reduce ? gpu.kernels->reduce_copies : 0;
+  return moved * bytes / (gpu.copy * scenario.bandwidth * op_bandwidth);
+}
+
 CallTimes::CallTimes(const DeviceModel& device, const Profile* profile, const Scenario& scenario)
     : device_(device), scenario_(scenario), gap_(launch_gap) {
   if (!profile) return;

@@ -11,6 +11,7 @@
 #include "apps/machine/profile.h"
 #include "apps/machine/seconds.h"
 #include "core/ops/cost.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::machine {
 
@@ -29,6 +30,11 @@ struct CallTime {
 /// The estimated time of one call, without the gaps between kernels.
 CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario);
 
+/// The time of copies beside an operation of data-parallel ranks on `bytes`; 0 where it moves weights and
+/// gradients in their places.
+double copy_seconds(const DeviceModel& gpu, comm::Purpose purpose, comm::Op op, double bytes,
+                    const Scenario& scenario);
+
 /// Times of calls on a device: measured ones of a profile by their keys; for others the model, times the
 /// median of measured over modeled times of the four nearest calls of the same op and type, or else of the
 /// same kind of work, type and pass. Without a profile the model alone.
@@ -41,6 +47,9 @@ class CallTimes {
   Seconds of(const ops::Call& call) const;
   /// Seconds between the kernels of a call.
   double gaps(const ops::Call& call) const;
+  double copies(comm::Purpose purpose, comm::Op op, double bytes) const {
+    return copy_seconds(device_, purpose, op, bytes, scenario_);
+  }
   const DeviceModel& device() const { return device_; }
 
  private:

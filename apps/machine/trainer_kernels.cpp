@@ -80,18 +80,23 @@ constexpr AttentionRates flash2_forward = {.d64 = 0.31, .d128 = 0.35, .d256 = 0.
                          flash2_backward = {.d64 = 0.29, .d128 = 0.34, .d256 = 0.30};
 
 constexpr auto rms = ops::NormKind::rms, layer_norm = ops::NormKind::layer;
-constexpr TrainerKernels flash2(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
+/// PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py) copies gathered weights into
+/// tensors of their own, 2 and 2 for an element of 2 bytes, and bf16 gradients into a buffer of f32, 2 and 4
+/// for one of 4.
+constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
   return {.name = name,
           .norm = norm,
           .ops = ops,
+          .gather_copies = 2,
+          .reduce_copies = 1.5,
           .hopper_forward = flash2_forward,
           .hopper_backward = flash2_backward};
 }
 constexpr TrainerKernels trainers[] = {
-    flash2("pytorch", rms, pytorch_rms),
-    flash2("pytorch", layer_norm, pytorch_layer_norm),
-    flash2("pytorch-compile", rms, compiled_rms),
-    flash2("pytorch-compile", layer_norm, compiled_layer_norm),
+    pytorch("pytorch", rms, pytorch_rms),
+    pytorch("pytorch", layer_norm, pytorch_layer_norm),
+    pytorch("pytorch-compile", rms, compiled_rms),
+    pytorch("pytorch-compile", layer_norm, compiled_layer_norm),
     {.name = "megatron", .norm = rms, .ops = megatron_rms},
     {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm},
     {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores}};

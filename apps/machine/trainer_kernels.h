@@ -32,6 +32,8 @@ struct TrainerKernels {
   std::string_view name;  ///< of plan --kernels
   ops::NormKind norm;     ///< of the models whose ops were counted
   std::span<const OpKernels> ops;
+  /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
+  double gather_copies = 0, reduce_copies = 0;
   Scores scores = {};  ///< empty: attention is fused
   /// Of fused attention on Hopper, where it is not cuDNN's; 0: as the device's.
   AttentionRates hopper_forward = {}, hopper_backward = {};

@@ -5,6 +5,7 @@
 #include <numeric>
 #include <utility>
 
+#include "apps/machine/call_time.h"
 #include "apps/machine/collective_time.h"
 #include "apps/plan/run_plan.h"
 
@@ -26,6 +27,7 @@ std::vector<DataOperation> by_unit(const std::vector<DataOperation>& all, const 
     sum.across += o.across;
     sum.before += o.before;
     sum.after += o.after;
+    sum.copies += o.copies;
   }
   std::vector<DataOperation> out;
   for (auto& [unit, o] : units) {
@@ -36,7 +38,9 @@ std::vector<DataOperation> by_unit(const std::vector<DataOperation>& all, const 
 }
 
 DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
-                     const parallel::ProcessGrid& grid, const machine::Fabric& fabric, double copy) {
+                     const parallel::ProcessGrid& grid, const machine::Fabric& fabric,
+                     const machine::DeviceModel& device) {
+  const double copy = device.copy;
   DataGroup out{
       .gathers_on_use = g.weights_gathered, .every_microbatch = g.gradients_sharded, .late = g.reduce.ends};
   const auto crossing = [&](const parallel::GroupId& id) { return fabric.crossing(grid, id); };
@@ -75,6 +79,10 @@ DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
       DataOperation sum = o, gather = o;
       sum.bytes = size * wire;
       sum.seconds = shards > 1 ? of_sum(sum.bytes) : 0;
+      const auto copies = [&](Purpose purpose, comm::Op of, double bytes) {
+        return machine::copy_seconds(device, purpose, of, bytes, machine::likely);
+      };
+      if (shards > 1) sum.copies = copies(Purpose::gradients, op, sum.bytes);
       if (g.replicas > 1) sum.across = seconds(across, comm::Op::all_reduce, 4 * part);
       if (g.wire != DType::f32 && shards > 1) {
         sum.before = size * (4 + wire) / copy;
@@ -84,6 +92,7 @@ DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
       }
       gather.bytes = size * static_cast<double>(size_of(g.read_type()));
       gather.seconds = shards > 1 ? of_gather(gather.bytes) : 0;
+      gather.copies = copies(Purpose::weights, comm::Op::all_gather, gather.bytes);
       if (g.trainable) out.reductions.push_back(sum);
       if (shards > 1 && (scatters || g.weights_gathered)) out.gathers.push_back(gather);
     }
@@ -200,10 +209,11 @@ class Items {
     }
     operations_ += visit.operations;
   }
-  int start(int slot, double seconds, Link link, Purpose purpose, int after = -1) {
+  int start(int slot, double seconds, Link link, Purpose purpose, int after = -1, double copies = 0) {
     items_.push_back({.kind = Item::Kind::start,
                       .slot = slot,
                       .seconds = seconds,
+                      .host = copies,
                       .operation = operations_,
                       .after = after,
                       .link = link,
@@ -217,13 +227,16 @@ class Items {
   const DataGroup& group(size_t g) const { return shape_.groups[g]; }
   bool gathers_after_update(size_t g) const { return !group(g).gathers_on_use && !group(g).gathers.empty(); }
 
+  int start_gather(int slot, const DataOperation& o, Link link) {
+    return start(slot, o.seconds, link, Purpose::weights, -1, o.copies);
+  }
+
   // Gathers of updated weights, the first layers first; two in flight.
   void gather_next(size_t g, int slot) {
     State& s = states_[g];
     if (s.to_gather == 0) return;
     --s.to_gather;
-    s.gathers[s.to_gather] =
-        start(slot, group(g).gathers[s.to_gather].seconds, group(g).link, Purpose::weights);
+    s.gathers[s.to_gather] = start_gather(slot, group(g).gathers[s.to_gather], group(g).link);
   }
   void wait_gather(size_t g, size_t bucket, int slot) {
     State& s = states_[g];
@@ -256,7 +269,7 @@ class Items {
 
   void gather_on_use(size_t g, int unit, int slot) {
     const DataOperation* const o = of_unit(group(g).gathers, unit);
-    if (o) states_[g].gathering[unit] = start(slot, o->seconds, group(g).link, Purpose::weights);
+    if (o) states_[g].gathering[unit] = start_gather(slot, *o, group(g).link);
   }
 
   void visit(const Visit& v, const Visit* before, const Visit* next) {
@@ -347,7 +360,7 @@ class Items {
   int reduce(size_t g, size_t o, bool sums_replicas, int at) {
     const DataOperation& of = group(g).reductions[o];
     call(at, of.before);
-    const int id = start(at, of.seconds, group(g).link, Purpose::gradients);
+    const int id = start(at, of.seconds, group(g).link, Purpose::gradients, -1, of.copies);
     if (sums_replicas && of.across > 0)
       states_[g].across.push_back(start(at, of.across, group(g).across, Purpose::gradients, id));
     return id;
@@ -440,7 +453,7 @@ StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const
   for (int& unit : units) unit = local[static_cast<size_t>(unit)];
   for (const plan::ParamGroup& g : groups) {
     if (g.trainable) out.elements += static_cast<double>(g.state_elements());
-    out.groups.push_back(data_group(g, units, position.grid, fabric, device.model().copy));
+    out.groups.push_back(data_group(g, units, position.grid, fabric, device.model()));
   }
   out.gathered.resize(static_cast<size_t>(next) + 2);
   out.reduced = out.gathered;

@@ -19,6 +19,7 @@ struct DataOperation {
   double seconds = 0;
   double across = 0;             ///< seconds of the sum over replicas that follows
   double before = 0, after = 0;  ///< seconds of kernels that convert or add what travels
+  double copies = 0;             ///< as Item::host
   double bytes = 0;              ///< of its buffer
 };
 

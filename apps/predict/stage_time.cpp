@@ -141,8 +141,9 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
         return;
       }
       // A rank on a CPU starts an operation on the processors that compute.
-      item.host = gpu ? 0 : time.latency;
-      item.seconds = time.time.value - item.host;
+      const double issuing = gpu ? 0 : time.latency;
+      item.host = issuing + rates.calls.copies(e.what.purpose, e.what.op, static_cast<double>(e.what.bytes));
+      item.seconds = time.time.value - issuing;
       item.after = e.what.after;
       item.op = e.what.op;
       item.link = link;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <random>
 
+#include "apps/machine/trainer_kernels.h"
 #include "apps/planner/search.h"
 #include "apps/state/model_source.h"
 #include "apps/train/start/run_check.h"
@@ -42,9 +43,16 @@ const std::string experts =
     "model_type: qwen3_moe, num_hidden_layers: 8, num_key_value_heads: 4, num_experts: 16, "
     "num_experts_per_tok: 4, moe_intermediate_size: 768, intermediate_size: 5632";
 
-/// A configuration in a file, its prices, and full estimates.
+machine::DeviceModel h100(const char* trainer) {
+  machine::DeviceModel model = machine::find_device_model("--device", "h100");
+  if (trainer) model.kernels = &machine::find_trainer_kernels(trainer, ops::NormKind::rms);
+  return model;
+}
+
+/// A configuration in a file, its prices, and full estimates, with our kernels or those of a trainer.
 struct Setting {
-  Setting(const std::string& text, int ranks, double bytes) : world(ranks), capacity(bytes) {
+  Setting(const std::string& text, int ranks, double bytes, const char* trainer = nullptr)
+      : world(ranks), capacity(bytes), device(h100(trainer), false, 1) {
     file = directory / "model.yaml";
     write_file_atomic(file, text);
     given = load_config(file);
@@ -75,15 +83,17 @@ struct Setting {
   ConfigResult given;
   model::ModelSpec spec;
   std::vector<ClusterNode> nodes;
-  predict::ModeledDevice device{machine::find_device_model("--device", "h100"), false, 1};
+  predict::ModeledDevice device;
 };
 
 /// A model, ranks and a batch.
 struct Case {
   std::string model;
   int world, batch;
+  const char* trainer = nullptr;
 };
-const std::vector<Case> cases{{llama, 8, 64}, {uneven, 16, 128}, {gpt2, 4, 32}, {experts, 8, 64}};
+const std::vector<Case> cases{
+    {llama, 8, 64}, {uneven, 16, 128}, {gpt2, 4, 32}, {experts, 8, 64}, {llama, 8, 64, "pytorch"}};
 
 /// Relative errors of a price.
 struct PriceError {
@@ -93,7 +103,7 @@ struct PriceError {
 
 std::vector<PriceError> errors_of(const Case& c, size_t count, uint32_t seed) {
   std::mt19937 random(seed);
-  const Setting s(yaml(c.model, c.batch), c.world, 70e9);
+  const Setting s(yaml(c.model, c.batch), c.world, 70e9, c.trainer);
   Pricer pricer(s.given.config, s.spec, c.world, s.nodes, s.device, s.capacity, 1,
                 [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
   std::vector<Layout> all = candidates(s.given.config, s.spec, c.world, 8, {"none", "full"});
