@@ -170,7 +170,7 @@ void GradReducer::launch(int bucket) {
   const bool scatter = options_.strategy.optimizer_state;
   if (slot_elements_ > 0) {
     s.slot = slots_used_++ % 2;
-    if (const int other = slots_[s.slot]; other >= 0) finish(other);
+    if (const int other = slots_[s.slot]; other >= 0) release(other);
     slots_[s.slot] = bucket;
     s.in_flight = true;
     if (options_.fp8()) return send_encoded(bucket);
@@ -299,7 +299,7 @@ void GradReducer::free_slot(State& s) {
   s.slot = -1;
 }
 
-void GradReducer::finish(int bucket) {
+void GradReducer::release(int bucket) {
   settle(bucket);
   State& s = of_bucket(bucket);
   if (!s.whole.empty()) {
@@ -311,7 +311,6 @@ void GradReducer::finish(int bucket) {
     else
       ops::convert(exec_, {.x = staged(bucket, false), .out = whole(bucket)});
   }
-  s.replicas.wait();
   free_slot(s);
 }
 
@@ -320,7 +319,8 @@ void GradReducer::finish() {
   for (size_t p = 0; p < seen_.size(); ++p)
     NRL_CHECK(seen_[p] > 0, "the gradient of {} was never reported", layout_.params()[p].name);
   if (!options_.strategy.gradients) launch_complete();
-  for (size_t b = 0; b < states_.size(); ++b) finish(static_cast<int>(b));
+  for (size_t b = 0; b < states_.size(); ++b) release(static_cast<int>(b));
+  for (State& s : states_) s.replicas.wait();
   group_.shard->check();
   if (group_.replicas) group_.replicas->check();
   started_ = false;

@@ -145,11 +145,14 @@ class GradReducer {
   /// A bucket's elements in a half of the staging buffer; `received`: of its second part. With fp8 a matrix
   /// of one encoded row per shard.
   Tensor staged(int bucket, bool received) const;
-  /// fp8: starts the exchange of a bucket's gradients, and of its sum (ddp); both await settle() or finish().
+  /// fp8: starts the exchange of a bucket's gradients, and of its sum (ddp); both await settle() or
+  /// release().
   void send_encoded(int bucket);
   void settle_encoded(int bucket);
   void sum_replicas(int bucket, const comm::After& after);
-  void finish(int bucket);
+  /// Settles the bucket and waits until nothing of it is in the staging buffer. Its sum over replicas, which
+  /// is not there, goes on.
+  void release(int bucket);
   void free_slot(State& s);
   /// Issues the gather of the next bucket, if one is left.
   void gather_next();

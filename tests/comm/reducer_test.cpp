@@ -2,8 +2,10 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <set>
 
 #include "core/base/error.h"
+#include "parallel/comm/dry/dry_comm.h"
 #include "parallel/data/weight_gather.h"
 #include "tests/catch.h"
 #include "tests/comm/random_params.h"
@@ -121,6 +123,37 @@ TEST_CASE("sums over slices and replicas are the sums over all ranks", "[reducer
         REQUIRE(bad == 0);
       }
   }
+}
+
+TEST_CASE("sums over replicas are waited for at the end of a step only", "[reducer]") {
+  comm::Ledger ledger;
+  const auto inside = comm::make_dry("slice", 0, {0, 1}, ledger, 0),
+             across = comm::make_dry("across", 0, {0, 2}, ledger, 1);
+  const parallel::FlatBuckets layout(random_params(2, 20, 20000), 50000, 2);
+  const size_t buckets = layout.buckets().size();
+  REQUIRE(buckets > 3);  // more than the staging buffer holds
+  for (const ShardingStrategy& strategy : parallel::sharding::all)
+    for (const Wire& wire : wires) {
+      if (!strategy.optimizer_state) continue;
+      CAPTURE(strategy.name, name_of(wire.dtype), wire.fp32_sums);
+      Gradients gradients(layout, {inside.get(), across.get()},
+                          {.strategy = strategy, .wire = wire.dtype, .fp32_sums = wire.fp32_sums});
+      std::vector<comm::Ledger::Event> events;
+      ledger.observe([&](const comm::Ledger::Event& e) { events.push_back(e); });
+      gradients.step(1, [](int, int64_t) { return 1.0f; });
+      ledger.observe({});
+      std::set<int> sums;  // over replicas
+      size_t waits = 0;
+      for (const comm::Ledger::Event& e : events)
+        if (!e.wait) {
+          CHECK(waits == 0);
+          if (e.group == 1) sums.insert(e.operation);
+        } else if (sums.contains(e.operation)) {
+          ++waits;
+        }
+      CHECK(sums.size() == buckets);
+      CHECK(waits == buckets);
+    }
 }
 
 TEST_CASE("the bytes of a reduction are those of its strategy and element type", "[reducer]") {
