@@ -64,9 +64,10 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
       if (s.offloaded >= 0)
         add(s.offloaded, s.offloaded_scales, g.offloaded_elements, t.offloaded, t.offloaded_scales);
     }
-    const auto chunks = static_cast<int64_t>(g.chunk_table.size()) / 4;
-    t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {chunks, 4});
-    ops::upload(exec, t.chunks, g.chunk_table.data());
+    t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {g.chunk_count(), 4});
+    if (exec.needed) continue;  // a dry run
+    for (const plan::UpdateCall& u : g.updates)
+      ops::upload(exec, t.chunks.rows(u.first_chunk, u.chunks), ops::adamw_chunks(u.parts).data());
   }
   return out;
 }

@@ -23,7 +23,7 @@ struct GroupTensors {
   std::vector<Tensor> state, scales;
   /// The same of (offloaded_elements) in memory::Tier::host; empty if nothing is offloaded.
   std::vector<Tensor> offloaded, offloaded_scales;
-  Tensor chunks;  ///< (C, 4) i64, the group's chunk_table; empty if frozen
+  Tensor chunks;  ///< (C, 4) i64, rows of its updates (ops::adamw_chunks()); empty if frozen
   /// By bucket, (its size): what layers read of gathered weights, in ParamGroup::read_type(), and write of
   /// sharded gradients.
   std::vector<Tensor> gathered, bucket_gradients;
@@ -37,7 +37,7 @@ struct GroupTensors {
   Tensor find_scales(std::string_view name, bool of_offloaded = false) const;
 };
 
-/// The groups' tensors in the memory of a solved plan. Uploads the chunk tables.
+/// The groups' tensors in the memory of a solved plan. Uploads the chunks.
 std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
                                       const memory::MemoryPlan& plan, const memory::Arenas& arenas,
                                       ops::Exec& exec);

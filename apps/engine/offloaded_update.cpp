@@ -40,7 +40,8 @@ void update_on_host(void* argument) {
 
 void OffloadedUpdate::add(const GroupTensors& group, const plan::UpdateCall& call,
                           const ops::AdamW& arguments) {
-  const auto* row = group.group->chunk_table.data() + 4 * call.first_chunk;
+  const std::vector<int64_t> chunks = ops::adamw_chunks(call.parts);
+  const int64_t* row = chunks.data();
   for (int64_t c = 0; c < call.chunks;) {
     const int64_t first = c;
     Piece& piece = pieces_.emplace_back();

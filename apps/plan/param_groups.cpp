@@ -203,17 +203,17 @@ std::vector<parallel::ElementRange> zeroed_in_buckets(const ParamGroup& g, const
   return ranges;
 }
 
-// Appends the chunks of an update to the table. Adjacent ranges with the same rates are merged.
+// Appends an update. Adjacent ranges with the same rates are merged.
 void add_update(ParamGroup& g, const model::ParameterList& list, UpdateCall call) {
   std::vector<OwnedRange> owned = g.owned;
   std::sort(owned.begin(), owned.end(), [](const auto& a, const auto& b) { return a.state < b.state; });
-  std::vector<ops::AdamWRange> ranges;
+  std::vector<ops::AdamWRange>& parts = call.parts;
   for (const OwnedRange& r : owned) {
     if (r.offloaded != call.offloaded || r.state < call.state.begin || r.state >= call.state.end) continue;
     const int64_t flat = r.gradient - call.gradients.begin, state = r.state - call.state.begin;
     const int rates = at(list, r.parameter).decay ? 1 : 0;
-    if (!ranges.empty()) {
-      ops::AdamWRange& last = ranges.back();
+    if (!parts.empty()) {
+      ops::AdamWRange& last = parts.back();
       const int64_t gap = flat - (last.flat + last.count);
       // The padding between parameters is zero and stays zero.
       if (last.rates == rates && gap >= 0 && gap < parallel::FlatBuckets::param_align &&
@@ -222,13 +222,11 @@ void add_update(ParamGroup& g, const model::ParameterList& list, UpdateCall call
         continue;
       }
     }
-    ranges.push_back({.flat = flat, .state = state, .count = r.count, .rates = rates});
+    parts.push_back({.flat = flat, .state = state, .count = r.count, .rates = rates});
   }
-  const std::vector<int64_t> rows = ops::adamw_chunks(ranges);
-  call.first_chunk = static_cast<int64_t>(g.chunk_table.size()) / 4;
-  call.chunks = static_cast<int64_t>(rows.size()) / 4;
-  g.chunk_table.insert(g.chunk_table.end(), rows.begin(), rows.end());
-  g.updates.push_back(call);
+  call.first_chunk = g.chunk_count();
+  call.chunks = ops::adamw_chunk_count(parts);
+  g.updates.push_back(std::move(call));
 }
 
 // Weights and gradients of one update are indexed alike: bucket by bucket where only one of them is in
@@ -279,6 +277,10 @@ parallel::ReduceOptions ParamGroup::reduce_options(bool overlap) const {
   options.strategy.parameters = weights_gathered;
   options.strategy.gradients = gradients_sharded;
   return options;
+}
+
+int64_t ParamGroup::chunk_count() const {
+  return updates.empty() ? 0 : updates.back().first_chunk + updates.back().chunks;
 }
 
 void ParamGroup::add_microbatches() {
@@ -396,7 +398,7 @@ std::vector<ParamGroup> make_param_groups(
     share();
     g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
     if (o.updates) add_updates(g, parameters, o.shard_rank);
-    g.chunks = add("update chunks", Category::data, static_cast<int64_t>(g.chunk_table.size()) * 8);
+    g.chunks = add("update chunks", Category::data, g.chunk_count() * 4 * size_of(DType::i64));
   }
   return groups;
 }

@@ -10,6 +10,7 @@
 #include "apps/model/program/stage.h"
 #include "apps/model/spec/parameters.h"
 #include "core/ops/exec.h"
+#include "core/ops/optimizer.h"
 #include "memory/plan.h"
 #include "parallel/data/grad_reducer.h"
 #include "parallel/grid/grid.h"
@@ -44,7 +45,9 @@ struct StateTensor {
 struct UpdateCall {
   parallel::ElementRange weights, gradients, state;  ///< ranges of the group's tensors
   bool offloaded = false;                            ///< `state` is one of the offloaded tensors
-  int64_t first_chunk = 0, chunks = 0;               ///< rows of the chunk table, relative to these ranges
+  /// Of what is updated, relative to these ranges; rates 0: without weight decay, 1: with.
+  std::vector<ops::AdamWRange> parts = {};
+  int64_t first_chunk = 0, chunks = 0;  ///< rows of the group's ops::AdamW::chunks
 };
 
 struct ParamGroup {
@@ -91,7 +94,6 @@ struct ParamGroup {
   /// gradients are accumulated from the first contribution on (model::Parameter::overwrites_gradient). With
   /// sharded gradients when a microbatch begins to write a bucket, the padding included.
   std::vector<parallel::ElementRange> zeroed;
-  std::vector<int64_t> chunk_table;  ///< ops::AdamW::chunks; rates 0: without weight decay, 1: with
   std::vector<UpdateCall> updates;
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
   memory::BufferId codes = -1;                                 ///< code_elements() in FP8; -1: none
@@ -117,6 +119,8 @@ struct ParamGroup {
   parallel::ReduceOptions reduce_options(bool overlap) const;
   /// Sets adds_microbatches, and the ranges that must then be zero.
   void add_microbatches();
+  /// Rows of the chunks of all updates.
+  int64_t chunk_count() const;
   /// The ranks that have one shard each.
   parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }
   /// The ranks that have the same shard, if there are replicas.

@@ -131,8 +131,12 @@ class Items {
   }
 
   predict::StageItems take() {
-    start_gathers();
     const std::vector<Visit> visits = all_visits();
+    constexpr size_t beside = 8;  // operations of data-parallel ranks and their waits, about
+    size_t items = beside * visits.size();
+    for (const Visit& v : visits) items += work_of(v).items.size();
+    items_.reserve(items);
+    start_gathers();
     for (size_t i = 0; i < visits.size(); ++i)
       visit(visits[i], i > 0 ? &visits[i - 1] : nullptr, i + 1 < visits.size() ? &visits[i + 1] : nullptr);
     finish();
@@ -188,6 +192,12 @@ class Items {
     if (unit == 0) return pieces_.ends->embedding;
     if (unit == head()) return pieces_.ends->head;
     return *blocks_[static_cast<size_t>(unit) - 1];
+  }
+
+  const VisitItems& work_of(const Visit& v) const {
+    const LayerPiece& p = piece(v.unit);
+    const auto& visits = v.forward() ? p.forward : v.kind == Visit::Kind::weight ? p.weight : p.backward;
+    return visits[adds(v) ? 1 : 0];
   }
 
   int slot(const Visit& v, int pass) const {
@@ -291,28 +301,12 @@ class Items {
       }
       s.done = std::exchange(s.reducing, {});
     }
-    const LayerPiece& p = piece(v.unit);
-    const size_t adding = adds(v) ? 1 : 0;
+    append(work_of(v), v);
     // The head has its gradients in the forward pass.
-    const bool head_visit = v.unit == head();
-    switch (v.kind) {
-      case Visit::Kind::forward:
-        append(p.forward[adding], v);
-        if (head_visit) complete(v, at);
-        break;
-      case Visit::Kind::backward:
-        append(p.backward[adding], v);
-        if (!head_visit) complete(v, slot(v, 2));
-        break;
-      case Visit::Kind::data:
-        append(p.backward[adding], v);
-        break;
-      case Visit::Kind::weight:
-        append(p.weight[adding], v);
-        if (!head_visit) complete(v, at);
-        break;
-    }
+    const bool has_gradients = v.unit == head() ? v.forward() : !v.forward() && v.kind != Visit::Kind::data;
+    if (has_gradients) complete(v, v.kind == Visit::Kind::backward ? slot(v, 2) : at);
     if (moves(v)) {
+      const LayerPiece& p = piece(v.unit);
       if (v.forward()) call(slot(v, 0), p.copies.forward);
       if (!v.forward() && v.kind != Visit::Kind::weight) call(slot(v, 1), p.copies.data);
       if (!v.forward() && v.kind != Visit::Kind::data) call(slot(v, 2), p.copies.weight);

@@ -82,6 +82,8 @@ struct AdamWRange {
 /// The rows of AdamW::chunks: the ranges, in order, cut into pieces of at most adamw_chunk elements. Ranges
 /// that begin at multiples of 4 elements are the fast case.
 std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges);
+/// Their number.
+int64_t adamw_chunk_count(std::span<const AdamWRange> ranges);
 
 /// Optimizer state in host memory as f32: n elements, the first of which is element `skip` of its block, in
 /// the formats of AdamW. `scales`: from the block of the first element on; null for types without.

@@ -31,12 +31,17 @@ void RowExchange::padded_table(int64_t capacity, std::span<int32_t> table) const
 void RowExchange::planned_table(int64_t sent, int64_t received, std::span<int32_t> table) const {
   const int64_t own = shape_.local(), others = shape_.experts - own;
   const auto before = [](int64_t n, int64_t parts, int64_t i) { return parts == 0 ? 0 : n * i / parts; };
+  const int64_t row = shape_.experts + 1, first = first_expert();
+  int64_t here_before = -1;
   for (int64_t r = 0; r < shape_.ranks(); ++r) {
     const int64_t here = before(received, shape_.ranks(), r + 1) - before(received, shape_.ranks(), r);
-    const int64_t first = first_expert();
+    if (std::exchange(here_before, here) == here) {
+      std::copy_n(&table[(r - 1) * row], row, &table[r * row]);
+      continue;
+    }
     for (int64_t e = 0; e <= shape_.experts; ++e) {
       const int64_t mine = std::clamp<int64_t>(e - first, 0, own);
-      table[r * (shape_.experts + 1) + e] =
+      table[r * row + e] =
           static_cast<int32_t>(before(here, own, mine) + before(sent - here, others, e - mine));
     }
   }

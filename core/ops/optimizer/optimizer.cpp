@@ -98,11 +98,15 @@ void adamw(Exec& exec, const AdamW& a) {
   if (a.chunks ? a.chunks.dim(0) > 0 : flat > 0) exec.kernels->adamw(exec, a);
 }
 
+int64_t adamw_chunk_count(std::span<const AdamWRange> ranges) {
+  int64_t chunks = 0;
+  for (const AdamWRange& r : ranges) chunks += (r.count + adamw_chunk - 1) / adamw_chunk;
+  return chunks;
+}
+
 std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges) {
   std::vector<int64_t> table;
-  size_t chunks = 0;
-  for (const AdamWRange& r : ranges) chunks += static_cast<size_t>((r.count + adamw_chunk - 1) / adamw_chunk);
-  table.reserve(4 * chunks);
+  table.reserve(4 * static_cast<size_t>(adamw_chunk_count(ranges)));
   for (const AdamWRange& r : ranges) {
     NRL_CHECK(r.flat >= 0 && r.state >= 0 && r.count >= 0 && r.rates >= 0 && r.rates < adamw_rates,
               "adamw_chunks: {} elements at {} and {} with rates {}", r.count, r.flat, r.state, r.rates);
