@@ -36,9 +36,10 @@ ConfigResult config(const std::vector<std::string>& overrides = {}) {
   return result;
 }
 
-double need(const ConfigResult& result, int world) {
+/// `memory`: of a rank, which recomputation of auto goes by; 0: enough.
+double need(const ConfigResult& result, int world, double memory = 0) {
   return needed_memory(result.config, load_model_spec(result), resolve_batch(result.config, world), world,
-                       DeviceType::cpu, 1, 1e18);
+                       DeviceType::cpu, 1, 1e18, static_cast<size_t>(memory));
 }
 
 std::vector<FittingChange> changes(const ConfigResult& result, int world, double capacity) {
@@ -68,7 +69,7 @@ TEST_CASE("changes that are said to fit do fit", "[fit]") {
       if (share > 0.5) CHECK(found.size() == 3);
       for (const FittingChange& change : found) {
         const ConfigResult changed = config(change.overrides);
-        const double bytes = need(changed, world);
+        const double bytes = need(changed, world, share * all);
         CAPTURE(change.overrides);
         CHECK(bytes == change.bytes);
         CHECK(bytes <= share * all);
@@ -81,6 +82,25 @@ TEST_CASE("changes that are said to fit do fit", "[fit]") {
   }
   // Nothing makes a model fit into a kilobyte.
   CHECK(changes(config(), 2, 1024).empty());
+}
+
+TEST_CASE("what fits is named in the order of what it costs", "[fit]") {
+  // Where the user keeps everything, auto recomputes as little as will do.
+  const std::vector<std::string> keeps{"policy.recompute.granularity=none",
+                                       "policy.train_micro_batch_size=1"};
+  const auto some = changes(config(keeps), 1, 0.9 * need(config(keeps), 1));
+  REQUIRE(!some.empty());
+  CHECK(some.front().overrides == std::vector<std::string>{"policy.recompute.granularity=auto"});
+  // Gathered inputs are kept unless the modules name them.
+  const std::vector<std::string> names{
+      "policy.recompute.modules=[core_attn]", "policy.train_micro_batch_size=1",
+      "distributed.tensor_parallel_size=2", "distributed.sequence_parallel=true"};
+  const double whole = need(config(names), 2);
+  const auto gathers = changes(config(names), 2, whole - 1);
+  REQUIRE(!gathers.empty());
+  CHECK(gathers.front().overrides ==
+        std::vector<std::string>{"policy.recompute.modules=[core_attn, gather]"});
+  CHECK(gathers.front().bytes < whole);
 }
 
 TEST_CASE("a problem with memory lists the plan, what is there and three changes", "[fit]") {

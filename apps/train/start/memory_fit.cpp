@@ -132,8 +132,16 @@ std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int worl
   }
 
   Overrides most_recompute, most_sharding, bf16;
+  if (const auto& modules = c.policy.recompute.modules;
+      c.distributed.splits_sequence() && !modules.is_auto() &&
+      std::find(modules.value().begin(), modules.value().end(), BlockModule::gather) ==
+          modules.value().end()) {
+    std::string list;
+    for (const BlockModule m : modules.value()) list += fmt::format("{}, ", name_of(m));
+    try_change({fmt::format("policy.recompute.modules=[{}{}]", list, name_of(BlockModule::gather))});
+  }
   const std::vector<std::string> granularities = allowed_values("policy.recompute.granularity");
-  for (const char* value : {"selective", "full"}) {
+  for (const char* value : {"auto", "selective", "full"}) {
     if (std::find(granularities.begin(), granularities.end(), value) == granularities.end() ||
         value == name_of(c.policy.recompute.granularity))
       continue;
