@@ -110,11 +110,9 @@ double attention_fraction(const DeviceModel& gpu, const ops::Cost& cost) {
   if (!cost.library && gpu.gpu())
     return cost.operands == DType::f32 ? own_f32 : cost.backward ? own_backward : own_forward;
   AttentionRates rates = cost.backward ? gpu.backward : gpu.forward;
-  if (gpu.kernels && gpu.major == 9)
-    if (const AttentionRates& theirs =
-            cost.backward ? gpu.kernels->hopper_backward : gpu.kernels->hopper_forward;
-        theirs.d128 > 0)
-      rates = theirs;
+  if (gpu.kernels)
+    if (const AttentionRates* theirs = gpu.kernels->attention_rates(gpu.major, cost.backward))
+      rates = *theirs;
   return cost.head_dim <= 64 ? rates.d64 : cost.head_dim <= 128 ? rates.d128 : rates.d256;
 }
 

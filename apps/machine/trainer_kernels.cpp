@@ -85,28 +85,34 @@ constexpr Scores megatron_2022_scores = {.forward = {.products = 4, .others = 3}
 
 /// FlashAttention-2, which scaled_dot_product_attention of PyTorch 2.5.1 to 2.7 is on an H100: at 16,384
 /// causal keys 299 and 335 TFLOP/s forward (Shah et al. 2024, figure 5), 278 and 325 backward (from forward
-/// and both in flash2_h100_fwd_bwd_benchmark.png of its repository); 256 is assumed.
-constexpr AttentionRates flash2_forward = {.d64 = 0.31, .d128 = 0.35, .d256 = 0.33},
-                         flash2_backward = {.d64 = 0.29, .d128 = 0.34, .d256 = 0.30};
+/// and both in flash2_h100_fwd_bwd_benchmark.png of its repository); 256 is assumed. Our A100 has its rates.
+constexpr FusedAttention flash2[] = {
+    {9, {.d64 = 0.31, .d128 = 0.35, .d256 = 0.33}, {.d64 = 0.29, .d128 = 0.34, .d256 = 0.30}}};
+/// FlashAttention 1, forward and backward together at 16,384 causal keys: 156 and 137 TFLOP/s on an H100, 97
+/// and 83 on an A100 (the same repository).
+constexpr AttentionRates flash1_hopper = {.d64 = 0.162, .d128 = 0.143, .d256 = 0.143},
+                         flash1_ampere = {.d64 = 0.32, .d128 = 0.275, .d256 = 0.275};
+constexpr FusedAttention flash1[] = {{8, flash1_ampere, flash1_ampere}, {9, flash1_hopper, flash1_hopper}};
 
 constexpr auto rms = ops::NormKind::rms, layer_norm = ops::NormKind::layer;
 /// PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py) copies gathered weights into
 /// tensors of their own, 2 and 2 for an element of 2 bytes, and bf16 gradients into a buffer of f32, 2 and 4
 /// for one of 4.
 constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
-  return {.name = name,
-          .norm = norm,
-          .ops = ops,
-          .gather_copies = 2,
-          .reduce_copies = 1.5,
-          .hopper_forward = flash2_forward,
-          .hopper_backward = flash2_backward};
+  return {
+      .name = name, .norm = norm, .ops = ops, .gather_copies = 2, .reduce_copies = 1.5, .attention = flash2};
+}
+/// FSDP1 has weights in views of one tensor, whose gradient is joined, 2 and 2 for an element of 2 bytes.
+constexpr TrainerKernels pytorch_2023(ops::NormKind norm, std::span<const OpKernels> ops) {
+  return {.name = "pytorch-2023", .norm = norm, .ops = ops, .reduce_copies = 2, .attention = flash1};
 }
 constexpr TrainerKernels trainers[] = {
     pytorch("pytorch", rms, pytorch_rms),
     pytorch("pytorch", layer_norm, pytorch_layer_norm),
     pytorch("pytorch-compile", rms, compiled_rms),
     pytorch("pytorch-compile", layer_norm, compiled_layer_norm),
+    pytorch_2023(rms, pytorch_rms),
+    pytorch_2023(layer_norm, pytorch_layer_norm),
     {.name = "megatron", .norm = rms, .ops = megatron_rms},
     {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm},
     {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores}};
@@ -116,6 +122,12 @@ constexpr TrainerKernels trainers[] = {
 const OpKernels* TrainerKernels::find(std::string_view op) const {
   const auto at = std::find_if(ops.begin(), ops.end(), [&](const OpKernels& k) { return k.op == op; });
   return at == ops.end() ? nullptr : &*at;
+}
+
+const AttentionRates* TrainerKernels::attention_rates(int major, bool backward) const {
+  for (const FusedAttention& of : attention)
+    if (of.major == major) return backward ? &of.backward : &of.forward;
+  return nullptr;
 }
 
 std::string trainer_names() {

@@ -11,10 +11,10 @@
 
 namespace nrl::machine {
 
-/// What a trainer's kernels do for one of our ops.
+/// The kernels of a trainer for one of our ops.
 struct OpKernels {
   std::string_view op;
-  double bytes = 1;  ///< that they move, over those of ours
+  double bytes = 1;  ///< that they move, over the bytes of ours
   int launches = 1;  ///< kernels for each of ours
 };
 
@@ -28,18 +28,26 @@ struct Scores {
   bool stored() const { return forward.products > 0; }
 };
 
+/// Fused attention on devices of a compute capability.
+struct FusedAttention {
+  int major = 0;
+  AttentionRates forward, backward;
+};
+
 struct TrainerKernels {
-  std::string_view name;  ///< of plan --kernels
+  std::string_view name;  ///< of plan --trainer
   ops::NormKind norm;     ///< of the models whose ops were counted
   std::span<const OpKernels> ops;
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;
   Scores scores = {};  ///< empty: attention is fused
-  /// Of fused attention on Hopper, where it is not cuDNN's; 0: as the device's.
-  AttentionRates hopper_forward = {}, hopper_backward = {};
+  /// Fused attention, where it is not the device's.
+  std::span<const FusedAttention> attention = {};
 
   /// For an op that is not listed: null, the kernels are like ours.
   const OpKernels* find(std::string_view op) const;
+  /// Null: attention is the device's.
+  const AttentionRates* attention_rates(int major, bool backward) const;
 };
 
 /// "pytorch, ..."

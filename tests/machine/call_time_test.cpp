@@ -125,7 +125,7 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
   CHECK(times.copies(Purpose::layers, Op::all_gather, theirs.copy) == 0);
   CHECK(ours.copies(Purpose::weights, Op::all_gather, theirs.copy) == 0);
   CHECK_THROWS_WITH(find_trainer_kernels("jax", ops::NormKind::rms),
-                    ContainsSubstring("pytorch, pytorch-compile, megatron, megatron-2022"));
+                    ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, megatron, megatron-2022"));
   CHECK_THROWS_WITH(find_trainer_kernels("megatron-2022", ops::NormKind::rms),
                     ContainsSubstring("LayerNorm only"));
   CHECK(find_trainer_kernels("pytorch", ops::NormKind::layer).find("norm_forward")->bytes == 18.0 / 8);

@@ -49,7 +49,7 @@ machine::DeviceModel h100(const char* trainer) {
   return model;
 }
 
-/// A configuration in a file, its prices, and full estimates, with our kernels or those of a trainer.
+/// A configuration in a file, its prices, and full estimates, with our kernels or another trainer's.
 struct Setting {
   Setting(const std::string& text, int ranks, double bytes, const char* trainer = nullptr)
       : world(ranks), capacity(bytes), device(h100(trainer), false, 1) {
