@@ -53,23 +53,21 @@ constexpr OpKernels compiled_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) 
                                              {"adamw", 34.0 / 30, 2}};
 /// Megatron-Core with TransformerEngine, 2025: addition 6 and norm 4, backward 6 + 6; queries copied 4, the
 /// gradients of q, k and v joined 4; bias and GELU 4, 8 backward; the loss of TransformerEngine 10.
-/// In FP8 the activation is a kernel before the cast, where ours are one. For an element of the width in a
-/// layer of Llama 8B, of which the activation has 3.5: with scales of the step before 118 (a cast with its
-/// transpose 4, SwiGLU 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of
-/// norms) for our 82 and 37.5.
-constexpr double fp8_casts = 1.4, fp8_largest = 1.1;
+/// In FP8 SwiGLU is a kernel before the cast, where ours are one. For an element of the width in a layer of
+/// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
+/// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
+/// and 37.5. GELU is counted with the norms: 58 for our 72.
 constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
                                       {"qk_norm_rope_forward", 8.0 / 4, 2},
                                       {"qk_norm_rope_backward", 10.0 / 6, 3},
-                                      {"quantize", fp8_casts, 2},
-                                      {"largest_magnitude", fp8_largest, 1},
+                                      {"quantize", 1.4, 2},
+                                      {"largest_magnitude", 1.1, 1},
                                       {"cross_entropy", 10.0 / 4, 3},
                                       {"adamw", 34.0 / 30, 2}};
 constexpr OpKernels megatron_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
                                              {"norm_backward", (12 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 5},
-                                             {"quantize", fp8_casts, 2},
-                                             {"largest_magnitude", fp8_largest, 1},
+                                             {"quantize", 58.0 / 72, 2},
                                              {"cross_entropy", 10.0 / 4, 3},
                                              {"adamw", 34.0 / 30, 2}};
 /// Megatron-LM, Megatron-DeepSpeed and GPT-NeoX of 2022: addition 6 and Apex's FusedLayerNorm 4, backward 6,
@@ -82,6 +80,13 @@ constexpr OpKernels megatron_2022[] = {{"norm_forward", (10 + 4 * 4.0 / 2 + 4.0 
                                        {"adamw", 34.0 / 30, 2}};
 constexpr Scores megatron_2022_scores = {.forward = {.products = 4, .others = 3},
                                          .backward = {.products = 8, .others = 4}};
+/// Dropout reads and writes what it drops, and a mask: scores 5 each way, the residual stream 1 and 5.
+constexpr OpKernels megatron_2022_dropout[] = {{"norm_forward", (11 + 4 * 4.0 / 2 + 4.0 / 2) / 8, 3},
+                                               {"norm_backward", (23 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 7},
+                                               {"cross_entropy", 52.0 / 4, 24},
+                                               {"adamw", 34.0 / 30, 2}};
+constexpr Scores megatron_2022_dropped = {.forward = {.products = 4, .others = 8},
+                                          .backward = {.products = 8, .others = 9}};
 
 /// FlashAttention-2, which scaled_dot_product_attention of PyTorch 2.5.1 to 2.7 is on an H100: at 16,384
 /// causal keys 299 and 335 TFLOP/s forward (Shah et al. 2024, figure 5), 278 and 325 backward (from forward
@@ -115,7 +120,12 @@ constexpr TrainerKernels trainers[] = {
     pytorch_2023(layer_norm, pytorch_layer_norm),
     {.name = "megatron", .norm = rms, .ops = megatron_rms},
     {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm},
-    {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores}};
+    {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores},
+    {.name = "megatron-2022",
+     .norm = layer_norm,
+     .dropout = true,
+     .ops = megatron_2022_dropout,
+     .scores = megatron_2022_dropped}};
 
 }  // namespace
 
@@ -138,12 +148,14 @@ std::string trainer_names() {
   return names;
 }
 
-const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm) {
+const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm, bool dropout) {
   const auto of_name = [&](const TrainerKernels& t) { return t.name == name; };
   if (std::none_of(std::begin(trainers), std::end(trainers), of_name))
     fail(Exit::usage, "--trainer: unknown trainer '{}'; expected one of: {}", name, trainer_names());
+  const TrainerKernels* found = nullptr;
   for (const TrainerKernels& t : trainers)
-    if (of_name(t) && t.norm == norm) return t;
+    if (of_name(t) && t.norm == norm && (dropout || !t.dropout)) found = &t;
+  if (found) return *found;
   fail(Exit::usage, "--trainer: the kernels of {} are counted for models with {} only", name,
        norm == rms ? "LayerNorm" : "RMSNorm");
 }

@@ -37,6 +37,7 @@ struct FusedAttention {
 struct TrainerKernels {
   std::string_view name;  ///< of plan --trainer
   ops::NormKind norm;     ///< of the models whose ops were counted
+  bool dropout = false;   ///< counted with dropout of the scores and of the residual stream
   std::span<const OpKernels> ops;
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;
@@ -53,7 +54,7 @@ struct TrainerKernels {
 /// "pytorch, ..."
 std::string trainer_names();
 /// Fails with Exit::usage and the names that there are, or if the trainer's kernels were not counted for
-/// models with this kind of norm.
-const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm);
+/// models with this kind of norm. `dropout`: of attention's scores, where it was counted.
+const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm, bool dropout = false);
 
 }  // namespace nrl::machine

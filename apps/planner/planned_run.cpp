@@ -54,7 +54,7 @@ machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trai
     fail(Exit::usage,
          "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
   machine::DeviceModel model = *run.gpu;
-  model.kernels = &machine::find_trainer_kernels(trainer, run.spec->norm);
+  model.kernels = &machine::find_trainer_kernels(trainer, run.spec->norm, run.spec->attention_dropout > 0);
   return model;
 }
 

@@ -36,8 +36,8 @@ struct PlannedRun {
   int world = 1;
   const machine::DeviceModel* gpu = nullptr;  ///< the GPU that the request names, or its profile is of
   std::shared_ptr<const machine::Profile> profile = {};
-  std::shared_ptr<const machine::DeviceModel> described =
-      {};  ///< `gpu` with the facts of the profile and the kernels
+  /// `gpu` with the facts of the profile and the kernels of the trainer.
+  std::shared_ptr<const machine::DeviceModel> described = {};
   train::DeviceChoice device = {};
   BatchPlan batch = {};   ///< as decided
   bool complete = false;  ///< all checks but the one of the memory passed, so that it can be planned

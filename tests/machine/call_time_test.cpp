@@ -2,6 +2,8 @@
 
 #include "apps/machine/call_time.h"
 
+#include <cmath>
+
 #include "apps/machine/trainer_kernels.h"
 #include "core/base/error.h"
 #include "tests/catch.h"
@@ -155,6 +157,13 @@ TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the tr
     CHECK((f.cost.flops + b.cost.flops) / (time(h100, f) + time(h100, b)) * 1e-12 ==
           Approx(both).epsilon(0.06));
   }
+  // At lower clocks of the GPU.
+  machine::Profile limited;
+  limited.base = "h100";
+  limited.facts["power_limit"] = 500;
+  const DeviceModel slow = limited.device(h100);
+  const ops::Call one = attention(4096, 128, false);
+  CHECK(time(slow, one) == Approx(time(h100, one) * std::cbrt(595.0 / 395)));
   // Scores in memory: PyTorch's attention of the same paper, forward and backward on an A100 at 2,048,
   // causal, reaches 32 TFLOP/s in more kernels than Megatron's, which has one for the softmax.
   DeviceModel a100 = model("a100");
@@ -163,6 +172,9 @@ TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the tr
   const double rate = (f.cost.flops + b.cost.flops) / (time(a100, f) + time(a100, b)) * 1e-12;
   CHECK(rate > 32);
   CHECK(rate < 64);
+  DeviceModel dropped = a100;
+  dropped.kernels = &machine::find_trainer_kernels("megatron-2022", ops::NormKind::layer, true);
+  CHECK(time(dropped, f) - time(a100, f) == Approx(5 * 2048e6 / (a100.copy * 0.85)));
   // The bytes alone: 19 of each of 2,048 x 10^6 scores.
   CHECK(time(a100, f) + time(a100, b) > 19 * 2048e6 / a100.copy);
 }
