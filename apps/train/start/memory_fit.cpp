@@ -146,6 +146,8 @@ std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int worl
         value == name_of(c.policy.recompute.granularity))
       continue;
     most_recompute = {fmt::format("policy.recompute.granularity={}", value)};
+    if (std::string_view(value) == "auto" && !c.policy.recompute.modules.is_auto())
+      most_recompute.emplace_back("policy.recompute.modules=auto");
     if (try_change(most_recompute)) break;
   }
   if (batch.data_parallel > 1) {
