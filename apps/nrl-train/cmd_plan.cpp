@@ -82,7 +82,7 @@ planner::Objective objective_of(const PlanArgs& args) {
                                       : planner::Objective::time;
 }
 
-JsonValue json_of(const planner::Result& result, const std::string& objective) {
+JsonValue json_of(const planner::Result& result, const PlanArgs& args) {
   std::vector<JsonValue> rows;
   for (const planner::Found& f : result.found)
     rows.push_back(JsonValue::object({{"keys", JsonValue(f.keys)},
@@ -91,7 +91,8 @@ JsonValue json_of(const planner::Result& result, const std::string& objective) {
                                       {"value", f.value},
                                       {"estimate", planner::json_of(f.estimate)}}));
   return JsonValue::object({{"schema", 1},
-                            {"objective", objective},
+                            {"objective", args.objective},
+                            {"trainer", args.trainer.empty() ? JsonValue() : JsonValue(args.trainer)},
                             {"tried", result.tried},
                             {"too_large", result.too_large},
                             {"layouts", JsonValue(std::move(rows))}});
@@ -194,7 +195,7 @@ int search(const PlanArgs& args, const planner::PlannedRun& run) {
          "--search: none of {} fits: the smallest needs {} per rank. Fix: use more ranks",
          counted(result.tried, "layout"), human_bytes(static_cast<uint64_t>(result.least_memory)));
   }
-  if (!args.json.empty()) write_json(args.json, json_of(result, args.objective));
+  if (!args.json.empty()) write_json(args.json, json_of(result, args));
   if (args.json == "-") {
     if (!args.html.empty()) write_page(args.html, args, result);
     return 0;
