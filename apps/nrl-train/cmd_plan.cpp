@@ -98,6 +98,15 @@ JsonValue json_of(const planner::Result& result, const PlanArgs& args) {
                             {"layouts", JsonValue(std::move(rows))}});
 }
 
+planner::PlanRequest request_of(const PlanArgs& args, std::vector<std::string> overrides) {
+  return {.config = args.config.path,
+          .overrides = std::move(overrides),
+          .world = args.world,
+          .device = args.device,
+          .profile = args.profile,
+          .trainer = args.trainer};
+}
+
 void write_page(const std::string& path, const PlanArgs& args, const planner::RunEstimate& estimate,
                 const predict::DryStages& stages, std::span<const planner::LayoutPoint> layouts = {},
                 std::span<const plan::RunPlan* const> plans = {}) {
@@ -105,17 +114,14 @@ void write_page(const std::string& path, const PlanArgs& args, const planner::Ru
       fmt::format("{}{}{}: {}, {}", args.config.path, args.config.overrides.empty() ? "" : " ",
                   fmt::join(args.config.overrides, " "), counted(args.world, "rank"),
                   stages.device().model().name) +
+      (estimate.trainer.empty() ? "" : ", kernels of " + estimate.trainer) +
       (layouts.empty() ? "" : ": " + layouts.front().name);
   write_file_atomic(path, planner::plan_page(heading, estimate, stages, layouts, plans));
 }
 
 /// The page of the first layout with the others as points.
 void write_page(const std::string& path, const PlanArgs& args, const planner::Result& result) {
-  planner::PlanRequest request{.config = args.config.path,
-                               .overrides = args.config.overrides,
-                               .world = args.world,
-                               .device = args.device,
-                               .profile = args.profile};
+  planner::PlanRequest request = request_of(args, args.config.overrides);
   for (const auto& keys : {args.fixed, result.found.front().keys})
     request.overrides.insert(request.overrides.end(), keys.begin(), keys.end());
   const planner::PlannedRun run = planner::prepare(request);
@@ -284,12 +290,7 @@ int run_plan(const PlanArgs& args) {
   check_options(args);
   std::vector<std::string> overrides = args.config.overrides;
   overrides.insert(overrides.end(), args.fixed.begin(), args.fixed.end());
-  const planner::PlanRequest request{.config = args.config.path,
-                                     .overrides = std::move(overrides),
-                                     .world = args.world,
-                                     .device = args.device,
-                                     .profile = args.profile,
-                                     .trainer = args.trainer};
+  const planner::PlanRequest request = request_of(args, std::move(overrides));
   const planner::PlannedRun run = planner::prepare(request, args.search > 0);
   const ConfigResult& result = run.result;
   if (args.search > 0) return result.ok() ? search(args, run) : report(result);

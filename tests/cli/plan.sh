@@ -26,6 +26,14 @@ case $case_name in
     expect 0 run 1 plan plan.yaml --world 4 --device h100 --search 3 --html search.html
     said search.html '<h2>Layouts</h2>'
     said search.html '<path class="front"'
+    # With the kernels of another trainer the search, its page and a plan of the first layout have the same step.
+    expect 0 run 1 plan plan.yaml --world 4 --device h100 --trainer pytorch --search 1 --html trainer.html --json trainer.json
+    said out.txt '^search .*, with the kernels of pytorch$'
+    said trainer.html '4 ranks, h100, kernels of pytorch: '
+    said trainer.json '"trainer": ?"pytorch"'
+    ms=$(grep -A2 '^search' out.txt | sed -nE '3s/.* [MG]iB +([0-9]+).*/\1/p')
+    [[ -n $ms ]] || fail "no step: $(cat out.txt)"
+    said trainer.html "<b>${ms}[0-9.]* ms</b>per step"
     # Refusals name the option and leave no file.
     for other in "--search 2" "--program 0" "--what-if device=h200"; do
       # shellcheck disable=SC2086
