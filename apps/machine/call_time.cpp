@@ -109,12 +109,8 @@ double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
 double attention_fraction(const DeviceModel& gpu, const ops::Cost& cost) {
   if (!cost.library && gpu.gpu())
     return cost.operands == DType::f32 ? own_f32 : cost.backward ? own_backward : own_forward;
-  const AttentionRates* theirs =
-      gpu.kernels ? gpu.kernels->attention_rates(gpu.major, cost.backward) : nullptr;
-  const AttentionRates& rates = theirs ? *theirs : cost.backward ? gpu.backward : gpu.forward;
-  return (theirs ? gpu.clocks : 1) * (cost.head_dim <= 64    ? rates.d64
-                                      : cost.head_dim <= 128 ? rates.d128
-                                                             : rates.d256);
+  const AttentionRates& rates = cost.backward ? gpu.backward : gpu.forward;
+  return cost.head_dim <= 64 ? rates.d64 : cost.head_dim <= 128 ? rates.d128 : rates.d256;
 }
 
 /// Attention with scores in memory: two products forward, four backward, where nothing is computed again.

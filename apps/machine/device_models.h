@@ -47,7 +47,6 @@ struct DeviceModel {
   double host_update = 0;  ///< GPU: bytes/s that its part of the host's CPUs reads and writes in an update
   int node_ranks = 1;  ///< GPU: ranks with NVLink between all of them, where the configuration has no nodes
   double power_limit = 0;                   ///< GPU: watts
-  double clocks = 1;                        ///< GPU: of arithmetic, over those at its own power limit
   double idle_power = 0;                    ///< GPU: watts between kernels
   double busy_power = 0;                    ///< GPU: watts in steps of training, measured; 0: not measured
   const TrainerKernels* kernels = nullptr;  ///< GPU: of another trainer (trainer_kernels.h); null: ours

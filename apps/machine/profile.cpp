@@ -258,7 +258,6 @@ DeviceModel Profile::device(const DeviceModel& of) const {
       fail(Exit::data, "device: power_limit {} is not above the idle power {}", m.power_limit, m.idle_power);
     const double factor = std::cbrt((m.power_limit - m.idle_power) / (of.power_limit - of.idle_power));
     m.gemm = std::min(m.gemm * factor, 1.0);
-    m.clocks = factor;
     for (AttentionRates* r : {&m.forward, &m.backward})
       for (double* rate : {&r->d64, &r->d128, &r->d256}) *rate = std::min(*rate * factor, 1.0);
   }

@@ -1,6 +1,7 @@
 #include "apps/machine/trainer_kernels.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/base/error.h"
 
@@ -14,13 +15,18 @@ namespace {
 // qk_norm_rope 4 and 6, SwiGLU 6 and 10, cross_entropy 4 for a logit, adamw 30 for a parameter. Norms stand
 // for what else the others move beside the GEMMs: each of a layer's two norms for half of it.
 
+/// The loss of PyTorch: to f32 6, log_softmax 8, backward: zeros 4, log_softmax 12, to bf16 6; compiled it
+/// reads its logits twice. TransformerEngine's, and Megatron's in f32 (megatron/mpu/cross_entropy.py).
+constexpr OpKernels eager_loss{"cross_entropy", 36.0 / 4, 7}, compiled_loss{"cross_entropy", 7.0 / 4, 3},
+    fused_loss{"cross_entropy", 10.0 / 4, 3}, f32_loss{"cross_entropy", 52.0 / 4, 24};
+/// AdamW with the bf16 copy 6: foreach 80 (torch/optim/adamw.py), or one kernel 28, also Apex's.
+constexpr OpKernels foreach_adamw{"adamw", 86.0 / 30, 9}, fused_adamw{"adamw", 34.0 / 30, 2};
+
 /// torchtitan's Llama on PyTorch 2.5 to 2.7 (models/llama3/model/model.py) without torch.compile:
 ///   norm    ATen's rms_norm_symint: addition 6, to f32 6, pow 8, mean 4, * rstd 8, * weight 8, to bf16 6;
 ///           backward by derivatives.yaml 110, and sums of the gradients of q, k, v, gate and up, 18 a layer
 ///   rope    to f32 6, complex product 8, to bf16 6; copies of k and v for their query heads 4
 ///   swiglu  silu 4, product 6; backward 6 + 6 + 6
-///   loss    to f32 6, log_softmax 8, backward: zeros 4, log_softmax 12, to bf16 6
-///   adamw   foreach (torch/optim/adamw.py): 80, and the bf16 copy 6
 constexpr OpKernels pytorch_rms[] = {{"norm_forward", 46.0 / 8, 9},
                                      {"norm_backward", (110.0 + 18.0 / 2) / 8, 20},
                                      {"rope", 24.0 / 4, 4},
@@ -28,31 +34,30 @@ constexpr OpKernels pytorch_rms[] = {{"norm_forward", 46.0 / 8, 9},
                                      {"qk_norm_rope_backward", 128.0 / 6, 22},
                                      {"activation_forward", 10.0 / 6, 2},
                                      {"activation_backward", 18.0 / 10, 3},
-                                     {"cross_entropy", 36.0 / 4, 7},
-                                     {"adamw", 86.0 / 30, 9}};
+                                     eager_loss,
+                                     foreach_adamw};
 /// GPT-2 as in nanoGPT, or MPT in llm-foundry, in bf16: ATen's layer_norm 4 and an addition 6, backward 6 + 4
 /// + 6; GELU on 4 times the width 4 and 6; the gradients of q, k and v joined 12.
 constexpr OpKernels pytorch_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
                                             {"norm_backward", (16 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
-                                            {"cross_entropy", 36.0 / 4, 7},
-                                            {"adamw", 86.0 / 30, 9}};
+                                            eager_loss,
+                                            foreach_adamw};
 /// The same with torch.compile of each block and of the loss, by the rules of Inductor: what is added is read
-/// in the norm, gradients of its weight are another kernel, complex rope is not compiled, the loss reads its
-/// logits twice. adamw is the fused one, and the bf16 copy.
+/// in the norm, gradients of its weight are another kernel, complex rope is not compiled.
 constexpr OpKernels compiled_rms[] = {{"norm_forward", 18.0 / 2 / 8, 2},
                                       {"norm_backward", 38.0 / 2 / 8, 3},
                                       {"rope", 24.0 / 4, 4},
                                       {"qk_norm_rope_forward", 28.0 / 4, 5},
                                       {"qk_norm_rope_backward", 34.0 / 6, 6},
                                       {"activation_backward", 13.0 / 10, 1},
-                                      {"cross_entropy", 7.0 / 4, 3},
-                                      {"adamw", 34.0 / 30, 2}};
+                                      compiled_loss,
+                                      fused_adamw};
 constexpr OpKernels compiled_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) / 8, 2},
                                              {"norm_backward", (13 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
-                                             {"cross_entropy", 7.0 / 4, 3},
-                                             {"adamw", 34.0 / 30, 2}};
+                                             compiled_loss,
+                                             fused_adamw};
 /// Megatron-Core with TransformerEngine, 2025: addition 6 and norm 4, backward 6 + 6; queries copied 4, the
-/// gradients of q, k and v joined 4; bias and GELU 4, 8 backward; the loss of TransformerEngine 10.
+/// gradients of q, k and v joined 4; bias and GELU 4, 8 backward.
 /// In FP8 SwiGLU is a kernel before the cast, where ours are one. For an element of the width in a layer of
 /// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
 /// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
@@ -63,28 +68,28 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"qk_norm_rope_backward", 10.0 / 6, 3},
                                       {"quantize", 1.4, 2},
                                       {"largest_magnitude", 1.1, 1},
-                                      {"cross_entropy", 10.0 / 4, 3},
-                                      {"adamw", 34.0 / 30, 2}};
+                                      fused_loss,
+                                      fused_adamw};
 constexpr OpKernels megatron_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
                                              {"norm_backward", (12 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 5},
                                              {"quantize", 58.0 / 72, 2},
-                                             {"cross_entropy", 10.0 / 4, 3},
-                                             {"adamw", 34.0 / 30, 2}};
+                                             fused_loss,
+                                             fused_adamw};
 /// Megatron-LM, Megatron-DeepSpeed and GPT-NeoX of 2022: addition 6 and Apex's FusedLayerNorm 4, backward 6,
 /// 10 and 2 for the gradient of a bias; bias and GELU 4 and 8; transposed context 4; the gradients of q, k
-/// and v joined 12; the loss in f32 52 (megatron/mpu/cross_entropy.py). Scores without dropout: the products
+/// and v joined 12. Scores without dropout: the products
 /// move 4 and 8, the softmax, which reads below the diagonal only, 3 and 4.
 constexpr OpKernels megatron_2022[] = {{"norm_forward", (10 + 4 * 4.0 / 2 + 4.0 / 2) / 8, 3},
                                        {"norm_backward", (18 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 6},
-                                       {"cross_entropy", 52.0 / 4, 24},
-                                       {"adamw", 34.0 / 30, 2}};
+                                       f32_loss,
+                                       fused_adamw};
 constexpr Scores megatron_2022_scores = {.forward = {.products = 4, .others = 3},
                                          .backward = {.products = 8, .others = 4}};
 /// Dropout reads and writes what it drops, and a mask: scores 5 each way, the residual stream 1 and 5.
 constexpr OpKernels megatron_2022_dropout[] = {{"norm_forward", (11 + 4 * 4.0 / 2 + 4.0 / 2) / 8, 3},
                                                {"norm_backward", (23 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 7},
-                                               {"cross_entropy", 52.0 / 4, 24},
-                                               {"adamw", 34.0 / 30, 2}};
+                                               f32_loss,
+                                               fused_adamw};
 constexpr Scores megatron_2022_dropped = {.forward = {.products = 4, .others = 8},
                                           .backward = {.products = 8, .others = 9}};
 
@@ -134,10 +139,11 @@ const OpKernels* TrainerKernels::find(std::string_view op) const {
   return at == ops.end() ? nullptr : &*at;
 }
 
-const AttentionRates* TrainerKernels::attention_rates(int major, bool backward) const {
+DeviceModel TrainerKernels::on(DeviceModel gpu) const {
+  gpu.kernels = this;
   for (const FusedAttention& of : attention)
-    if (of.major == major) return backward ? &of.backward : &of.forward;
-  return nullptr;
+    if (of.major == gpu.major) gpu.forward = of.forward, gpu.backward = of.backward;
+  return gpu;
 }
 
 std::string trainer_names() {

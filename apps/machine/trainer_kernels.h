@@ -47,8 +47,8 @@ struct TrainerKernels {
 
   /// For an op that is not listed: null, the kernels are like ours.
   const OpKernels* find(std::string_view op) const;
-  /// Null: attention is the device's.
-  const AttentionRates* attention_rates(int major, bool backward) const;
+  /// A GPU, as its data sheet and papers have it, with these kernels.
+  DeviceModel on(DeviceModel gpu) const;
 };
 
 /// "pytorch, ..."

@@ -45,7 +45,7 @@ std::vector<std::string> left_out(const Config& c) {
   return out;
 }
 
-/// The GPU of the run with the kernels of another trainer.
+/// The GPU of the run with the kernels of another trainer, over which its profile counts.
 machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trainer) {
   if (!run.gpu)
     fail(Exit::usage, "--trainer estimates with kernels of a GPU. Fix: --device with one of {}",
@@ -53,9 +53,10 @@ machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trai
   if (run.profile && !run.profile->calls.empty())
     fail(Exit::usage,
          "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
-  machine::DeviceModel model = *run.gpu;
-  model.kernels = &machine::find_trainer_kernels(trainer, run.spec->norm, run.spec->attention_dropout > 0);
-  return model;
+  const machine::TrainerKernels& kernels =
+      machine::find_trainer_kernels(trainer, run.spec->norm, run.spec->attention_dropout > 0);
+  const machine::DeviceModel model = kernels.on(machine::find_device_model("--device", run.gpu->name));
+  return run.profile ? run.profile->device(model) : model;
 }
 
 }  // namespace

@@ -104,8 +104,7 @@ TEST_CASE("kernels that move bytes have measured fractions of a GPU's copy", "[m
 
 TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel", "[machine]") {
   using machine::find_trainer_kernels;
-  DeviceModel theirs = model("h100");
-  theirs.kernels = &find_trainer_kernels("pytorch", ops::NormKind::rms);
+  const DeviceModel theirs = find_trainer_kernels("pytorch", ops::NormKind::rms).on(model("h100"));
   const machine::CallTimes times(theirs, nullptr), ours(model("h100"), nullptr);
   const auto call = [&](const char* op) {
     ops::Call c{.op = op};
@@ -136,8 +135,10 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
 TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the trainer's", "[machine]") {
   // FlashAttention-2 on an H100, causal, heads of 128: TFLOP/s forward (Shah et al. 2024), and both ways
   // (its repository).
-  DeviceModel h100 = model("h100");
-  h100.kernels = &machine::find_trainer_kernels("pytorch-compile", ops::NormKind::rms);
+  const auto with = [](const char* trainer, ops::NormKind norm, const char* gpu, bool dropout = false) {
+    return machine::find_trainer_kernels(trainer, norm, dropout).on(model(gpu));
+  };
+  const DeviceModel h100 = with("pytorch-compile", ops::NormKind::rms, "h100");
   const auto attention = [](double keys, double head, bool backward) {
     ops::Cost c{
         .work = ops::Work::attention, .operands = DType::bf16, .head_dim = static_cast<int64_t>(head)};
@@ -166,14 +167,12 @@ TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the tr
   CHECK(time(slow, one) == Approx(time(h100, one) * std::cbrt(595.0 / 395)));
   // Scores in memory: PyTorch's attention of the same paper, forward and backward on an A100 at 2,048,
   // causal, reaches 32 TFLOP/s in more kernels than Megatron's, which has one for the softmax.
-  DeviceModel a100 = model("a100");
-  a100.kernels = &machine::find_trainer_kernels("megatron-2022", ops::NormKind::layer);
+  const DeviceModel a100 = with("megatron-2022", ops::NormKind::layer, "a100");
   const ops::Call f = attention(1024, 128, false), b = attention(1024, 128, true);
   const double rate = (f.cost.flops + b.cost.flops) / (time(a100, f) + time(a100, b)) * 1e-12;
   CHECK(rate > 32);
   CHECK(rate < 64);
-  DeviceModel dropped = a100;
-  dropped.kernels = &machine::find_trainer_kernels("megatron-2022", ops::NormKind::layer, true);
+  const DeviceModel dropped = with("megatron-2022", ops::NormKind::layer, "a100", true);
   CHECK(time(dropped, f) - time(a100, f) == Approx(5 * 2048e6 / (a100.copy * 0.85)));
   // The bytes alone: 19 of each of 2,048 x 10^6 scores.
   CHECK(time(a100, f) + time(a100, b) > 19 * 2048e6 / a100.copy);

@@ -77,6 +77,13 @@ TEST_CASE("a plan with the kernels of another trainer differs in its times only"
   CHECK(theirs.at("estimate").get_string("trainer") == "pytorch");
   CHECK(theirs.at("memory_bytes").dump() == ours.at("memory_bytes").dump());
   CHECK(variant_of(files.request(), "trainer=pytorch").json.dump() == theirs.dump());
+  // The facts of a profile count for them as well.
+  for (const char* fact : {R"("power_limit": 500)", R"("attention_forward_64": 0.1)"}) {
+    INFO(fact);
+    request.profile = files.profile(fmt::format(R"({{"device": {{"base": "h100", {}}}}})", fact));
+    CHECK(step_of(request) > 1.01 * theirs.at("estimate").get_double("step_s"));
+  }
+  request.profile.clear();
   request.device = "cpu";
   CHECK_THROWS_WITH(prepare(request), ContainsSubstring("kernels of a GPU"));
   request.device = "h100";

@@ -44,9 +44,8 @@ const std::string experts =
     "num_experts_per_tok: 4, moe_intermediate_size: 768, intermediate_size: 5632";
 
 machine::DeviceModel h100(const char* trainer) {
-  machine::DeviceModel model = machine::find_device_model("--device", "h100");
-  if (trainer) model.kernels = &machine::find_trainer_kernels(trainer, ops::NormKind::rms);
-  return model;
+  const machine::DeviceModel& model = machine::find_device_model("--device", "h100");
+  return trainer ? machine::find_trainer_kernels(trainer, ops::NormKind::rms).on(model) : model;
 }
 
 /// A configuration in a file, its prices, and full estimates, with our kernels or another trainer's.
