@@ -65,9 +65,7 @@ std::vector<GroupTensors> bind_groups(std::span<const plan::ParamGroup> groups,
         add(s.offloaded, s.offloaded_scales, g.offloaded_elements, t.offloaded, t.offloaded_scales);
     }
     t.chunks = make_tensor(arenas.at(plan, g.chunks), DType::i64, {g.chunk_count(), 4});
-    if (exec.needed) continue;  // a dry run
-    for (const plan::UpdateCall& u : g.updates)
-      ops::upload(exec, t.chunks.rows(u.first_chunk, u.chunks), ops::adamw_chunks(u.parts).data());
+    if (!exec.needed) ops::upload(exec, t.chunks, g.chunk_rows().data());  // not in a dry run
   }
   return out;
 }

@@ -283,6 +283,12 @@ int64_t ParamGroup::chunk_count() const {
   return updates.empty() ? 0 : updates.back().first_chunk + updates.back().chunks;
 }
 
+std::vector<int64_t> ParamGroup::chunk_rows() const {
+  std::vector<ops::AdamWRange> parts;
+  for (const UpdateCall& u : updates) parts.insert(parts.end(), u.parts.begin(), u.parts.end());
+  return ops::adamw_chunks(parts);
+}
+
 void ParamGroup::add_microbatches() {
   if (std::exchange(adds_microbatches, true)) return;
   zeroed.clear();

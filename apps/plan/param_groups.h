@@ -45,7 +45,7 @@ struct StateTensor {
 struct UpdateCall {
   parallel::ElementRange weights, gradients, state;  ///< ranges of the group's tensors
   bool offloaded = false;                            ///< `state` is one of the offloaded tensors
-  /// Of what is updated, relative to these ranges; rates 0: without weight decay, 1: with.
+  /// The elements that are updated, relative to these ranges; rates 0: without weight decay, 1: with.
   std::vector<ops::AdamWRange> parts = {};
   int64_t first_chunk = 0, chunks = 0;  ///< rows of the group's ops::AdamW::chunks
 };
@@ -119,8 +119,9 @@ struct ParamGroup {
   parallel::ReduceOptions reduce_options(bool overlap) const;
   /// Sets adds_microbatches, and the ranges that must then be zero.
   void add_microbatches();
-  /// Rows of the chunks of all updates.
+  /// The number of ops::AdamW::chunks of all updates, and their rows.
   int64_t chunk_count() const;
+  std::vector<int64_t> chunk_rows() const;
   /// The ranks that have one shard each.
   parallel::GroupId shard_group() const { return replicas > 1 ? reduce.inside(layout.shards()) : reduce; }
   /// The ranks that have the same shard, if there are replicas.

@@ -82,7 +82,7 @@ struct AdamWRange {
 /// The rows of AdamW::chunks: the ranges, in order, cut into pieces of at most adamw_chunk elements. Ranges
 /// that begin at multiples of 4 elements are the fast case.
 std::vector<int64_t> adamw_chunks(std::span<const AdamWRange> ranges);
-/// Their number.
+/// The number of its rows.
 int64_t adamw_chunk_count(std::span<const AdamWRange> ranges);
 
 /// Optimizer state in host memory as f32: n elements, the first of which is element `skip` of its block, in
