@@ -25,6 +25,11 @@ enum class HostWork : uint8_t {
   update,     ///< the host's processors update offloaded optimizer state
 };
 
+/// The name of the trace ranges around such work.
+constexpr const char* name_of(HostWork work) {
+  return work == HostWork::to_host ? "offload" : work == HostWork::from_host ? "fetch" : "offloaded_update";
+}
+
 /// Gets the work of a dry run, in which nothing is copied.
 class HostObserver {
  public:

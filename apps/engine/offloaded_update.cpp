@@ -143,7 +143,7 @@ void OffloadedUpdate::start() {
       report();
     return;
   }
-  const trace::Range range("offloaded_update");
+  const trace::Range range(name_of(memory::HostWork::update));
   if (!exec_.device) {
     const auto each = [&](const Piece& piece, const auto& use) {
       for_each_state(piece.update, [&](const Tensor& t, int64_t per) {

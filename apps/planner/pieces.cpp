@@ -47,10 +47,6 @@ bool of_data(comm::Purpose p) {
   return p == comm::Purpose::gradients || p == comm::Purpose::weights || p == comm::Purpose::scalars;
 }
 
-double& of_work(predict::BusySeconds& busy, ops::Work work) {
-  return work == ops::Work::gemm ? busy.gemm : work == ops::Work::attention ? busy.attention : busy.memory;
-}
-
 double state_bytes(const memory::MemoryPlan& plan) {
   using memory::Category;
   double sum = 0;
@@ -182,7 +178,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     const size_t microbatch = slot / of_microbatch, pass = slot % predict::pass_count;
     LayerPiece& piece = out[slot % of_microbatch / predict::pass_count];
     if (item.kind == predict::Item::Kind::call)
-      of_work(piece.busy, of.step.calls[static_cast<size_t>(item.source)].cost.work) += each * item.seconds;
+      piece.busy.of(of.step.calls[static_cast<size_t>(item.source)].cost.work) += each * item.seconds;
     else if (item.kind == predict::Item::Kind::start && item.link != machine::Link::none)
       piece.busy.links += each * item.seconds;
     if (microbatch > 1 || item.purpose == comm::Purpose::offload) continue;

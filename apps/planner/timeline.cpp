@@ -49,13 +49,6 @@ Thread thread_of(const Span& span) {
   return waits;
 }
 
-/// The range of recorded traces around such work.
-std::string_view range_of(memory::HostWork work) {
-  return work == memory::HostWork::to_host     ? "offload"
-         : work == memory::HostWork::from_host ? "fetch"
-                                               : "offloaded_update";
-}
-
 /// Passes that are not in full.
 size_t hidden_passes(const StageTimeline& stage) {
   return stage.hidden.second - stage.hidden.first;
@@ -225,7 +218,7 @@ class StepTrace {
                           : "communication",
           waiting         ? "wait"
           : w.call        ? std::string_view(w.call->op)
-          : w.event->host ? range_of(*w.event->host)
+          : w.event->host ? memory::name_of(*w.event->host)
                           : comm::name_of(w.event->what.op),
           stage.stage, thread, w.span.begin, w.span.end, arguments);
   }

@@ -23,13 +23,13 @@ Variant variant_of(const PlanRequest& base, const std::string& keys) {
   PlanRequest request = base;
   std::istringstream words(keys);
   for (std::string word; words >> word;) {
-    if (word.find('=') == std::string::npos)
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos)
       fail(Exit::usage, "--what-if: '{}' is not KEY=VALUE. Fix: --what-if \"KEY=VALUE KEY=VALUE\"", word);
-    const size_t value = word.find('=') + 1;
     if (word.starts_with("device="))
-      request.device = word.substr(value);
+      request.device = word.substr(equals + 1);
     else if (word.starts_with("trainer="))
-      request.trainer = word.substr(value);
+      request.trainer = word.substr(equals + 1);
     else
       request.overrides.push_back(word);
   }

@@ -3,12 +3,17 @@
 // it. Models of this kind are off by about 11 % (arXiv:2506.14551).
 
 #include "apps/machine/device_models.h"
+#include "core/ops/cost.h"
 
 namespace nrl::predict {
 
 /// Seconds of a step in which a rank's device does work of a kind. Links may be busy beside the others.
 struct BusySeconds {
   double gemm = 0, attention = 0, memory = 0, links = 0;
+
+  double& of(ops::Work work) {
+    return work == ops::Work::gemm ? gemm : work == ops::Work::attention ? attention : memory;
+  }
 };
 
 /// Watts of a device.

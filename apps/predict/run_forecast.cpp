@@ -81,12 +81,8 @@ RunFacts run_facts(const Config& c, const DryStages& stages, const ModeledDevice
     const int until = i + 1 < stages.stages().size() ? stages.stages()[i + 1].stage : all;
     const double of_ranks = static_cast<double>(until - s.stage) / all,
                  repeated = static_cast<double>(stages.microbatches()) / s.step.microbatches;
-    for (const ops::Call& call : s.step.calls) {
-      double& kind = call.cost.work == ops::Work::gemm        ? busy.gemm
-                     : call.cost.work == ops::Work::attention ? busy.attention
-                                                              : busy.memory;
-      kind += of_ranks * (call.microbatch < 0 ? 1 : repeated) * times.of(call).value;
-    }
+    for (const ops::Call& call : s.step.calls)
+      busy.of(call.cost.work) += of_ranks * (call.microbatch < 0 ? 1 : repeated) * times.of(call).value;
     const plan::RunPlan& plan = s.engine->plan();
     if (!saves_most || plan::snapshot_bytes(c, plan) > plan::snapshot_bytes(c, *saves_most))
       saves_most = &plan;

@@ -278,7 +278,8 @@ void Executor::start(const Step& s) {
                         .from = out ? device : host,
                         .bytes = static_cast<size_t>(all_.list.slots[u.slot()].bytes)});
     }
-    const trace::Range range(out ? "offload" : "fetch", trace::Kind::copy);
+    const trace::Range range(name_of(out ? memory::HostWork::to_host : memory::HostWork::from_host),
+                             trace::Kind::copy);
     now.copies =
         all_.copies.start(copies, out ? device::CopyKind::device_to_host : device::CopyKind::host_to_device);
   }
