@@ -127,6 +127,20 @@ TEST_CASE("page and log go on in the memory of the process when the file is clos
   CHECK(log.latest().size() == 3);
 }
 
+TEST_CASE("a thread that counts while the flight file is closed goes on", "[flight]") {
+  const TemporaryDirectory dir;
+  CollectiveLog log;
+  const uint64_t before = status::page().progress;
+  status::Page* seen = nullptr;  // as a thread has it between reading the address and counting
+  {
+    const FlightFile file(dir / "f", identity(0), log);
+    seen = &status::page();
+  }
+  CHECK(seen != &status::page());
+  seen->progress.fetch_add(1);
+  CHECK(read_flight(dir / "f").progress == before);
+}
+
 TEST_CASE("of more operations than a flight file has space for, the latest are kept", "[flight]") {
   const TemporaryDirectory dir;
   CollectiveLog log;
