@@ -124,7 +124,7 @@ void write_page(const std::string& path, const PlanArgs& args, const planner::Re
   planner::PlanRequest request = request_of(args, args.config.overrides);
   for (const auto& keys : {args.fixed, result.found.front().keys})
     request.overrides.insert(request.overrides.end(), keys.begin(), keys.end());
-  const planner::PlannedRun run = planner::prepare(request);
+  planner::PlannedRun run = planner::prepare(request);
   NRL_CHECK(run.complete, "the layout that was found is refused: {}", render(run.result.diagnostics));
   planner::EstimatedStages stages;
   const planner::RunEstimate estimate = planner::estimate_run(run, &stages);
@@ -264,7 +264,7 @@ void check_options(const PlanArgs& args) {
                                : "--objective");
 }
 
-int what_if(const PlanArgs& args, const planner::PlanRequest& request, const planner::PlannedRun& run) {
+int what_if(const PlanArgs& args, const planner::PlanRequest& request, planner::PlannedRun& run) {
   const int code = report(run.result);
   std::vector<planner::Variant> variants;
   variants.push_back(planner::variant_of("as configured", run));
@@ -291,7 +291,7 @@ int run_plan(const PlanArgs& args) {
   std::vector<std::string> overrides = args.config.overrides;
   overrides.insert(overrides.end(), args.fixed.begin(), args.fixed.end());
   const planner::PlanRequest request = request_of(args, std::move(overrides));
-  const planner::PlannedRun run = planner::prepare(request, args.search > 0);
+  planner::PlannedRun run = planner::prepare(request, args.search > 0);
   const ConfigResult& result = run.result;
   if (args.search > 0) return result.ok() ? search(args, run) : report(result);
   if (!run.complete) return report(result);

@@ -151,13 +151,12 @@ std::string grid_line(const GridPosition& position, std::string_view strategy) {
   return grid_line(position.sizes, strategy, position.grid.expert().sizes());
 }
 
-std::set<int> typical_ranks(const Config& config, int world) {
-  const parallel::RankGrid grid(grid_position(config, world, 0).sizes);
-  std::set<int> ranks, stages;
-  const int last = static_cast<int>(config.distributed.pipeline_parallel_size) - 1;
-  for (int rank = 0; rank < world; ++rank) {
-    const int stage = grid.coordinates(rank).pp;
-    if ((stage <= 1 || stage == last) && stages.insert(stage).second) ranks.insert(rank);
+std::vector<int> typical_ranks(const Config& config, int world) {
+  const auto stages = static_cast<int>(config.distributed.pipeline_parallel_size);
+  std::vector<int> ranks{0};
+  for (const int stage : {1, stages - 1}) {
+    const int first = world / stages * stage;  // stages are the slowest axis
+    if (stage < stages && first > ranks.back()) ranks.push_back(first);
   }
   return ranks;
 }

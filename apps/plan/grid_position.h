@@ -1,7 +1,6 @@
 #pragma once
 // A rank's coordinates in the process grid, computed without communication.
 
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,8 +55,8 @@ std::string grid_line(const parallel::GridPoint& sizes, std::string_view strateg
                       const parallel::GridPoint& experts = {});
 std::string grid_line(const GridPosition& position, std::string_view strategy);
 
-/// A rank of the first, the second and the last pipeline stage: those between need what the second needs, or
-/// less.
-std::set<int> typical_ranks(const Config& config, int world);
+/// The first ranks of the first, the second and the last pipeline stage, ascending: the stages between need
+/// what the second needs, or less.
+std::vector<int> typical_ranks(const Config& config, int world);
 
 }  // namespace nrl::plan

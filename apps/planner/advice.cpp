@@ -92,7 +92,7 @@ class Pricing {
           train::check_but_memory(config, {.world = world, .nodes = nodes, .files = false});
       if (!config.ok()) return std::nullopt;
       const double capacity = config.config.memory.max_memory * device_->model().memory;
-      predict::StagePlans plans = predict::plan_stages(config.config, *spec, world, *device_, capacity);
+      plan::StagePlans plans = predict::plan_stages(config.config, *spec, world, *device_, capacity);
       if (static_cast<double>(plans.memory()) > capacity) return std::nullopt;
       return predict::DryStages(config.config, std::move(plans), *device_, nodes);
     } catch (const Error&) {

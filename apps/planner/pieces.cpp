@@ -135,9 +135,8 @@ PieceMaker::Small PieceMaker::plan(const Config& config, const model::ModelSpec&
 }
 
 std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, int stages, double* update) {
-  const int stage = small.plan->position.at.pp, ranks = small.plan->position.ranks();
-  predict::StagePlans plans;
-  plans.stages.push_back(stage);
+  const int ranks = small.plan->position.ranks();
+  plan::StagePlans plans;
   plans.plans.push_back(std::move(small.plan));
   const std::vector<ClusterNode> nodes = first_ranks(nodes_, ranks / stages, stages);
   const predict::DryStages dry(config, std::move(plans), device_, nodes, expert_load_);

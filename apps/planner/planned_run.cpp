@@ -99,10 +99,14 @@ PlannedRun prepare(const PlanRequest& request, bool layouts) {
   if (known) train::check_memory_limit(result);
   if (known && result.ok()) {
     const std::vector<int> local = plan::local_sizes(result.config, run.world);
-    const train::DecisionFacts facts = train::planned_facts(
-        result, *run.spec, run.world, *std::max_element(local.begin(), local.end()), run.device.memory);
-    const train::Decision decision = train::decide_alone(facts);
+    const int most = *std::max_element(local.begin(), local.end());
+    const train::DecisionFacts facts =
+        train::planned_facts(result, *run.spec, run.world, most, run.device.memory);
+    const train::Decision decision = train::decide_alone(facts, &run.plans);
     if (decision.fits) run.batch = decision.batch;
+    auto& plans = run.plans.plans;
+    if (!plans.empty() && (plans.front()->batch.micro != run.batch.micro || local.front() != most))
+      plans.clear();
     result.add(explain(facts, decision));
   }
   if (assumes_this_machine(result.config, run.world, run.device)) warn_of_memory(run);
@@ -130,7 +134,7 @@ std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads,
   return std::nullopt;
 }
 
-RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept) {
+RunEstimate estimate_run(PlannedRun& run, EstimatedStages* kept) {
   const Config& c = run.result.config;
   RunEstimate out{.gpu = run.device.type == DeviceType::cuda,
                   .fp8 = c.policy.fp8_cfg.enabled,
@@ -148,8 +152,9 @@ RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept) {
   const std::vector<ClusterNode> nodes = plan::configured_nodes(c, run.world);
   const size_t memory = train::memory_for_rank(c.kernels, run.device.type, run.device.memory,
                                                *std::max_element(local.begin(), local.end()));
-  predict::StagePlans plans = predict::plan_stages(
-      c, *run.spec, run.world, device, c.memory.max_memory * static_cast<double>(memory), run.batch);
+  plan::StagePlans plans = std::move(run.plans);
+  if (plans.plans.empty())
+    plans = plan::plan_stages(c, *run.spec, run.batch, run.world, device.type(), threads, memory);
   of.stages = std::make_unique<predict::DryStages>(c, std::move(plans), device, nodes);
   const predict::DryStages& stages = *of.stages;
   out.likely = stages.estimate();

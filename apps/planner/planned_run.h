@@ -39,8 +39,9 @@ struct PlannedRun {
   /// `gpu` with the facts of the profile and the kernels of the trainer.
   std::shared_ptr<const machine::DeviceModel> described = {};
   train::DeviceChoice device = {};
-  BatchPlan batch = {};   ///< as decided
-  bool complete = false;  ///< all checks but the one of the memory passed, so that it can be planned
+  BatchPlan batch = {};         ///< as decided
+  plan::StagePlans plans = {};  ///< with this batch, if one was decided by them, until estimate_run()
+  bool complete = false;        ///< all checks but the one of the memory passed, so that it can be planned
 };
 
 /// Reads and checks a configuration. What is wrong with it is in PlannedRun::result; only bad options fail
@@ -79,9 +80,9 @@ struct EstimatedStages {
 /// rank.
 std::optional<machine::DeviceModel> model_of(const PlannedRun& run, int threads, std::string& unknown);
 
-/// `run` must be complete. A CPU's rates are measured once per process, which takes about 50 ms. `kept`: gets
-/// the dry runs if it is not null.
-RunEstimate estimate_run(const PlannedRun& run, EstimatedStages* kept = nullptr);
+/// `run` must be complete; uses up its plans. A CPU's rates are measured once per process, which takes about
+/// 50 ms. `kept`: gets the dry runs if it is not null.
+RunEstimate estimate_run(PlannedRun& run, EstimatedStages* kept = nullptr);
 
 /// The lines `estimate` and `run` of a plan, without the last line break.
 std::string text_of(const RunEstimate& estimate);

@@ -75,7 +75,7 @@ RunComparison compare_with_run(const RunToCompare& request) {
   const std::string config = required(dir, "config.yaml", "name logger.log_dir of a run");
   const Medians steps = measured_steps(dir);
   const MeasuredMemory memory = measured_memory(dir);
-  const PlannedRun run = prepare(
+  PlannedRun run = prepare(
       {.config = config, .world = memory.world, .device = request.device, .profile = request.profile});
   if (!run.complete)
     fail(run.result.exit_code(), "{}: cannot be planned for {}:\n{}", config, counted(memory.world, "rank"),

@@ -333,8 +333,8 @@ class Search {
   Planned plan_in_full(const Layout& layout, const Config& config) const {
     if (over_) return {};
     const predict::ModeledDevice device = device_.another();
-    predict::StagePlans plans = predict::plan_stages(config, spec_, request_.world, device, request_.capacity,
-                                                     {}, /*only_fitting=*/true);
+    plan::StagePlans plans = predict::plan_stages(config, spec_, request_.world, device, request_.capacity,
+                                                  /*only_fitting=*/true);
     Planned out{.memory = plans.memory()};
     if (static_cast<double>(out.memory) > request_.capacity) return out;
     Found& found = out.found.emplace(

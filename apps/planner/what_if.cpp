@@ -9,7 +9,7 @@
 
 namespace nrl::planner {
 
-Variant variant_of(std::string name, const PlannedRun& run) {
+Variant variant_of(std::string name, PlannedRun& run) {
   Variant out{.name = std::move(name)};
   const RankPlans plans = plan_all(run.result, run.world, run.batch, run.device, run.gpu);
   out.estimate = estimate_run(run);
@@ -36,7 +36,7 @@ Variant variant_of(const PlanRequest& base, const std::string& keys) {
   if (request.overrides.size() == base.overrides.size() && request.device == base.device &&
       request.trainer == base.trainer)
     fail(Exit::usage, "--what-if '{}' changes nothing. Fix: --what-if KEY=VALUE", keys);
-  const PlannedRun run = prepare(request);
+  PlannedRun run = prepare(request);
   if (run.complete) return variant_of(keys, run);
   Variant out{.name = keys};
   const auto& all = run.result.diagnostics;

@@ -17,8 +17,8 @@ struct Variant {
   RunEstimate estimate = {};
 };
 
-/// Plans and estimates `request`, which must be complete as prepare() has it in `run`.
-Variant variant_of(std::string name, const PlannedRun& run);
+/// Plans and estimates `run`, which must be complete; uses up its plans.
+Variant variant_of(std::string name, PlannedRun& run);
 /// `keys`: one of the command line's --what-if: "key=value ..." over the keys of `base`. `device=NAME` and
 /// `trainer=NAME` are these options. Fails with Exit::usage for a word without '='.
 Variant variant_of(const PlanRequest& base, const std::string& keys);

@@ -60,31 +60,14 @@ std::string StepEstimate::sources() const {
                      linked ? fmt::format(", links {}", name_of(links)) : "");
 }
 
-int64_t StagePlans::memory() const {
-  int64_t most = 0;
-  for (const auto& plan : plans) most = std::max(most, plan->memory.total_bytes());
-  return most;
+plan::StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world,
+                             const ModeledDevice& device, double capacity, bool only_fitting) {
+  return plan::plan_stages(c, spec, resolve_batch(c, world), world, device.type(), device.threads(),
+                           static_cast<size_t>(capacity / c.memory.max_memory),
+                           only_fitting ? std::optional(capacity) : std::nullopt);
 }
 
-StagePlans plan_stages(const Config& c, const model::ModelSpec& spec, int world, const ModeledDevice& device,
-                       double capacity, const std::optional<BatchPlan>& given, bool only_fitting) {
-  const BatchPlan batch = given ? *given : resolve_batch(c, world);
-  const auto stages = static_cast<int>(c.distributed.pipeline_parallel_size);
-  const auto memory = static_cast<size_t>(capacity / c.memory.max_memory);
-  StagePlans out;
-  for (const int stage : {0, 1, stages - 1}) {
-    if (stage >= stages || (!out.stages.empty() && stage <= out.stages.back())) continue;
-    out.stages.push_back(stage);
-    // Stages are the slowest axis.
-    out.plans.push_back(plan::make_run_plan(c, spec, batch,
-                                            plan::grid_position(c, world, world / stages * stage),
-                                            device.type(), device.threads(), {}, memory));
-    if (only_fitting && static_cast<double>(out.memory()) > capacity) break;
-  }
-  return out;
-}
-
-DryStages::DryStages(const Config& c, StagePlans plans, const ModeledDevice& device,
+DryStages::DryStages(const Config& c, plan::StagePlans plans, const ModeledDevice& device,
                      std::span<const ClusterNode> nodes, double expert_load)
     : device_(device),
       fabric_(c.cluster, device.model(), nodes, plans.plans.front()->position.ranks()),
@@ -95,11 +78,11 @@ DryStages::DryStages(const Config& c, StagePlans plans, const ModeledDevice& dev
       spread_(device.profile() ? device.profile()->spread.value_or(assumed_spread) : assumed_spread) {
   if (device.profile()) fabric_.set_measured(device.profile()->links);
   schedule_ = plan::schedule_options(c, layout_, microbatches_);
-  for (size_t i = 0; i < plans.stages.size(); ++i) {
-    model::Decoder& decoder = *plans.plans[i]->decoder;
-    Stage stage{.stage = plans.stages[i], .engine = {}, .step = {}};
-    stage.engine = std::make_unique<engine::Engine>(std::move(plans.plans[i]), engine::training_options(c),
-                                                    device.exec());
+  for (std::unique_ptr<plan::RunPlan>& plan : plans.plans) {
+    model::Decoder& decoder = *plan->decoder;
+    Stage stage{.stage = plan->position.at.pp, .engine = {}, .step = {}};
+    stage.engine =
+        std::make_unique<engine::Engine>(std::move(plan), engine::training_options(c), device.exec());
     engine::Engine& engine = *stage.engine;
     stage.step = engine.dry_step(engine.objective(), true, repetitions);
     if (expert_load != 1) {
@@ -172,7 +155,7 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivati
   return out;
 }
 
-StepEstimate estimate_step(const Config& c, StagePlans plans, const ModeledDevice& device,
+StepEstimate estimate_step(const Config& c, plan::StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load) {
   return DryStages(c, std::move(plans), device, nodes, expert_load).estimate();
 }

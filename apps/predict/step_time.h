@@ -11,6 +11,7 @@
 
 #include "apps/engine/engine.h"
 #include "apps/machine/device_models.h"
+#include "apps/plan/stage_plans.h"
 #include "apps/predict/replay.h"
 #include "apps/predict/stage_time.h"
 #include "core/base/cluster_node.h"
@@ -63,20 +64,11 @@ struct StepEstimate {
   double computing() const { return compute + update + host; }
 };
 
-/// The plan of one rank of each kind of pipeline stage: the first, the second for those between, the last.
-struct StagePlans {
-  std::vector<int> stages;                            ///< ascending
-  std::vector<std::unique_ptr<plan::RunPlan>> plans;  ///< of these
-
-  /// Bytes of the rank that needs most.
-  int64_t memory() const;
-};
-/// `config` must have passed check_run() for `world` ranks. `capacity`: bytes that a rank's plan may have,
-/// for policy.recompute: auto. `batch`: unset as configured. `only_fitting`: ends with the first stage whose
-/// plan has more.
-StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int world,
-                       const ModeledDevice& device, double capacity,
-                       const std::optional<BatchPlan>& batch = std::nullopt, bool only_fitting = false);
+/// plan::plan_stages() with the configured batch. `config` must have passed check_run() for `world` ranks.
+/// `capacity`: bytes that a rank's plan may have, for policy.recompute: auto. `only_fitting`: ends with the
+/// first stage whose plan has more.
+plan::StagePlans plan_stages(const Config& config, const model::ModelSpec& spec, int world,
+                             const ModeledDevice& device, double capacity, bool only_fitting = false);
 
 /// The schedules of all stages and their times, from which a step was estimated.
 struct StepDerivation {
@@ -90,7 +82,7 @@ class DryStages {
  public:
   /// Uses the plans up. `nodes`: of the ranks; empty: as machine::Fabric takes it. `expert_load`: rows that
   /// the busiest rank gets, over the rows with a balanced router. `device` must outlive this object.
-  DryStages(const Config& config, StagePlans plans, const ModeledDevice& device,
+  DryStages(const Config& config, plan::StagePlans plans, const ModeledDevice& device,
             std::span<const ClusterNode> nodes, double expert_load = 1);
   ~DryStages();
   DryStages(DryStages&&) noexcept;
@@ -128,7 +120,7 @@ class DryStages {
 };
 
 /// Estimates the step of these plans and uses them up, as DryStages.
-StepEstimate estimate_step(const Config& config, StagePlans plans, const ModeledDevice& device,
+StepEstimate estimate_step(const Config& config, plan::StagePlans plans, const ModeledDevice& device,
                            std::span<const ClusterNode> nodes, double expert_load = 1);
 
 }  // namespace nrl::predict

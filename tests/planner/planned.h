@@ -27,7 +27,7 @@ class Planned : public TemporaryDirectory {
  public:
   Planned(int world, const std::vector<std::string>& keys) {
     write_file_atomic(*this / "run.yaml", planned_yaml);
-    const planner::PlannedRun run =
+    planner::PlannedRun run =
         planner::prepare({.config = *this / "run.yaml", .overrides = keys, .world = world, .device = "h100"});
     INFO(render(run.result.diagnostics));
     REQUIRE(run.complete);

@@ -42,7 +42,7 @@ class Files : public TemporaryDirectory {
 };
 
 JsonValue planned(const PlanRequest& request) {
-  const PlannedRun run = prepare(request);
+  PlannedRun run = prepare(request);
   INFO(render(run.result.diagnostics));
   REQUIRE(run.complete);
   return json_of(run, plan_all(run.result, run.world, run.batch, run.device, run.gpu), estimate_run(run));
@@ -135,7 +135,7 @@ TEST_CASE("ranks that hold equal parts are planned once, and need what their own
                        "distributed.pipeline_parallel_size=" + std::to_string(stages),
                        "distributed.shard_strategy=" + strategy, "policy.model.vocab_size=32003",
                        "policy.train_micro_batch_size=1"};
-  const PlannedRun run = prepare(request);
+  PlannedRun run = prepare(request);
   INFO(render(run.result.diagnostics));
   REQUIRE(run.complete);
   const RankPlans plans = plan_all(run.result, run.world, run.batch, run.device, run.gpu);

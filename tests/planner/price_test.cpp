@@ -69,7 +69,7 @@ struct Setting {
   std::optional<Price> exact(const Layout& layout) const {
     const std::optional<Config> config = load(layout.overrides(), world);
     if (!config) return std::nullopt;
-    predict::StagePlans plans = predict::plan_stages(*config, spec, world, device, capacity);
+    plan::StagePlans plans = predict::plan_stages(*config, spec, world, device, capacity);
     Price out{.memory = static_cast<double>(plans.memory())};
     out.seconds = predict::estimate_step(*config, std::move(plans), device, nodes).step;
     return out;

@@ -46,7 +46,7 @@ Estimated estimated(int world, std::vector<std::string> overrides, const std::ve
   REQUIRE(config.ok());
   REQUIRE(validate_for_world(config, world).empty());
   const predict::ModeledDevice device(h100(), false, 1);
-  predict::StagePlans plans =
+  plan::StagePlans plans =
       predict::plan_stages(config.config, train::load_model_spec(config), world, device, 70e9);
   Estimated out{.memory = plans.memory()};
   out.estimate = predict::estimate_step(config.config, std::move(plans), device, nodes, expert_load);

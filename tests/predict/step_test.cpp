@@ -370,7 +370,7 @@ TEST_CASE("More memory never makes a step slower", "[predict]") {
   const ConfigResult config = load_config_text(yaml_of(llama), "model.yaml", keys);
   REQUIRE(config.ok());
   const auto planned = [&](double capacity) {
-    StagePlans plans = plan_stages(config.config, train::load_model_spec(config), 2, device, capacity);
+    plan::StagePlans plans = plan_stages(config.config, train::load_model_spec(config), 2, device, capacity);
     const auto bytes = static_cast<double>(plans.memory());
     return std::pair(bytes, estimate_step(config.config, std::move(plans), device, {}).step);
   };

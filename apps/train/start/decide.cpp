@@ -139,11 +139,14 @@ std::optional<Decision> decide_below(const DecisionFacts& facts, const Planned& 
   return decide_from(facts, planned, std::move(failed));
 }
 
-Decision decide_alone(const DecisionFacts& facts) {
+Decision decide_alone(const DecisionFacts& facts, plan::StagePlans* last) {
   return decide(facts, [&](const BatchPlan& batch) {
-    return Need{largest_need(facts.result.config, facts.spec, batch, facts.world, facts.device, facts.threads,
-                             facts.memory),
-                facts.capacity};
+    const Config& c = facts.result.config;
+    plan::StagePlans plans =
+        plan::plan_stages(c, facts.spec, batch, facts.world, facts.device, facts.threads, facts.memory);
+    const Need need{largest_need(c, plans), facts.capacity};
+    if (last) *last = std::move(plans);
+    return need;
   });
 }
 

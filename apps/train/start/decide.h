@@ -8,6 +8,7 @@
 #include <string>
 
 #include "apps/plan/memory_check.h"
+#include "apps/plan/stage_plans.h"
 #include "apps/train/start/placement.h"
 
 namespace nrl::train {
@@ -55,8 +56,9 @@ Decision decide(const DecisionFacts& facts, const Planned& planned);
 /// smaller microbatch to take.
 std::optional<Decision> decide_below(const DecisionFacts& facts, const Planned& planned, Decision failed,
                                      std::string why);
-/// decide() without the ranks, by plans of plan::typical_ranks().
-Decision decide_alone(const DecisionFacts& facts);
+/// decide() without the ranks, by plan::plan_stages(). `last`: gets the plans that were made last if it is
+/// not null; none if no plan was needed.
+Decision decide_alone(const DecisionFacts& facts, plan::StagePlans* last = nullptr);
 
 /// The warning that a decision took a smaller microbatch, or the problem (exit 71) that nothing fits, with
 /// changes of the configuration that do; empty if the run is as configured.

@@ -1,7 +1,6 @@
 #include "apps/train/start/memory_fit.h"
 
 #include <algorithm>
-#include <set>
 
 #include "apps/plan/forward_plan.h"
 #include "apps/plan/generation.h"
@@ -10,9 +9,7 @@
 #include "apps/state/model_source.h"
 #include "apps/state/resume.h"
 #include "apps/train/start/run_check.h"
-#include "core/base/jobs.h"
 #include "core/base/text.h"
-#include "core/device/cpu/parallel.h"
 
 namespace nrl::train {
 namespace {
@@ -83,26 +80,20 @@ plan::CategoryBytes needed_memory(const Config& config, const plan::RunPlan& pla
   return need;
 }
 
-plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
-                                 int world, DeviceType device, int threads, size_t memory) {
-  const std::set<int> typical = plan::typical_ranks(config, world);
-  const std::vector<int> ranks(typical.begin(), typical.end());
-  std::vector<plan::CategoryBytes> needs(ranks.size());
-  const int cores = ranks.size() > 1 ? cpu::available_cores() : 1;
-  run_jobs(static_cast<size_t>(cores), ranks.size(), [&](size_t i) {
-    needs[i] = needed_memory(
-        config, *plan::make_run_plan(config, spec, batch, plan::grid_position(config, world, ranks[i]),
-                                     device, threads, {}, memory));
-  });
-  return *std::max_element(needs.begin(), needs.end(),
-                           [](const auto& a, const auto& b) { return plan::total(a) < plan::total(b); });
+plan::CategoryBytes largest_need(const Config& config, const plan::StagePlans& plans) {
+  plan::CategoryBytes most = {};
+  for (const auto& plan : plans.plans)
+    if (const plan::CategoryBytes need = needed_memory(config, *plan); plan::total(need) > plan::total(most))
+      most = need;
+  return most;
 }
 
 double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
                      DeviceType device, int threads, double limit, size_t memory) {
   const double least = plan::total(plan::minimum_memory(config, spec, batch, device));
   if (least > limit) return least;
-  return plan::total(largest_need(config, spec, batch, world, device, threads, memory));
+  return plan::total(
+      largest_need(config, plan::plan_stages(config, spec, batch, world, device, threads, memory)));
 }
 
 std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int world, DeviceType device,

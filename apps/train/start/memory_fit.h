@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "apps/plan/memory_check.h"
+#include "apps/plan/stage_plans.h"
 
 namespace nrl::train {
 
@@ -21,12 +22,11 @@ int64_t reference_bytes(const Config& config, const plan::RunPlan& plan);
 /// The same, but 0 of a model that cannot be read: the run says so when it reads it.
 int64_t readable_reference_bytes(const Config& config, const plan::RunPlan& plan);
 
-/// The memory of the rank of `config` that needs most (needed_memory), from plans of
-/// plan::typical_ranks(). `memory`: as for plan::make_run_plan().
-plan::CategoryBytes largest_need(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch,
-                                 int world, DeviceType device, int threads, size_t memory = 0);
+/// The memory of the rank of these that needs most (needed_memory).
+plan::CategoryBytes largest_need(const Config& config, const plan::StagePlans& plans);
 
-/// The bytes of largest_need(); or more than `limit`, without a plan, if even plan::minimum_memory is larger.
+/// The bytes of largest_need() of plan::plan_stages(); or more than `limit`, without a plan, if even
+/// plan::minimum_memory is larger.
 double needed_memory(const Config& config, const model::ModelSpec& spec, const BatchPlan& batch, int world,
                      DeviceType device, int threads, double limit, size_t memory = 0);
 
