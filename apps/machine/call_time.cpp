@@ -25,6 +25,10 @@ constexpr double gemm_half_inner = 128, hopper_fp8_half_inner = 512;
 /// The part of a GEMM's epilogue traffic that no main loop hides.
 constexpr double exposed_epilogue = 0.6;
 
+/// Seconds in which a host launches one of many kernels in a loop (NVIDIA, "Getting Started with CUDA
+/// Graphs").
+constexpr double host_launch = 3.8e-6;
+
 /// The fraction of the copy bandwidth that memory-bound kernels reach.
 constexpr double op_bandwidth = 0.85;
 struct OpFraction {
@@ -76,9 +80,10 @@ constexpr Tile ampere_tiles[] = {{128, 256}, {256, 128}, {128, 128}, {64, 128}, 
 constexpr Tile hopper_tiles[] = {{128, 256}, {256, 128}, {192, 192}, {320, 128}, {128, 320}, {128, 160},
                                  {160, 128}, {144, 128}, {128, 144}, {128, 128}, {64, 128},  {128, 64}};
 
-/// The fraction of the multiprocessors' time that the tiles of a result occupy: the last wave of tiles leaves
-/// some idle, tiles at the edges are partly empty. The inner dimension is split where tiles are few.
-double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& gemm) {
+/// The fraction of the multiprocessors' time that the tiles of `parts` equal results occupy, which are
+/// computed at once: the last wave of tiles leaves some idle, tiles at the edges are partly empty. The inner
+/// dimension is split where tiles are few.
+double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& gemm, int64_t parts = 1) {
   if (!gpu.gpu()) return 1;
   constexpr int64_t least_inner = 512;
   constexpr double split_rate = 0.9;
@@ -87,22 +92,47 @@ double tile_utilization(const DeviceModel& gpu, const std::array<int64_t, 3>& ge
   double best = 0;
   for (const Tile& tile : gpu.major >= 9 ? std::span<const Tile>(hopper_tiles) : ampere_tiles) {
     const int64_t count =
-        ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
+        parts * ((rows + tile.rows - 1) / tile.rows) * ((columns + tile.columns - 1) / tile.columns);
     const int64_t splits = std::clamp<int64_t>(processors / std::max<int64_t>(count, 1), 1,
                                                std::max<int64_t>(inner / least_inner, 1));
     const int64_t waves = (count * splits + processors - 1) / processors;
-    const double used = static_cast<double>(rows * columns * splits),
+    const double used = static_cast<double>(parts * rows * columns * splits),
                  available = static_cast<double>(waves * processors * tile.rows * tile.columns);
     best = std::max(best, used / available * tile.rate() * (splits > 1 ? split_rate : 1.0));
   }
   return best;
 }
 
-double peak_of(const DeviceModel& gpu, const ops::Cost& cost) {
+/// The GEMMs of a call, all alike, which run at once.
+struct Gemms {
+  std::array<int64_t, 3> size;
+  int64_t count = 1;
+  DType operands;
+  double fraction = 1;  // of the rate of the library
+};
+
+Gemms gemms_of(const DeviceModel& gpu, const ops::Call& call) {
+  const ops::Cost& cost = call.cost;
+  const TrainerKernels* const theirs = gpu.kernels;
+  if (!theirs || !theirs->expert_gemms || cost.groups == 0)
+    return {.size = cost.gemm,
+            .count = theirs && theirs->streams ? call.pieces : 1,
+            .operands = cost.operands,
+            .fraction = gpu.gpu() && size_of(cost.operands) == 1 ? fraction_of(call.op, fp8_experts, 1) : 1};
+  const auto [all, m, k] = cost.gemm;
+  const int64_t rows = std::max<int64_t>(all / cost.groups, 1);
+  const bool of_weights = std::string_view(call.op) == "grouped_linear_backward_weight";
+  // Where our kernels multiply FP8 operands as f16, the library does not.
+  return {.size = of_weights ? std::array{m, k, rows} : std::array{rows, m, k},
+          .count = cost.groups,
+          .operands = theirs->fp8 && cost.operands == DType::f16 ? DType::e4m3 : cost.operands};
+}
+
+double peak_of(const DeviceModel& gpu, const ops::Cost& cost, DType operands) {
   if (!gpu.gpu()) return gpu.f32_flops;
   // The fractions of attention below refer to the bf16 peak: FP8 does not make exponentials faster.
-  if (size_of(cost.operands) == 1) return (cost.work == ops::Work::attention ? 1 : 2) * gpu.bf16_flops();
-  if (cost.operands != DType::f32) return gpu.bf16_flops();
+  if (size_of(operands) == 1) return (cost.work == ops::Work::attention ? 1 : 2) * gpu.bf16_flops();
+  if (operands != DType::f32) return gpu.bf16_flops();
   return cost.tf32 ? gpu.tf32_flops : gpu.f32_flops;
 }
 
@@ -122,7 +152,8 @@ CallTime stored_attention(const DeviceModel& gpu, const ops::Cost& cost, const S
   const auto inner = static_cast<double>(cost.head_dim);
   const double flops = above_diagonal * cost.flops / fused_products[cost.backward],  // of a product
       moved = flops / (2 * inner) / (gpu.copy * scenario.bandwidth * op_bandwidth),  // seconds of a byte each
-      rate = peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic * inner / (inner + gemm_half_inner);
+      rate = peak_of(gpu, cost, cost.operands) * gpu.gemm * scenario.arithmetic * inner /
+             (inner + gemm_half_inner);
   const double others = bytes.others * moved;
   return {.arithmetic = products[cost.backward] * flops / rate + others,
           .memory = bytes.products * moved + others};
@@ -143,13 +174,12 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
           (copy * (gpu.gpu() && !theirs ? fraction_of(call.op, op_fractions, op_bandwidth) : op_bandwidth));
       break;
     case ops::Work::gemm: {
-      const auto inner = static_cast<double>(cost.gemm[2]);
-      const bool fp8 = gpu.gpu() && size_of(cost.operands) == 1;
-      const double experts = fp8 ? fraction_of(call.op, fp8_experts, 0) : 0;  // 0: a GEMM of the library
-      const double half = fp8 && experts == 0 && gpu.major == 9 ? hopper_fp8_half_inner : gemm_half_inner;
-      const double rate = peak_of(gpu, cost) * gpu.gemm * scenario.arithmetic *
-                          tile_utilization(gpu, cost.gemm) * inner / (inner + half) *
-                          (experts > 0 ? experts : 1);
+      const Gemms gemms = gemms_of(gpu, call);
+      const auto inner = static_cast<double>(gemms.size[2]);
+      const bool hopper_fp8 = gpu.major == 9 && size_of(gemms.operands) == 1 && gemms.fraction == 1;
+      const double rate = peak_of(gpu, cost, gemms.operands) * gpu.gemm * scenario.arithmetic *
+                          tile_utilization(gpu, gemms.size, gemms.count) * inner /
+                          (inner + (hopper_fp8 ? hopper_fp8_half_inner : gemm_half_inner)) * gemms.fraction;
       time.arithmetic = cost.flops / rate + exposed_epilogue * cost.epilogue / copy;
       time.memory = cost.bytes() / (copy * op_bandwidth);
       break;
@@ -157,8 +187,8 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
     case ops::Work::attention: {
       if (gpu.kernels && gpu.kernels->scores.stored())
         return stored_attention(gpu, cost, gpu.kernels->scores, scenario);
-      const double rate = peak_of(gpu, cost) * attention_fraction(gpu, cost) * scenario.arithmetic *
-                          cost.keys / (cost.keys + attention_half_keys);
+      const double rate = peak_of(gpu, cost, cost.operands) * attention_fraction(gpu, cost) *
+                          scenario.arithmetic * cost.keys / (cost.keys + attention_half_keys);
       time.arithmetic = cost.flops / rate;
       time.memory = cost.bytes() / (copy * op_bandwidth);
       break;
@@ -225,9 +255,28 @@ Seconds CallTimes::of(const ops::Call& call) const {
   return {ratio * estimate(device_, {.op = call.op, .cost = cost}, likely).seconds(), Source::profile};
 }
 
+const OpKernels* CallTimes::theirs(const ops::Call& call) const {
+  return device_.kernels ? device_.kernels->find(call.op) : nullptr;
+}
+
 double CallTimes::gaps(const ops::Call& call) const {
-  const OpKernels* theirs = device_.kernels ? device_.kernels->find(call.op) : nullptr;
-  return gap_ * call.cost.launches * (theirs ? theirs->launches : 1);
+  const OpKernels* const k = theirs(call);
+  if (!k) return gap_ * call.cost.launches;
+  // GEMMs of groups run on several streams.
+  const int64_t of_groups = call.cost.work == ops::Work::gemm ? 0 : k->per_group * call.cost.groups;
+  return gap_ * static_cast<double>(call.cost.launches * k->launches + of_groups);
+}
+
+double CallTimes::host(const ops::Call& call) const {
+  if (host_of_operation() == 0) return 0;
+  const OpKernels* const k = theirs(call);
+  return device_.host_operation * call.cost.launches * (k ? k->launches : 1) +
+         host_launch * (k ? static_cast<double>(k->per_group * call.cost.groups) : 0);
+}
+
+bool CallTimes::host_waits(const ops::Call& call) const {
+  const OpKernels* const k = theirs(call);
+  return k && k->host_waits;
 }
 
 std::string assumptions(const DeviceModel& gpu) {

@@ -15,6 +15,8 @@
 
 namespace nrl::machine {
 
+struct OpKernels;
+
 /// Factors on the assumed rates.
 struct Scenario {
   double arithmetic = 1, bandwidth = 1;
@@ -47,6 +49,12 @@ class CallTimes {
   Seconds of(const ops::Call& call) const;
   /// Seconds between the kernels of a call.
   double gaps(const ops::Call& call) const;
+  /// Seconds in which the host of another trainer starts a call, or an operation of a group. 0 where it is
+  /// never late: ours, and with CUDA graphs.
+  double host(const ops::Call& call) const;
+  double host_of_operation() const { return device_.kernels ? device_.host_operation : 0; }
+  /// The host of another trainer waits for the result of the call.
+  bool host_waits(const ops::Call& call) const;
   double copies(comm::Purpose purpose, comm::Op op, double bytes) const {
     return copy_seconds(device_, purpose, op, bytes, scenario_);
   }
@@ -61,6 +69,7 @@ class CallTimes {
   using Kind = std::tuple<ops::Work, std::string, DType, bool>;  // the op may be empty: all of them
   static Size size_of(const CallKey& key);
   double ratio(const CallKey& key, ops::Work work) const;
+  const OpKernels* theirs(const ops::Call& call) const;
 
   DeviceModel device_;
   Scenario scenario_;

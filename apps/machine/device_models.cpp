@@ -49,6 +49,10 @@ constexpr double link(double gbits) {
   return adapter_efficiency * gbits * gbit;
 }
 
+/// A forward pass of torch.nn.Linear, of one kernel, on an H100 DGX (Xeon 8480C) and a GB200
+/// (TransformerEngine, issue 2053). Taken for A100 and B200 as well.
+constexpr double xeon_operation = 13.5e-6, grace_operation = 37e-6;
+
 constexpr DeviceModel hopper(std::string_view name, std::string_view product, double memory_mib,
                              double copy) {
   return {.name = name,
@@ -66,6 +70,7 @@ constexpr DeviceModel hopper(std::string_view name, std::string_view product, do
           .network = {link(400), 30e-6},
           .host = {5.45e10, 3e-6},
           .host_update = 6.1e10,
+          .host_operation = xeon_operation,
           .node_ranks = 8,
           .power_limit = 700,
           .idle_power = 105};
@@ -126,6 +131,7 @@ constexpr DeviceModel blackwell(std::string_view name, std::string_view product,
           .network = {link(400), 30e-6},
           .host = {5.45e10, 3e-6},
           .host_update = 7.1e10,
+          .host_operation = xeon_operation,
           .node_ranks = 8,
           .power_limit = 1000,
           .idle_power = 150};
@@ -138,6 +144,7 @@ constexpr DeviceModel gb200() {
   m.gemm = 0.60;
   m.host = {1.95e11, 3e-6};
   m.host_update = 1.9e11;
+  m.host_operation = grace_operation;
   m.node_ranks = 72;  // NVL72
   m.power_limit = 1200;
   m.idle_power = 180;
@@ -159,6 +166,7 @@ constexpr DeviceModel ampere(std::string_view name, double memory_mib, double co
           .network = {link(200), 30e-6},
           .host = {2.6e10, 3e-6},
           .host_update = 4.1e10,
+          .host_operation = xeon_operation,
           .node_ranks = 8,
           .power_limit = 400,
           .idle_power = 60};

@@ -45,6 +45,8 @@ struct DeviceModel {
   /// A GPU: its link to page-locked memory. A CPU: to the file that takes its offloaded activations.
   LinkModel host = {};
   double host_update = 0;  ///< GPU: bytes/s that its part of the host's CPUs reads and writes in an update
+  /// GPU: seconds that PyTorch on its host takes to start an operation; 0: it is in a CUDA graph.
+  double host_operation = 0;
   int node_ranks = 1;  ///< GPU: ranks with NVLink between all of them, where the configuration has no nodes
   double power_limit = 0;                   ///< GPU: watts
   double idle_power = 0;                    ///< GPU: watts between kernels

@@ -70,6 +70,25 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"largest_magnitude", 1.1, 1},
                                       fused_loss,
                                       fused_adamw};
+/// Experts (Megatron-Core 0.15, megatron/core/transformer/moe; TransformerEngine 2.10,
+/// pytorch/module/grouped_linear.py and common/fused_router) with the options of NVIDIA's recipes: alltoall,
+/// fused permutation and router. For tokens times experts, where ours move 4 and 8 for logits in f32: scores
+/// twice, for the choice and for the auxiliary loss, 29, backward 41. Sizes for the exchange and the map of
+/// rows are 9 kernels, for which the host waits. Each expert has GEMMs of cuBLASLt on 4 streams. Rows are
+/// sorted by 2 kernels, also in bf16; in FP8 they are copied once more to pad them. Casts to FP8 are a kernel
+/// for 64 experts with scales of the step before, one for each with scales of blocks, and four with current
+/// scales of tensors. The recipes of 2026 have a kernel for all experts (grouped GEMMs of cuBLASLt,
+/// group_quantize) and rows that the dispatcher has padded.
+constexpr OpKernels router[] = {{"router_forward", 29.0 / 4, 6}, {"router_backward", 41.0 / 8, 8}};
+constexpr OpKernels experts[] = {{.op = "dispatch_sort", .launches = 5, .host_waits = true},
+                                 {"regroup_rows", 1, 2},
+                                 {"grouped_linear_forward", 1, 1, 1},
+                                 {"grouped_linear_backward_data", 1, 1, 1},
+                                 {"grouped_linear_backward_weight", 1, 1, 1}};
+constexpr OpKernels padded_rows{"regroup_rows", 2, 4};
+constexpr OpKernels experts_delayed[] = {padded_rows},
+                    experts_current[] = {{"quantize", 1.4, 2, 4}, padded_rows},
+                    experts_blocks[] = {{"quantize", 1.4, 2, 1}, padded_rows};
 constexpr OpKernels megatron_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
                                              {"norm_backward", (12 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 5},
                                              {"quantize", 58.0 / 72, 2},
@@ -109,12 +128,34 @@ constexpr auto rms = ops::NormKind::rms, layer_norm = ops::NormKind::layer;
 /// tensors of their own, 2 and 2 for an element of 2 bytes, and bf16 gradients into a buffer of f32, 2 and 4
 /// for one of 4.
 constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
-  return {
-      .name = name, .norm = norm, .ops = ops, .gather_copies = 2, .reduce_copies = 1.5, .attention = flash2};
+  return {.name = name,
+          .norm = norm,
+          .ops = {ops},
+          .streams = true,
+          .gather_copies = 2,
+          .reduce_copies = 1.5,
+          .attention = flash2};
 }
 /// FSDP1 has weights in views of one tensor, whose gradient is joined, 2 and 2 for an element of 2 bytes.
 constexpr TrainerKernels pytorch_2023(ops::NormKind norm, std::span<const OpKernels> ops) {
-  return {.name = "pytorch-2023", .norm = norm, .ops = ops, .reduce_copies = 2, .attention = flash1};
+  return {.name = "pytorch-2023", .norm = norm, .ops = {ops}, .reduce_copies = 2, .attention = flash1};
+}
+constexpr TrainerKernels megatron(std::span<const OpKernels> of_fp8 = {}, std::optional<Fp8Recipe> fp8 = {}) {
+  return {.name = "megatron",
+          .norm = rms,
+          .fp8 = fp8,
+          .ops = {of_fp8, experts, router, megatron_rms},
+          .streams = true,
+          .expert_gemms = true};
+}
+constexpr TrainerKernels megatron_2026(std::optional<Fp8Recipe> fp8 = {}) {
+  return {.name = "megatron-2026",
+          .norm = rms,
+          .fp8 = fp8,
+          .ops = {router, megatron_rms},
+          .graphs = true,
+          .streams = true,
+          .expert_gemms = true};
 }
 constexpr TrainerKernels trainers[] = {
     pytorch("pytorch", rms, pytorch_rms),
@@ -123,24 +164,36 @@ constexpr TrainerKernels trainers[] = {
     pytorch("pytorch-compile", layer_norm, compiled_layer_norm),
     pytorch_2023(rms, pytorch_rms),
     pytorch_2023(layer_norm, pytorch_layer_norm),
-    {.name = "megatron", .norm = rms, .ops = megatron_rms},
-    {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm},
-    {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores},
+    megatron(),
+    megatron(experts_delayed, Fp8Recipe::delayed),
+    megatron(experts_current, Fp8Recipe::tensorwise),
+    megatron(experts_blocks, Fp8Recipe::blockwise),
+    megatron(experts_blocks, Fp8Recipe::mxfp8),
+    {.name = "megatron", .norm = layer_norm, .ops = {megatron_layer_norm}, .streams = true},
+    megatron_2026(),
+    megatron_2026(Fp8Recipe::delayed),
+    megatron_2026(Fp8Recipe::tensorwise),
+    megatron_2026(Fp8Recipe::blockwise),
+    megatron_2026(Fp8Recipe::mxfp8),
+    {.name = "megatron-2022", .norm = layer_norm, .ops = {megatron_2022}, .scores = megatron_2022_scores},
     {.name = "megatron-2022",
      .norm = layer_norm,
      .dropout = true,
-     .ops = megatron_2022_dropout,
+     .ops = {megatron_2022_dropout},
      .scores = megatron_2022_dropped}};
 
 }  // namespace
 
 const OpKernels* TrainerKernels::find(std::string_view op) const {
-  const auto at = std::find_if(ops.begin(), ops.end(), [&](const OpKernels& k) { return k.op == op; });
-  return at == ops.end() ? nullptr : &*at;
+  for (const std::span<const OpKernels> list : ops)
+    for (const OpKernels& k : list)
+      if (k.op == op) return &k;
+  return nullptr;
 }
 
 DeviceModel TrainerKernels::on(DeviceModel gpu) const {
   gpu.kernels = this;
+  if (graphs) gpu.host_operation = 0;
   for (const FusedAttention& of : attention)
     if (of.major == gpu.major) gpu.forward = of.forward, gpu.backward = of.backward;
   return gpu;
@@ -154,16 +207,17 @@ std::string trainer_names() {
   return names;
 }
 
-const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm, bool dropout) {
+const TrainerKernels& find_trainer_kernels(std::string_view name, const TrainedModel& model) {
   const auto of_name = [&](const TrainerKernels& t) { return t.name == name; };
   if (std::none_of(std::begin(trainers), std::end(trainers), of_name))
     fail(Exit::usage, "--trainer: unknown trainer '{}'; expected one of: {}", name, trainer_names());
   const TrainerKernels* found = nullptr;
   for (const TrainerKernels& t : trainers)
-    if (of_name(t) && t.norm == norm && (dropout || !t.dropout)) found = &t;
+    if (of_name(t) && t.norm == model.norm && (model.dropout || !t.dropout) && (!t.fp8 || t.fp8 == model.fp8))
+      found = &t;
   if (found) return *found;
   fail(Exit::usage, "--trainer: the kernels of {} are counted for models with {} only", name,
-       norm == rms ? "LayerNorm" : "RMSNorm");
+       model.norm == rms ? "LayerNorm" : "RMSNorm");
 }
 
 }  // namespace nrl::machine

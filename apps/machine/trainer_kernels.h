@@ -2,11 +2,14 @@
 // Kernels of other trainers, for estimates of what a step takes with them: the bytes that they move and the
 // kernels that they launch, counted in the trainers' source. trainer_kernels.cpp has the counts.
 
+#include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "apps/machine/device_models.h"
+#include "core/config/enums.h"
 #include "core/ops/norm.h"
 
 namespace nrl::machine {
@@ -14,8 +17,10 @@ namespace nrl::machine {
 /// The kernels of a trainer for one of our ops.
 struct OpKernels {
   std::string_view op;
-  double bytes = 1;  ///< that they move, over the bytes of ours
-  int launches = 1;  ///< kernels for each of ours
+  double bytes = 1;         ///< that they move, over the bytes of ours
+  int launches = 1;         ///< kernels for each of ours
+  int per_group = 0;        ///< and for each of ops::Cost::groups
+  bool host_waits = false;  ///< the host waits for the result, and starts nothing meanwhile
 };
 
 /// Bytes that attention moves for each score, where they are in memory. The products are GEMMs of all scores,
@@ -35,10 +40,15 @@ struct FusedAttention {
 };
 
 struct TrainerKernels {
-  std::string_view name;  ///< of plan --trainer
-  ops::NormKind norm;     ///< of the models whose ops were counted
-  bool dropout = false;   ///< counted with dropout of the scores and of the residual stream
-  std::span<const OpKernels> ops;
+  std::string_view name;              ///< of plan --trainer
+  ops::NormKind norm;                 ///< of the models whose ops were counted
+  bool dropout = false;               ///< counted with dropout of the scores and of the residual stream
+  std::optional<Fp8Recipe> fp8 = {};  ///< counted with this one
+  std::array<std::span<const OpKernels>, 4> ops;  ///< the first list that has an op counts
+  bool graphs = false;                            ///< whole steps are CUDA graphs: the host is never late
+  /// GEMMs of tensor-parallel communication's pieces run on several streams, and each expert has one of the
+  /// library.
+  bool streams = false, expert_gemms = false;
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;
   Scores scores = {};  ///< empty: attention is fused
@@ -53,8 +63,14 @@ struct TrainerKernels {
 
 /// "pytorch, ..."
 std::string trainer_names();
+/// The model whose kernels are asked for.
+struct TrainedModel {
+  ops::NormKind norm;
+  bool dropout = false;               ///< of attention's scores
+  std::optional<Fp8Recipe> fp8 = {};  ///< of GEMMs
+};
 /// Fails with Exit::usage and the names that there are, or if the trainer's kernels were not counted for
-/// models with this kind of norm. `dropout`: of attention's scores, where it was counted.
-const TrainerKernels& find_trainer_kernels(std::string_view name, ops::NormKind norm, bool dropout = false);
+/// models with this kind of norm. Dropout and FP8 have kernels of their own where they were counted.
+const TrainerKernels& find_trainer_kernels(std::string_view name, const TrainedModel& model);
 
 }  // namespace nrl::machine

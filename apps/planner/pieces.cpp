@@ -81,11 +81,12 @@ void move_share(LayerPiece& piece, double share) {
 
 namespace {
 
-/// Adds an item, a call to the call before it if both are of one pass and equally slowed by operations.
+/// Adds an item, a call to the call before it if both are of one pass, equally slowed by operations, and
+/// their host is never late.
 void add(std::vector<predict::Item>& to, const predict::Item& item) {
   constexpr auto call = predict::Item::Kind::call;
   if (item.kind == call && !to.empty() && to.back().kind == call && to.back().slot == item.slot &&
-      to.back().row == item.row) {
+      to.back().row == item.row && item.issue == 0) {
     to.back().host += item.host;
     to.back().seconds += item.seconds;
   } else {

@@ -53,9 +53,13 @@ machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trai
   if (run.profile && !run.profile->calls.empty())
     fail(Exit::usage,
          "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
-  const machine::TrainerKernels& kernels =
-      machine::find_trainer_kernels(trainer, run.spec->norm, run.spec->attention_dropout > 0);
-  const machine::DeviceModel model = kernels.on(machine::find_device_model("--device", run.gpu->name));
+  const Fp8Config& fp8 = run.result.config.policy.fp8_cfg;
+  const machine::TrainerKernels& kernels = machine::find_trainer_kernels(
+      trainer, {.norm = run.spec->norm,
+                .dropout = run.spec->attention_dropout > 0,
+                .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt});
+  machine::DeviceModel model = kernels.on(machine::find_device_model("--device", run.gpu->name));
+  if (run.result.config.policy.cuda_graph) model.host_operation = 0;
   return run.profile ? run.profile->device(model) : model;
 }
 

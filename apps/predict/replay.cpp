@@ -64,8 +64,10 @@ class Rank {
 
   void call(const Item& item) {
     SlotTime& slot = out_.slots[item.slot];
-    slot.host += item.host;
-    now_ += item.host;
+    issued_ += item.issue;
+    const double before = item.host + std::max(0.0, issued_ - now_);
+    slot.host += before;
+    now_ += before;
     const double begin = now_;
     std::erase_if(in_flight_, [&](size_t o) { return store_[o].end <= now_; });
     double left = item.seconds;
@@ -101,6 +103,7 @@ class Rank {
     slot.compute += item.seconds;
     slot.busy.processors += item.seconds;
     note(Resource::processors, begin, now_, item.source);
+    if (item.host_waits) issued_ = now_;
   }
 
   /// Operations in flight end later, because a call runs beside them for `passed` seconds from now on, and
@@ -142,8 +145,9 @@ class Rank {
   void start(const Item& item) {
     out_.slots[item.slot].exposed[static_cast<size_t>(item.purpose)] += item.host;
     now_ += item.host;
+    issued_ += item.issue;
     Operation o;
-    o.begin = now_;
+    o.begin = std::max(now_, issued_);
     o.purpose = item.purpose;
     o.op = item.op;
     if (const Operation* before = open(item.after)) o.begin = std::max(o.begin, before->end);
@@ -237,7 +241,7 @@ class Rank {
   const machine::Overlap& overlap_;
   bool wants_spans_;
   Replay out_;
-  double now_ = 0;
+  double now_ = 0, issued_ = 0;
   std::array<Line, machine::link_count> lines_;  // by Link
   std::vector<Operation> store_;
   static constexpr size_t none = std::numeric_limits<size_t>::max();

@@ -31,6 +31,9 @@ struct Item {
   double seconds = 0;  ///< call: alone on the device; start: of the operation, alone on its link
   /// Call: before its kernels start. Start: processor time that issuing takes.
   double host = 0;
+  /// Seconds of the host, which starts one item after another and may be ahead of the device; 0: it is.
+  double issue = 0;
+  bool host_waits = false;  ///< call: the host starts what follows when it has ended
   int operation = -1;  ///< start, wait: its number, memory is proportional to the largest; a wait for one
                        ///< without a start takes no time
   int after = -1;      ///< start: an operation that must end before; -1: none
@@ -60,7 +63,7 @@ struct Busy {
 /// Seconds of a part of the list, by what the rank did. They add up to the time that passed.
 struct SlotTime {
   double compute = 0;  ///< calls as if nothing else ran on the device
-  double host = 0;     ///< gaps before kernels
+  double host = 0;     ///< gaps before kernels, and waiting for the host
   /// By comm::Purpose: waiting for operations, issuing them, and what calls lost while they were in flight.
   std::array<double, comm::purpose_count> exposed = {};
   Busy busy = {};  ///< by the items, whenever their operations run

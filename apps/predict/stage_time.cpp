@@ -143,6 +143,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       // A rank on a CPU starts an operation on the processors that compute.
       const double issuing = gpu ? 0 : time.latency;
       item.host = issuing + rates.calls.copies(e.what.purpose, e.what.op, static_cast<double>(e.what.bytes));
+      item.issue = rates.calls.host_of_operation();
       item.seconds = time.time.value - issuing;
       item.after = e.what.after;
       item.op = e.what.op;
@@ -164,6 +165,8 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
     out.items.push_back({.slot = slots.of(call.step, call.microbatch),
                          .seconds = seconds.value,
                          .host = rates.calls.gaps(call),
+                         .issue = rates.calls.host(call),
+                         .host_waits = rates.calls.host_waits(call),
                          .row = rates.overlap.row(call.op, call.cost.work),
                          .source = static_cast<int>(i)});
   }

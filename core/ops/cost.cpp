@@ -13,7 +13,8 @@ void note_call(Exec& exec, const char* op, const Cost& cost) {
                            .range = trace::innermost(),
                            .cost = cost,
                            .step = exec.step,
-                           .microbatch = exec.microbatch});
+                           .microbatch = exec.microbatch,
+                           .pieces = exec.pieces});
 }
 
 void note_scratch(Exec& exec, size_t bytes) {

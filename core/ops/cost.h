@@ -27,6 +27,7 @@ struct Cost {
   bool tf32 = false;              ///< gemm: f32 operands in TF32
   std::array<int64_t, 3> gemm{};  ///< gemm: rows and columns of the result, inner dimension
   double epilogue = 0;            ///< gemm: bytes read and written after its main loop
+  int64_t groups = 0;             ///< groups of rows (experts), each with a GEMM or copy of its own; 0: none
   int64_t head_dim = 0;           ///< attention
   double keys = 0;                ///< attention: the mean number of keys that a query sees
   bool backward = false;          ///< attention
@@ -42,6 +43,7 @@ struct Call {
   Cost cost = {};
   int step = -1;        ///< Exec::step
   int microbatch = -1;  ///< Exec::microbatch
+  int pieces = 1;       ///< Exec::pieces
 };
 
 /// Bytes of the tensors together; absent ones count 0.

@@ -55,6 +55,7 @@ struct Exec {
   std::vector<Call>* calls = nullptr;  ///< with `needed`: ops add their calls with their costs (cost.h)
   int step = -1;                       ///< index of the program's step that is executed; -1: none
   int microbatch = -1;                 ///< of that step in training; -1: of none
+  int pieces = 1;                      ///< GEMMs on parts of the rows, of which the next one is
   size_t* scratch = nullptr;  ///< with `needed`: ops raise it to the workspace that they take (cost.h)
 
   bool on_gpu() const { return reduction_blocks > 0; }

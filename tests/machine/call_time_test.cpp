@@ -70,6 +70,19 @@ TEST_CASE("the tiles of a GEMM fill the multiprocessors as far as their sizes al
   CHECK(used("h100", 8192, 8192, 8192) == Approx(2048.0 / 2112));
 }
 
+TEST_CASE("pieces of a GEMM on several streams fill its waves together", "[machine]") {
+  const DeviceModel megatron =
+      machine::find_trainer_kernels("megatron", {.norm = ops::NormKind::rms}).on(model("h100"));
+  const auto time = [](const DeviceModel& device, int pieces) {
+    ops::Call piece = gemm(DType::bf16, 4096 / pieces, 3072, 8192);
+    piece.pieces = pieces;
+    return pieces * machine::estimate(device, piece, machine::likely).arithmetic;
+  };
+  CHECK(time(model("h100"), 4) / time(model("h100"), 1) > 1.2);
+  CHECK(time(megatron, 4) == Approx(time(megatron, 1)));
+  CHECK(time(megatron, 1) == Approx(time(model("h100"), 1)));
+}
+
 TEST_CASE("FP8 gains less than a factor of two over bf16 in the GEMMs of a layer", "[machine]") {
   // TransformerEngine, docs/examples/gemm_profiling: 15,872 tokens, width 4,096, MLP 16,384: 32.0 and 16.8
   // ms.
@@ -104,7 +117,7 @@ TEST_CASE("kernels that move bytes have measured fractions of a GPU's copy", "[m
 
 TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel", "[machine]") {
   using machine::find_trainer_kernels;
-  const DeviceModel theirs = find_trainer_kernels("pytorch", ops::NormKind::rms).on(model("h100"));
+  const DeviceModel theirs = find_trainer_kernels("pytorch", {.norm = ops::NormKind::rms}).on(model("h100"));
   const machine::CallTimes times(theirs, nullptr), ours(model("h100"), nullptr);
   const auto call = [&](const char* op) {
     ops::Call c{.op = op};
@@ -125,18 +138,61 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
   CHECK(times.copies(Purpose::gradients, Op::reduce_scatter, theirs.copy) == Approx(1.5 / 0.85));
   CHECK(times.copies(Purpose::layers, Op::all_gather, theirs.copy) == 0);
   CHECK(ours.copies(Purpose::weights, Op::all_gather, theirs.copy) == 0);
-  CHECK_THROWS_WITH(find_trainer_kernels("jax", ops::NormKind::rms),
-                    ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, megatron, megatron-2022"));
-  CHECK_THROWS_WITH(find_trainer_kernels("megatron-2022", ops::NormKind::rms),
+  CHECK_THROWS_WITH(
+      find_trainer_kernels("jax", {.norm = ops::NormKind::rms}),
+      ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, megatron, megatron-2026, megatron-2022"));
+  CHECK_THROWS_WITH(find_trainer_kernels("megatron-2022", {.norm = ops::NormKind::rms}),
                     ContainsSubstring("LayerNorm only"));
-  CHECK(find_trainer_kernels("pytorch", ops::NormKind::layer).find("norm_forward")->bytes == 18.0 / 8);
+  CHECK(find_trainer_kernels("pytorch", {.norm = ops::NormKind::layer}).find("norm_forward")->bytes ==
+        18.0 / 8);
+}
+
+TEST_CASE("experts of Megatron-Core have GEMMs and casts of their own, for which its host takes time",
+          "[machine]") {
+  using machine::find_trainer_kernels;
+  const auto times = [](const char* gpu, std::optional<Fp8Recipe> fp8 = {}) {
+    return machine::CallTimes(
+        find_trainer_kernels("megatron", {.norm = ops::NormKind::rms, .fp8 = fp8}).on(model(gpu)), nullptr);
+  };
+  const auto grouped = [](const char* op, DType operands, int64_t m, int64_t n, int64_t k) {
+    ops::Call call = gemm(operands, m, n, k, op);
+    call.cost.groups = 16;
+    return call;
+  };
+  const ops::Call forward = grouped("grouped_linear_forward", DType::bf16, 16 * 1024, 1536, 2048),
+                  weights = grouped("grouped_linear_backward_weight", DType::bf16, 16 * 1024, 1536, 2048);
+  // The tiles of all experts fill waves together: 16 x 8 x 6 of 128 x 256 in 6 of 132. For the weights the
+  // rows of one expert are the inner dimension.
+  const auto inner = [](double k) { return k / (k + 128); };
+  CHECK(times("h100").of(forward).value ==
+        Approx(forward.cost.flops / (model("h100").bf16_flops() * 0.73 * 768 / 792 * inner(2048))));
+  CHECK(times("h100").of(weights).value ==
+        Approx(forward.cost.flops / (model("h100").bf16_flops() * 0.73 * 768 / 792 * inner(1024))));
+  CHECK(times("h100").gaps(forward) == Approx(machine::launch_gap));
+  CHECK(times("h100").host(forward) == Approx(13.5e-6 + 16 * 3.8e-6));
+  CHECK(machine::CallTimes(model("h100"), nullptr).host(forward) == 0);
+  // Our kernels multiply FP8 operands as f16 on a B200, the library does not.
+  const ops::Call as_f16 = grouped("grouped_linear_forward", DType::f16, 16 * 1024, 1536, 2048);
+  CHECK(times("b200").of(as_f16).value == Approx(2 * times("b200", Fp8Recipe::mxfp8).of(as_f16).value));
+  ops::Call cast{.op = "quantize"};
+  cast.cost.groups = 16;
+  const auto kernels = [&](std::optional<Fp8Recipe> fp8) {
+    return times("h100", fp8).gaps(cast) / machine::launch_gap;
+  };
+  CHECK(kernels(Fp8Recipe::delayed) == Approx(2));
+  CHECK(kernels(Fp8Recipe::blockwise) == Approx(2 + 16));
+  CHECK(kernels(Fp8Recipe::tensorwise) == Approx(2 + 4 * 16));
+  cast.cost.groups = 0;
+  CHECK(kernels(Fp8Recipe::tensorwise) == Approx(2));
+  CHECK(times("h100").host_waits({.op = "dispatch_sort"}));
+  CHECK_FALSE(times("h100").host_waits({.op = "permute"}));
 }
 
 TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the trainer's", "[machine]") {
   // FlashAttention-2 on an H100, causal, heads of 128: TFLOP/s forward (Shah et al. 2024), and both ways
   // (its repository).
   const auto with = [](const char* trainer, ops::NormKind norm, const char* gpu, bool dropout = false) {
-    return machine::find_trainer_kernels(trainer, norm, dropout).on(model(gpu));
+    return machine::find_trainer_kernels(trainer, {.norm = norm, .dropout = dropout}).on(model(gpu));
   };
   const DeviceModel h100 = with("pytorch-compile", ops::NormKind::rms, "h100");
   const auto attention = [](double keys, double head, bool backward) {

@@ -45,7 +45,7 @@ const std::string experts =
 
 machine::DeviceModel h100(const char* trainer) {
   const machine::DeviceModel& model = machine::find_device_model("--device", "h100");
-  return trainer ? machine::find_trainer_kernels(trainer, ops::NormKind::rms).on(model) : model;
+  return trainer ? machine::find_trainer_kernels(trainer, {.norm = ops::NormKind::rms}).on(model) : model;
 }
 
 /// A configuration in a file, its prices, and full estimates, with our kernels or another trainer's.

@@ -390,3 +390,24 @@ TEST_CASE("Pieces of an offloaded update take the time of the slowest of copies 
   CHECK(end(2, 1, 1) == Approx(6 * 2 + 1 + 1));
   CHECK(end(1, 1, 2) == Approx(1 + 1 + 6 * 2));
 }
+
+TEST_CASE("A host that waits for a result is late with what follows", "[replay]") {
+  // Each item takes the host 2: the first call runs from 2 to 12, the next one from 14, the operation from
+  // 16, the call beside it from 18 to 24; the last call is started at 20.
+  List l;
+  l.call(10);
+  l.items.back().host_waits = true;
+  l.call(1);
+  const int operation = l.start(5);
+  l.call(6).wait(operation).call(1);
+  for (Item& item : l.items)
+    if (item.kind != Item::Kind::wait) item.issue = 2;
+  const Replay r = l.replayed();
+  CHECK(r.slots[0].host == Approx(2 + 2 + 3));
+  CHECK(r.slots[0].compute == Approx(18));
+  CHECK(r.end == Approx(2 + 10 + 2 + 1 + 3 + 6 + 1));
+  CHECK(r.slots[0].total() == Approx(r.end));
+  // A host that is ahead costs nothing but its first item.
+  l.items.front().host_waits = false;
+  CHECK(l.replayed().slots[0].host == Approx(2));
+}

@@ -28,6 +28,18 @@ struct Blocks {
   Tensor of(const Tensor& all, int64_t rank) const { return all.rows(rank * n, n); }
 };
 
+/// While it lives, GEMMs are on this many parts of the rows.
+class InPieces {
+ public:
+  InPieces(const Run& r, int64_t pieces) : exec_(r.exec()) { exec_.pieces = static_cast<int>(pieces); }
+  InPieces(const InPieces&) = delete;
+  InPieces& operator=(const InPieces&) = delete;
+  ~InPieces() { exec_.pieces = 1; }
+
+ private:
+  ops::Exec& exec_;
+};
+
 /// Every rank sends a piece of its rows to every other.
 std::vector<comm::Handle> send_pieces(const Run& r, const CommOverlap& overlap, const Tensor& all) {
   const Blocks b(r, all);
@@ -76,6 +88,7 @@ void sum_pieces(const Run& r, const CommOverlap& overlap, const Tensor& partial,
                 const GemmOfRows& gemm) {
   const Blocks b(r, partial);
   const int64_t pieces = piece_count(overlap, b.n);
+  const InPieces in_pieces(r, pieces * b.ranks);
   std::vector<comm::Handle> in_flight;
   for (int64_t i = 0; i < pieces; ++i) {
     const Slice rows = even_part(b.n, pieces, i);
@@ -90,6 +103,7 @@ void sum_pieces(const Run& r, const CommOverlap& overlap, const Tensor& partial,
 
 void all_reduce_pieces(const Run& r, const CommOverlap& overlap, const Tensor& out, const GemmOfRows& gemm) {
   const int64_t n = out.dim(0), pieces = piece_count(overlap, n);
+  const InPieces in_pieces(r, pieces);
   std::vector<comm::Handle> in_flight;
   for (int64_t i = 0; i < pieces; ++i) {
     const Slice rows = even_part(n, pieces, i);
@@ -103,6 +117,7 @@ void all_reduce_pieces(const Run& r, const CommOverlap& overlap, const Tensor& o
 /// `out` holds the sum that has just arrived.
 void sum_around(const Run& r, const Tensor& partial, const Tensor& out, const GemmOfRows& gemm) {
   const Blocks b(r, partial);
+  const InPieces in_pieces(r, b.ranks);
   comm::Handle in_flight;
   for (int64_t step = 1; step <= b.ranks; ++step) {
     const int64_t owner = b.before(step);
@@ -162,13 +177,15 @@ void multiply_gathered(const Run& r, const CommOverlap& overlap, Slot all, const
     if (!arriving.empty()) arriving.at(static_cast<size_t>(i)).wait();
   };
   if (overlap.method == TpCommOverlap::ring) {
+    const InPieces in_pieces(r, b.ranks);
     for (int64_t step = 0; step < b.ranks; ++step) {
       if (step > 0) wait(step - 1);
       whole(b.before(step));
     }
   } else if (overlap.method == TpCommOverlap::pipelined) {
-    whole(b.own);
     const int64_t pieces = piece_count(overlap, b.n);
+    const InPieces in_pieces(r, 1 + pieces * (b.ranks - 1));
+    whole(b.own);
     for (int64_t i = 0; i < pieces; ++i) {
       const Slice piece = even_part(b.n, pieces, i);
       wait(i);

@@ -80,8 +80,8 @@ bool multiplies_as_f16(const Exec& exec, const Tensor& operand) {
          !(exec.device && exec.device->properties().major == 9 && exec.device->properties().minor == 0);
 }
 
-Cost grouped_cost(const Exec& exec, const Tensor& left, const Tensor& right, const Tensor& result,
-                  int64_t rows, int64_t m, int64_t k, bool accumulate) {
+Cost grouped_cost(const Exec& exec, const Tensor& offsets, const Tensor& left, const Tensor& right,
+                  const Tensor& result, int64_t rows, int64_t m, int64_t k, bool accumulate) {
   const double accumulated = accumulate ? bytes_of(result) : 0;
   return {.work = Work::gemm,
           .read = bytes_of(left, right) + accumulated,
@@ -89,21 +89,23 @@ Cost grouped_cost(const Exec& exec, const Tensor& left, const Tensor& right, con
           .flops = linear_flops(rows, m, k),
           .operands = multiplies_as_f16(exec, left) ? DType::f16 : left.dtype,
           .gemm = {rows, m, k},
-          .epilogue = accumulated + bytes_of(result)};
+          .epilogue = accumulated + bytes_of(result),
+          .groups = offsets.dim(0) - 1};
 }
 
 }  // namespace
 
 Cost cost(const Exec& exec, const GroupedLinearForward& a) {
-  return grouped_cost(exec, a.x, a.weight, a.out, a.out.dim(0), a.out.dim(1), a.x.dim(1), false);
+  return grouped_cost(exec, a.offsets, a.x, a.weight, a.out, a.out.dim(0), a.out.dim(1), a.x.dim(1), false);
 }
 Cost cost(const Exec& exec, const GroupedLinearBackwardData& a) {
-  return grouped_cost(exec, a.dout, a.weight, a.dx, a.dx.dim(0), a.dx.dim(1), a.dout.dim(1), false);
+  return grouped_cost(exec, a.offsets, a.dout, a.weight, a.dx, a.dx.dim(0), a.dx.dim(1), a.dout.dim(1),
+                      false);
 }
 Cost cost(const Exec& exec, const GroupedLinearBackwardWeight& a) {
   const int rows = is_fp8(a.x) ? 1 : 0;
-  return grouped_cost(exec, a.dout, a.x, a.dweight, a.x.dim(rows), a.dout.dim(1 - rows), a.x.dim(1 - rows),
-                      a.accumulate);
+  return grouped_cost(exec, a.offsets, a.dout, a.x, a.dweight, a.x.dim(rows), a.dout.dim(1 - rows),
+                      a.x.dim(1 - rows), a.accumulate);
 }
 
 void grouped_linear_forward(Exec& exec, const GroupedLinearForward& a) {

@@ -79,7 +79,8 @@ Cost cost(const Exec&, const Quantize& a) {
   const QuantizeNorm& norm = a.source.norm;
   return {
       .read = bytes_of(a.source.x, a.source.dout, norm.weight, norm.bias, norm.mean, norm.rstd, a.measured),
-      .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column)};
+      .written = bytes_of(a.row, a.column) + scale_bytes(a.row) + scale_bytes(a.column),
+      .groups = a.offsets ? a.offsets.dim(0) - 1 : 0};
 }
 
 Cost cost(const Exec&, const Transpose& a) {
