@@ -166,7 +166,7 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
   const double copy = gpu.copy * scenario.bandwidth;
   CallTime time;
   if (cost.bytes() + cost.flops == 0) return time;
-  const OpKernels* theirs = gpu.kernels ? gpu.kernels->find(call.op) : nullptr;
+  const OpKernels* theirs = gpu.kernels ? gpu.kernels->find(call.op, gpu.experts) : nullptr;
   switch (cost.work) {
     case ops::Work::memory:
       time.memory =
@@ -256,7 +256,7 @@ Seconds CallTimes::of(const ops::Call& call) const {
 }
 
 const OpKernels* CallTimes::theirs(const ops::Call& call) const {
-  return device_.kernels ? device_.kernels->find(call.op) : nullptr;
+  return device_.kernels ? device_.kernels->find(call.op, device_.experts) : nullptr;
 }
 
 double CallTimes::gaps(const ops::Call& call) const {

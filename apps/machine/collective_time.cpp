@@ -83,14 +83,15 @@ class Estimate {
     consider("NVLS", nvls_start, bytes * (1 + 1.0 / c_.ranks) / (nvls_fraction * f_.node_bandwidth()));
   }
   /// Between all pairs, `bytes` to each.
-  void pairs(double bytes) {
+  void pairs(double bytes, double across) {
     const int outside = c_.ranks - c_.inside;
     const double latency =
         outside == 0
             ? message_latency()
             : message_latency() + (outside - 1) * (f_.nccl() ? message_overhead : f_.network().latency);
     consider("pairs", latency,
-             std::max((c_.inside - 1) * bytes / f_.node_bandwidth(), outside * bytes / beyond_rail()));
+             std::max((c_.inside - 1 + (1 - across) * outside) * bytes / f_.node_bandwidth(),
+                      across * outside * bytes / beyond_rail()));
   }
   void message(double bytes) {
     consider("message", message_latency(),
@@ -122,7 +123,7 @@ class Estimate {
   CollectiveTime best_;
 };
 
-CollectiveTime modeled(const Fabric& fabric, const Crossing& c, Op op, double bytes) {
+CollectiveTime modeled(const Fabric& fabric, const Crossing& c, Op op, double bytes, double across = 1) {
   if (c.ranks == 1 || op == Op::split) return {};
   Estimate e(fabric, c);
   const double wire = comm::wire_bytes(op, bytes, c.ranks);
@@ -143,7 +144,7 @@ CollectiveTime modeled(const Fabric& fabric, const Crossing& c, Op op, double by
       break;
     case Op::all_to_all:
     case Op::all_to_all_v:
-      e.pairs(bytes / c.ranks);
+      e.pairs(bytes / c.ranks, across);
       break;
     case Op::send:
     case Op::recv:
@@ -193,8 +194,15 @@ double interpolated(std::span<const MeasuredOperation> points, double bytes) {
 
 }  // namespace
 
-CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, Op op, double bytes) {
-  CollectiveTime model = modeled(fabric, crossing, op, bytes);
+double once_to_each_node(int nodes, int64_t choices) {
+  const auto k = static_cast<double>(choices);
+  // Other nodes with an expert of a token, over its experts on other nodes.
+  return nodes * (1 - std::pow(1 - 1.0 / nodes, k)) / k;
+}
+
+CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, Op op, double bytes,
+                               double across) {
+  CollectiveTime model = modeled(fabric, crossing, op, bytes, across);
   if (crossing.ranks == 1 || fabric.measured().empty()) return model;
   const std::vector<MeasuredOperation> points = nearest(fabric, crossing, op);
   if (points.empty()) return model;

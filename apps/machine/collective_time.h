@@ -24,8 +24,14 @@ struct CollectiveTime {
 /// all_to_all and all_to_all_v exchange between all pairs: the own rank's part is free, parts for ranks of
 /// the node go over NVLink, the others through the rank's own adapters. send, recv and exchange are one
 /// message to a neighbor over the outermost level that the group crosses; both ends of a message take its
-/// time.
-CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, comm::Op op, double bytes);
+/// time. `across`: all-to-all: the part of what is for ranks of other nodes that crosses to them; the rest is
+/// copied there.
+CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, comm::Op op, double bytes,
+                               double across = 1);
+
+/// That part, where a token goes once to each node that has some of its `choices` of experts, which lie
+/// evenly on the `nodes`.
+double once_to_each_node(int nodes, int64_t choices);
 
 inline Seconds collective_seconds(const Fabric& fabric, const Crossing& crossing, comm::Op op, double bytes) {
   return collective_time(fabric, crossing, op, bytes).time;

@@ -28,6 +28,13 @@ struct LinkModel {
   double latency = 0;    ///< seconds that an operation takes at least; between CPUs, of each step as well
 };
 
+/// How another trainer works on the rows of experts (find_trainer()).
+struct ExpertsOfTrainer {
+  bool grouped = false;  ///< one kernel for all experts of a rank
+  bool once = false;     ///< a token goes to each node once, however many of its experts are there
+  bool beside = false;   ///< rows are exchanged beside the computation of another microbatch
+};
+
 struct DeviceModel {
   std::string_view name;     ///< of the options --predict and --device
   std::string_view product;  ///< GPU: part of the driver's name; peak_flops() knows it
@@ -52,6 +59,7 @@ struct DeviceModel {
   double idle_power = 0;                    ///< GPU: watts between kernels
   double busy_power = 0;                    ///< GPU: watts in steps of training, measured; 0: not measured
   const TrainerKernels* kernels = nullptr;  ///< GPU: of another trainer (trainer_kernels.h); null: ours
+  ExpertsOfTrainer experts = {};
 
   bool gpu() const { return multiprocessors > 0; }
   double bf16_flops() const;  ///< dense, on the data sheet; f32_flops of a CPU

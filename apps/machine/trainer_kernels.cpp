@@ -68,6 +68,8 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"qk_norm_rope_backward", 10.0 / 6, 3},
                                       {"quantize", 1.4, 2},
                                       {"largest_magnitude", 1.1, 1},
+                                      {"router_forward", 29.0 / 4, 6},
+                                      {"router_backward", 41.0 / 8, 8},
                                       fused_loss,
                                       fused_adamw};
 /// Experts (Megatron-Core 0.15, megatron/core/transformer/moe; TransformerEngine 2.10,
@@ -79,7 +81,6 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
 /// for 64 experts with scales of the step before, one for each with scales of blocks, and four with current
 /// scales of tensors. The recipes of 2026 have a kernel for all experts (grouped GEMMs of cuBLASLt,
 /// group_quantize) and rows that the dispatcher has padded.
-constexpr OpKernels router[] = {{"router_forward", 29.0 / 4, 6}, {"router_backward", 41.0 / 8, 8}};
 constexpr OpKernels experts[] = {{.op = "dispatch_sort", .launches = 5, .host_waits = true},
                                  {"regroup_rows", 1, 2},
                                  {"grouped_linear_forward", 1, 1, 1},
@@ -130,7 +131,7 @@ constexpr auto rms = ops::NormKind::rms, layer_norm = ops::NormKind::layer;
 constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
   return {.name = name,
           .norm = norm,
-          .ops = {ops},
+          .ops = ops,
           .streams = true,
           .gather_copies = 2,
           .reduce_copies = 1.5,
@@ -138,22 +139,14 @@ constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std:
 }
 /// FSDP1 has weights in views of one tensor, whose gradient is joined, 2 and 2 for an element of 2 bytes.
 constexpr TrainerKernels pytorch_2023(ops::NormKind norm, std::span<const OpKernels> ops) {
-  return {.name = "pytorch-2023", .norm = norm, .ops = {ops}, .reduce_copies = 2, .attention = flash1};
+  return {.name = "pytorch-2023", .norm = norm, .ops = ops, .reduce_copies = 2, .attention = flash1};
 }
 constexpr TrainerKernels megatron(std::span<const OpKernels> of_fp8 = {}, std::optional<Fp8Recipe> fp8 = {}) {
   return {.name = "megatron",
           .norm = rms,
           .fp8 = fp8,
-          .ops = {of_fp8, experts, router, megatron_rms},
-          .streams = true,
-          .expert_gemms = true};
-}
-constexpr TrainerKernels megatron_2026(std::optional<Fp8Recipe> fp8 = {}) {
-  return {.name = "megatron-2026",
-          .norm = rms,
-          .fp8 = fp8,
-          .ops = {router, megatron_rms},
-          .graphs = true,
+          .ops = megatron_rms,
+          .of_experts = {of_fp8, experts},
           .streams = true,
           .expert_gemms = true};
 }
@@ -169,33 +162,40 @@ constexpr TrainerKernels trainers[] = {
     megatron(experts_current, Fp8Recipe::tensorwise),
     megatron(experts_blocks, Fp8Recipe::blockwise),
     megatron(experts_blocks, Fp8Recipe::mxfp8),
-    {.name = "megatron", .norm = layer_norm, .ops = {megatron_layer_norm}, .streams = true},
-    megatron_2026(),
-    megatron_2026(Fp8Recipe::delayed),
-    megatron_2026(Fp8Recipe::tensorwise),
-    megatron_2026(Fp8Recipe::blockwise),
-    megatron_2026(Fp8Recipe::mxfp8),
-    {.name = "megatron-2022", .norm = layer_norm, .ops = {megatron_2022}, .scores = megatron_2022_scores},
+    {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm, .streams = true},
+    {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores},
     {.name = "megatron-2022",
      .norm = layer_norm,
      .dropout = true,
-     .ops = {megatron_2022_dropout},
+     .ops = megatron_2022_dropout,
      .scores = megatron_2022_dropped}};
 
 }  // namespace
 
-const OpKernels* TrainerKernels::find(std::string_view op) const {
-  for (const std::span<const OpKernels> list : ops)
-    for (const OpKernels& k : list)
-      if (k.op == op) return &k;
-  return nullptr;
+const OpKernels* TrainerKernels::find(std::string_view op, const ExpertsOfTrainer& experts) const {
+  // DeepEP delivers rows in the order of the experts.
+  static constexpr OpKernels none{"regroup_rows", 0, 0};
+  if (experts.once && op == none.op) return &none;
+  const auto in = [&](std::span<const OpKernels> list) {
+    const auto at = std::find_if(list.begin(), list.end(), [&](const OpKernels& k) { return k.op == op; });
+    return at == list.end() ? nullptr : &*at;
+  };
+  for (const std::span<const OpKernels> list : of_experts)
+    if (const OpKernels* found = experts.grouped ? nullptr : in(list)) return found;
+  return in(ops);
 }
 
 DeviceModel TrainerKernels::on(DeviceModel gpu) const {
   gpu.kernels = this;
-  if (graphs) gpu.host_operation = 0;
   for (const FusedAttention& of : attention)
     if (of.major == gpu.major) gpu.forward = of.forward, gpu.backward = of.backward;
+  return gpu;
+}
+
+DeviceModel Trainer::on(DeviceModel gpu) const {
+  gpu = kernels->on(gpu);
+  gpu.experts = experts;
+  if (graphs) gpu.host_operation = 0;
   return gpu;
 }
 
@@ -218,6 +218,49 @@ const TrainerKernels& find_trainer_kernels(std::string_view name, const TrainedM
   if (found) return *found;
   fail(Exit::usage, "--trainer: the kernels of {} are counted for models with {} only", name,
        model.norm == rms ? "LayerNorm" : "RMSNorm");
+}
+
+namespace {
+
+struct Property {
+  std::string_view name, text;
+  bool ExpertsOfTrainer::*of_experts;  // null: graphs
+};
+constexpr Property properties[] = {
+    {"graphs", "CUDA graphs of whole steps", nullptr},
+    {"grouped", "one kernel for all experts of a rank", &ExpertsOfTrainer::grouped},
+    {"deepep", "DeepEP or HybridEP: a token goes once to each node that has experts for it",
+     &ExpertsOfTrainer::once},
+    {"overlap", "exchange of experts' rows beside the computation of another microbatch",
+     &ExpertsOfTrainer::beside}};
+
+}  // namespace
+
+std::string trainer_properties() {
+  std::string text;
+  for (const Property& p : properties)
+    text += fmt::format("{}{} ({})", text.empty() ? "" : ", ", p.name, p.text);
+  return text;
+}
+
+Trainer find_trainer(std::string_view text, const TrainedModel& model) {
+  size_t end = text.find('+');
+  Trainer found{.kernels = &find_trainer_kernels(text.substr(0, end), model)};
+  while (end != text.npos) {
+    const size_t begin = end + 1;
+    end = text.find('+', begin);
+    const std::string_view name = text.substr(begin, end == text.npos ? end : end - begin);
+    const auto at = std::find_if(std::begin(properties), std::end(properties),
+                                 [&](const Property& p) { return p.name == name; });
+    if (at == std::end(properties))
+      fail(Exit::usage, "--trainer {}: unknown property '{}'; expected {}", text, name, trainer_properties());
+    if (at->of_experts && !(model.experts && found.kernels->expert_gemms))
+      fail(Exit::usage, "--trainer {}: {} has no effect: {}. Fix: leave it out", text, name,
+           model.experts ? fmt::format("{} has our kernels and exchange for experts", found.kernels->name)
+                         : "the model has no experts");
+    (at->of_experts ? found.experts.*at->of_experts : found.graphs) = true;
+  }
+  return found;
 }
 
 }  // namespace nrl::machine

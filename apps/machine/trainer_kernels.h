@@ -44,10 +44,10 @@ struct TrainerKernels {
   ops::NormKind norm;                 ///< of the models whose ops were counted
   bool dropout = false;               ///< counted with dropout of the scores and of the residual stream
   std::optional<Fp8Recipe> fp8 = {};  ///< counted with this one
-  std::array<std::span<const OpKernels>, 4> ops;  ///< the first list that has an op counts
-  bool graphs = false;                            ///< whole steps are CUDA graphs: the host is never late
-  /// GEMMs of tensor-parallel communication's pieces run on several streams, and each expert has one of the
-  /// library.
+  std::span<const OpKernels> ops;
+  /// Of experts with kernels of their own, before those of `ops`. The first list that has an op counts.
+  std::array<std::span<const OpKernels>, 2> of_experts = {};
+  /// GEMMs of tensor-parallel communication's pieces run on several streams, and experts have the library's.
   bool streams = false, expert_gemms = false;
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;
@@ -56,7 +56,7 @@ struct TrainerKernels {
   std::span<const FusedAttention> attention = {};
 
   /// For an op that is not listed: null, the kernels are like ours.
-  const OpKernels* find(std::string_view op) const;
+  const OpKernels* find(std::string_view op, const ExpertsOfTrainer& experts = {}) const;
   /// A GPU, as its data sheet and papers have it, with these kernels.
   DeviceModel on(DeviceModel gpu) const;
 };
@@ -68,9 +68,24 @@ struct TrainedModel {
   ops::NormKind norm;
   bool dropout = false;               ///< of attention's scores
   std::optional<Fp8Recipe> fp8 = {};  ///< of GEMMs
+  bool experts = false;
 };
 /// Fails with Exit::usage and the names that there are, or if the trainer's kernels were not counted for
 /// models with this kind of norm. Dropout and FP8 have kernels of their own where they were counted.
 const TrainerKernels& find_trainer_kernels(std::string_view name, const TrainedModel& model);
+
+/// A trainer's kernels and what else it does.
+struct Trainer {
+  const TrainerKernels* kernels = nullptr;
+  bool graphs = false;  ///< whole steps are CUDA graphs: the host is never late
+  ExpertsOfTrainer experts = {};
+
+  DeviceModel on(DeviceModel gpu) const;
+};
+/// `text`: NAME or NAME+PROPERTY+..., of which trainer_properties() says what they are. Fails like
+/// find_trainer_kernels(), and for properties that are unknown or have no effect.
+Trainer find_trainer(std::string_view text, const TrainedModel& model);
+/// For the help of --trainer.
+std::string trainer_properties();
 
 }  // namespace nrl::machine

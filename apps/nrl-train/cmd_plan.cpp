@@ -384,7 +384,8 @@ void add_plan(CommandLine& line) {
        "which --device does not know")
       ->type_name("FILE");
   c->add_option("--trainer", args->trainer,
-                "Estimate with the kernels of another trainer in place of ours: " + machine::trainer_names())
+                "Estimate with the kernels of another trainer in place of ours: " + machine::trainer_names() +
+                    "; NAME+PROPERTY+...: " + machine::trainer_properties())
       ->type_name("NAME");
   c->add_option("--trace", args->trace,
                 "Write the predicted step as trace events (JSON) for ui.perfetto.dev to FILE")

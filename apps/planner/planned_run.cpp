@@ -54,11 +54,12 @@ machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trai
     fail(Exit::usage,
          "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
   const Fp8Config& fp8 = run.result.config.policy.fp8_cfg;
-  const machine::TrainerKernels& kernels = machine::find_trainer_kernels(
-      trainer, {.norm = run.spec->norm,
-                .dropout = run.spec->attention_dropout > 0,
-                .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt});
-  machine::DeviceModel model = kernels.on(machine::find_device_model("--device", run.gpu->name));
+  const machine::Trainer found =
+      machine::find_trainer(trainer, {.norm = run.spec->norm,
+                                      .dropout = run.spec->attention_dropout > 0,
+                                      .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt,
+                                      .experts = run.spec->moe.experts > 0});
+  machine::DeviceModel model = found.on(machine::find_device_model("--device", run.gpu->name));
   if (run.result.config.policy.cuda_graph) model.host_operation = 0;
   return run.profile ? run.profile->device(model) : model;
 }
@@ -89,6 +90,7 @@ PlannedRun prepare(const PlanRequest& request, bool layouts) {
       result, {.world = layouts ? 0 : run.world, .count = RankCount::planned, .files = false});
   if (run.gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, *run.spec, *run.gpu));
   if (!request.trainer.empty() && result.ok()) {
+    run.trainer = request.trainer;
     run.described = std::make_shared<machine::DeviceModel>(with_kernels(run, request.trainer));
     run.gpu = run.described.get();
   }
@@ -166,7 +168,7 @@ RunEstimate estimate_run(PlannedRun& run, EstimatedStages* kept) {
   out.poor = stages.estimate(machine::poor).step;
   out.run = predict::forecast_run(
       c, predict::run_facts(c, stages, device, static_cast<int>(nodes.size()), out.likely), *model);
-  if (model->kernels) out.trainer = model->kernels->name;
+  if (model->kernels) out.trainer = run.trainer;
   out.tokens = static_cast<double>(run.batch.tokens_per_step);
   out.flops = model::training_flops_per_token(*run.spec, c.policy.max_total_sequence_length);
   out.peak = model->bf16_flops() * run.world;

@@ -26,7 +26,7 @@ struct PlanRequest {
   /// auto: as configured; cpu, cuda, or the name of a GPU (machine::find_device_model()).
   std::string device = "auto";
   std::string profile = {};  ///< file of measured rates (machine::Profile); empty: none
-  std::string trainer = {};  ///< whose kernels are estimated (machine::TrainerKernels); empty: ours
+  std::string trainer = {};  ///< whose kernels are estimated (machine::find_trainer()); empty: ours
 };
 
 struct PlannedRun {
@@ -36,6 +36,7 @@ struct PlannedRun {
   int world = 1;
   const machine::DeviceModel* gpu = nullptr;  ///< the GPU that the request names, or its profile is of
   std::shared_ptr<const machine::Profile> profile = {};
+  std::string trainer = {};  ///< of the request
   /// `gpu` with the facts of the profile and the kernels of the trainer.
   std::shared_ptr<const machine::DeviceModel> described = {};
   train::DeviceChoice device = {};

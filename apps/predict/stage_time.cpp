@@ -46,10 +46,13 @@ class OperationTimes {
   const machine::CollectiveTime& of(const comm::Ledger::Event& e) {
     const auto [at, added] = times_.try_emplace({e.group, e.op, e.purpose, e.bytes});
     if (added) {
-      const double load = e.purpose == comm::Purpose::experts ? rates_.expert_load : 1;
-      at->second =
-          machine::collective_time(rates_.fabric, crossing(e.group), machine::pattern_of(e.op, e.purpose),
-                                   load * static_cast<double>(e.bytes));
+      const bool experts = e.purpose == comm::Purpose::experts;
+      const double load = experts ? rates_.expert_load : 1;
+      const machine::Crossing& c = crossing(e.group);
+      const bool once = experts && rates_.calls.device().experts.once;
+      at->second = machine::collective_time(rates_.fabric, c, machine::pattern_of(e.op, e.purpose),
+                                            load * static_cast<double>(e.bytes),
+                                            once ? machine::once_to_each_node(c.domains, rates_.choices) : 1);
     }
     return at->second;
   }
@@ -112,14 +115,18 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
   out.items.reserve(step.calls.size() + step.events.size());
   // Operations that the step leaves in flight count where the step before it has left them.
   std::unordered_set<int> waited;
+  std::unordered_set<int> beside;  // the computation of another microbatch
   HostStarts host;
   for (const plan::TrafficEvent& e : step.events) {
     if (e.what.wait) waited.insert(e.what.operation);
+    if (!e.what.wait && e.what.purpose == comm::Purpose::experts && rates.calls.device().experts.beside)
+      beside.insert(e.what.operation);
     if (e.host) host[e.what.operation] = &e;
   }
   const auto add_event = [&](const plan::TrafficEvent& e, int index) {
     // The host's copies and updates follow each other, and one wait is for all of an update.
     const bool of_host = e.what.purpose == comm::Purpose::offload;
+    if (e.what.wait && beside.contains(e.what.operation)) return;
     if (!of_host && !waited.contains(e.what.operation)) return;
     Item item{.kind = e.what.wait ? Item::Kind::wait : Item::Kind::start,
               .slot = slots.of(e.step, e.microbatch),
@@ -148,7 +155,8 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       item.after = e.what.after;
       item.op = e.what.op;
       item.link = link;
-      item.purpose = e.what.purpose;
+      // What no pass waits for shares its link as gathers of weights do.
+      item.purpose = beside.contains(e.what.operation) ? comm::Purpose::weights : e.what.purpose;
     }
     out.items.push_back(item);
   };

@@ -18,6 +18,7 @@ struct Rates {
   const machine::CallTimes& calls;
   const machine::Fabric& fabric;
   double expert_load = 1;                         ///< factor on the bytes that experts exchange
+  int64_t choices = 0;                            ///< experts of a token
   machine::Overlap overlap = machine::Overlap();  ///< replay()
 };
 

@@ -101,7 +101,11 @@ DryStages::~DryStages() = default;
 DryStages::DryStages(DryStages&&) noexcept = default;
 
 Rates DryStages::rates(const machine::CallTimes& calls) const {
-  return {.calls = calls, .fabric = fabric_, .expert_load = expert_load_, .overlap = overlap_};
+  return {.calls = calls,
+          .fabric = fabric_,
+          .expert_load = expert_load_,
+          .choices = stages_.front().engine->plan().spec.moe.rule.top_k,
+          .overlap = overlap_};
 }
 
 StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivation* derivation) const {

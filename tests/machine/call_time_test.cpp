@@ -138,9 +138,8 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
   CHECK(times.copies(Purpose::gradients, Op::reduce_scatter, theirs.copy) == Approx(1.5 / 0.85));
   CHECK(times.copies(Purpose::layers, Op::all_gather, theirs.copy) == 0);
   CHECK(ours.copies(Purpose::weights, Op::all_gather, theirs.copy) == 0);
-  CHECK_THROWS_WITH(
-      find_trainer_kernels("jax", {.norm = ops::NormKind::rms}),
-      ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, megatron, megatron-2026, megatron-2022"));
+  CHECK_THROWS_WITH(find_trainer_kernels("jax", {.norm = ops::NormKind::rms}),
+                    ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, megatron, megatron-2022"));
   CHECK_THROWS_WITH(find_trainer_kernels("megatron-2022", {.norm = ops::NormKind::rms}),
                     ContainsSubstring("LayerNorm only"));
   CHECK(find_trainer_kernels("pytorch", {.norm = ops::NormKind::layer}).find("norm_forward")->bytes ==
@@ -186,6 +185,31 @@ TEST_CASE("experts of Megatron-Core have GEMMs and casts of their own, for which
   CHECK(kernels(Fp8Recipe::tensorwise) == Approx(2));
   CHECK(times("h100").host_waits({.op = "dispatch_sort"}));
   CHECK_FALSE(times("h100").host_waits({.op = "permute"}));
+}
+
+TEST_CASE("properties of a trainer change what its host and its experts do", "[machine]") {
+  const machine::TrainedModel dense{.norm = ops::NormKind::rms},
+      experts{.norm = ops::NormKind::rms, .fp8 = Fp8Recipe::tensorwise, .experts = true};
+  const auto times = [&](const char* trainer) {
+    return machine::CallTimes(machine::find_trainer(trainer, experts).on(model("h100")), nullptr);
+  };
+  ops::Call cast{.op = "quantize"}, sorted{.op = "regroup_rows"};
+  cast.cost.groups = 16;
+  sorted.cost.read = model("h100").copy;
+  CHECK(times("megatron").host(cast) == Approx(2 * 13.5e-6 + 4 * 16 * 3.8e-6));
+  CHECK(times("megatron+grouped").host(cast) == Approx(2 * 13.5e-6));
+  CHECK(times("megatron+grouped+graphs").host(cast) == 0);
+  CHECK(times("megatron").of(sorted).value == Approx(2 / 0.85));
+  CHECK(times("megatron+deepep").of(sorted).value == 0);
+  const machine::Trainer all = machine::find_trainer("megatron+graphs+grouped+deepep+overlap", experts);
+  CHECK((all.graphs && all.experts.grouped && all.experts.once && all.experts.beside));
+  CHECK(machine::find_trainer("pytorch+graphs", dense).graphs);
+  CHECK_THROWS_WITH(machine::find_trainer("megatron+fast", dense),
+                    ContainsSubstring("unknown property 'fast'"));
+  CHECK_THROWS_WITH(machine::find_trainer("megatron+", dense), ContainsSubstring("unknown property ''"));
+  CHECK_THROWS_WITH(machine::find_trainer("megatron+overlap", dense), ContainsSubstring("has no experts"));
+  CHECK_THROWS_WITH(machine::find_trainer("pytorch+deepep", experts),
+                    ContainsSubstring("pytorch has our kernels"));
 }
 
 TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the trainer's", "[machine]") {

@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "apps/machine/trainer_kernels.h"
 #include "apps/plan/pipeline.h"
 #include "apps/predict/run_forecast.h"
 #include "apps/predict/spread.h"
@@ -361,6 +362,34 @@ TEST_CASE("Removing a limit never makes a step slower", "[predict]") {
   }
   CHECK(tried == 30);
   CHECK(limited > 30);
+}
+
+TEST_CASE("Rows of experts travel beside another microbatch, or once to each node, as a trainer does",
+          "[predict]") {
+  const std::string mixture =
+      "{model_type: qwen3_moe, vocab_size: 32000, hidden_size: 2048, intermediate_size: 6144, "
+      "moe_intermediate_size: 768, "
+      "num_experts: "
+      "64, num_experts_per_tok: 8, num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8, "
+      "head_dim: 128, max_position_embeddings: 8192}";
+  const ConfigResult config = configured(16, {"distributed.expert_parallel_size=16"}, mixture);
+  const model::ModelSpec spec = train::load_model_spec(config);
+  const auto of = [&](const char* trainer) {
+    const ModeledDevice device(
+        machine::find_trainer(trainer, {.norm = spec.norm, .experts = true}).on(h100()), false, 1);
+    return DryStages(config.config, plan_stages(config.config, spec, 16, device, 70e9), device,
+                     std::vector<ClusterNode>{{"a", 8}, {"b", 8}})
+        .estimate();
+  };
+  const StepEstimate alone = of("megatron"), once = of("megatron+deepep"), beside = of("megatron+overlap");
+  CHECK(alone.layers > 0.4 * alone.step);
+  CHECK(once.busy.adapter() < 0.4 * alone.busy.adapter());
+  CHECK(once.layers < 0.4 * alone.layers);
+  // The adapters are busy as long, and limit the step.
+  CHECK(beside.busy.adapter() == Approx(alone.busy.adapter()));
+  CHECK(beside.step >= beside.busy.adapter());
+  CHECK(beside.step < 0.8 * alone.step);
+  CHECK(beside.layers < 0.1 * alone.layers);
 }
 
 TEST_CASE("More memory never makes a step slower", "[predict]") {
