@@ -29,8 +29,8 @@ struct CollectiveTime {
 CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, comm::Op op, double bytes,
                                double across = 1);
 
-/// That part, where a token goes once to each node that has some of its `choices` of experts, which lie
-/// evenly on the `nodes`.
+/// `across` where a token goes once to each node that has some of its experts: `choices` of them, evenly on
+/// the `nodes`.
 double once_to_each_node(int nodes, int64_t choices);
 
 inline Seconds collective_seconds(const Fabric& fabric, const Crossing& crossing, comm::Op op, double bytes) {

@@ -45,7 +45,7 @@ struct TrainerKernels {
   bool dropout = false;               ///< counted with dropout of the scores and of the residual stream
   std::optional<Fp8Recipe> fp8 = {};  ///< counted with this one
   std::span<const OpKernels> ops;
-  /// Of experts with kernels of their own, before those of `ops`. The first list that has an op counts.
+  /// Lists before `ops`, for experts with kernels of their own. The first list that has an op counts.
   std::array<std::span<const OpKernels>, 2> of_experts = {};
   /// GEMMs of tensor-parallel communication's pieces run on several streams, and experts have the library's.
   bool streams = false, expert_gemms = false;

@@ -155,7 +155,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       item.after = e.what.after;
       item.op = e.what.op;
       item.link = link;
-      // What no pass waits for shares its link as gathers of weights do.
+      // Operations that no pass waits for share their link as gathers of weights do.
       item.purpose = beside.contains(e.what.operation) ? comm::Purpose::weights : e.what.purpose;
     }
     out.items.push_back(item);

@@ -113,8 +113,8 @@ TEST_CASE("of an exchange the own part is free, and the node's goes over NVLink"
   CHECK(seconds(h100(), 2, 4, Op::all_to_all, bytes) == Approx(4.0 / 8 * bytes / 46e9).epsilon(0.001));
   CHECK(seconds(h100(), 4, 2, Op::all_to_all, bytes) == Approx(6.0 / 8 * bytes / 46e9).epsilon(0.001));
   CHECK(machine::pattern_of(Op::exchange, comm::Purpose::experts) == Op::all_to_all);
-  // Of 8 experts of a token on 2 nodes, 4 are on the other one, to which it goes once with a probability of
-  // 255 / 256.
+  // A token has 4 of 8 experts on the other one of two nodes, to which it goes once with a probability of 255
+  // / 256.
   CHECK(machine::once_to_each_node(2, 8) == Approx(255.0 / 256 / 4));
   CHECK(machine::once_to_each_node(64, 1) == Approx(1));
   CHECK(machine::once_to_each_node(1, 8) == Approx(1.0 / 8));
