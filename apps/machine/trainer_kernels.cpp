@@ -231,14 +231,15 @@ namespace {
 struct Property {
   std::string_view name, text;
   bool ExpertsOfTrainer::*of_experts;  // null: graphs
+  bool exchange = false;
 };
 constexpr Property properties[] = {
     {"graphs", "CUDA graphs of whole steps", nullptr},
     {"grouped", "one kernel for all experts of a rank", &ExpertsOfTrainer::grouped},
     {"deepep", "DeepEP or HybridEP: a token goes once to each node that has experts for it",
-     &ExpertsOfTrainer::once},
+     &ExpertsOfTrainer::once, true},
     {"overlap", "exchange of experts' rows beside the computation of another microbatch",
-     &ExpertsOfTrainer::beside}};
+     &ExpertsOfTrainer::beside, true}};
 
 }  // namespace
 
@@ -260,10 +261,15 @@ Trainer find_trainer(std::string_view text, const TrainedModel& model) {
                                  [&](const Property& p) { return p.name == name; });
     if (at == std::end(properties))
       fail(Exit::usage, "--trainer {}: unknown property '{}'; expected {}", text, name, trainer_properties());
-    if (at->of_experts && !(model.experts && found.kernels->expert_gemms))
-      fail(Exit::usage, "--trainer {}: {} has no effect: {}. Fix: leave it out", text, name,
-           model.experts ? fmt::format("{} has our kernels and exchange for experts", found.kernels->name)
-                         : "the model has no experts");
+    std::string why;
+    if (at->of_experts && !model.experts)
+      why = "the model has no experts";
+    else if (at->of_experts && !found.kernels->expert_gemms)
+      why = fmt::format("{} has our kernels and exchange for experts", found.kernels->name);
+    else if (at->exchange && !model.exchanges)
+      why = "every rank gets all tokens, or as many for each expert";
+    if (!why.empty())
+      fail(Exit::usage, "--trainer {}: {} has no effect: {}. Fix: leave it out", text, name, why);
     (at->of_experts ? found.experts.*at->of_experts : found.graphs) = true;
   }
   return found;

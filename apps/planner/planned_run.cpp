@@ -45,6 +45,16 @@ std::vector<std::string> left_out(const Config& c) {
   return out;
 }
 
+machine::TrainedModel trained_model(const Fp8Config& fp8, const model::ModelSpec& spec) {
+  const model::MoeSpec& moe = spec.moe;
+  const bool experts = moe.experts > 0, padded = moe.capacity_factor > 0 && moe.pad_to_capacity;
+  return {.norm = spec.norm,
+          .dropout = spec.attention_dropout > 0,
+          .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt,
+          .experts = experts,
+          .exchanges = experts && !padded && moe.dispatcher == model::TokenDispatcher::alltoall};
+}
+
 /// The GPU of the run with the kernels of another trainer, over which its profile counts.
 machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trainer) {
   if (!run.gpu)
@@ -53,12 +63,8 @@ machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trai
   if (run.profile && !run.profile->calls.empty())
     fail(Exit::usage,
          "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
-  const Fp8Config& fp8 = run.result.config.policy.fp8_cfg;
   const machine::Trainer found =
-      machine::find_trainer(trainer, {.norm = run.spec->norm,
-                                      .dropout = run.spec->attention_dropout > 0,
-                                      .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt,
-                                      .experts = run.spec->moe.experts > 0});
+      machine::find_trainer(trainer, trained_model(run.result.config.policy.fp8_cfg, *run.spec));
   machine::DeviceModel model = found.on(machine::find_device_model("--device", run.gpu->name));
   if (run.result.config.policy.cuda_graph) model.host_operation = 0;
   return run.profile ? run.profile->device(model) : model;

@@ -189,7 +189,7 @@ TEST_CASE("experts of Megatron-Core have GEMMs and casts of their own, for which
 
 TEST_CASE("properties of a trainer change what its host and its experts do", "[machine]") {
   const machine::TrainedModel dense{.norm = ops::NormKind::rms},
-      experts{.norm = ops::NormKind::rms, .fp8 = Fp8Recipe::tensorwise, .experts = true};
+      experts{.norm = ops::NormKind::rms, .fp8 = Fp8Recipe::tensorwise, .experts = true, .exchanges = true};
   const auto times = [&](const char* trainer) {
     return machine::CallTimes(machine::find_trainer(trainer, experts).on(model("h100")), nullptr);
   };
@@ -208,6 +208,11 @@ TEST_CASE("properties of a trainer change what its host and its experts do", "[m
                     ContainsSubstring("unknown property 'fast'"));
   CHECK_THROWS_WITH(machine::find_trainer("megatron+", dense), ContainsSubstring("unknown property ''"));
   CHECK_THROWS_WITH(machine::find_trainer("megatron+overlap", dense), ContainsSubstring("has no experts"));
+  machine::TrainedModel here = experts;
+  here.exchanges = false;
+  CHECK(machine::find_trainer("megatron+grouped", here).experts.grouped);
+  CHECK_THROWS_WITH(machine::find_trainer("megatron+grouped+deepep", here),
+                    ContainsSubstring("deepep has no effect: every rank gets"));
   CHECK_THROWS_WITH(machine::find_trainer("pytorch+deepep", experts),
                     ContainsSubstring("pytorch has our kernels"));
 }

@@ -376,7 +376,8 @@ TEST_CASE("Rows of experts travel beside another microbatch, or once to each nod
   const model::ModelSpec spec = train::load_model_spec(config);
   const auto of = [&](const char* trainer) {
     const ModeledDevice device(
-        machine::find_trainer(trainer, {.norm = spec.norm, .experts = true}).on(h100()), false, 1);
+        machine::find_trainer(trainer, {.norm = spec.norm, .experts = true, .exchanges = true}).on(h100()),
+        false, 1);
     return DryStages(config.config, plan_stages(config.config, spec, 16, device, 70e9), device,
                      std::vector<ClusterNode>{{"a", 8}, {"b", 8}})
         .estimate();
