@@ -259,19 +259,23 @@ const OpKernels* CallTimes::theirs(const ops::Call& call) const {
   return device_.kernels ? device_.kernels->find(call.op, device_.experts) : nullptr;
 }
 
+double CallTimes::group_kernels(const OpKernels& of, const ops::Call& call) const {
+  return device_.experts.grouped ? 0 : static_cast<double>(of.per_group * call.cost.groups);
+}
+
 double CallTimes::gaps(const ops::Call& call) const {
   const OpKernels* const k = theirs(call);
   if (!k) return gap_ * call.cost.launches;
   // GEMMs of groups run on several streams.
-  const int64_t of_groups = call.cost.work == ops::Work::gemm ? 0 : k->per_group * call.cost.groups;
-  return gap_ * static_cast<double>(call.cost.launches * k->launches + of_groups);
+  const double of_groups = call.cost.work == ops::Work::gemm ? 0 : group_kernels(*k, call);
+  return gap_ * (call.cost.launches * k->launches + of_groups);
 }
 
 double CallTimes::host(const ops::Call& call) const {
   if (host_of_operation() == 0) return 0;
   const OpKernels* const k = theirs(call);
   return device_.host_operation * call.cost.launches * (k ? k->launches : 1) +
-         host_launch * (k ? static_cast<double>(k->per_group * call.cost.groups) : 0);
+         host_launch * (k ? group_kernels(*k, call) : 0);
 }
 
 bool CallTimes::host_waits(const ops::Call& call) const {

@@ -70,6 +70,7 @@ class CallTimes {
   static Size size_of(const CallKey& key);
   double ratio(const CallKey& key, ops::Work work) const;
   const OpKernels* theirs(const ops::Call& call) const;
+  double group_kernels(const OpKernels& of, const ops::Call& call) const;
 
   DeviceModel device_;
   Scenario scenario_;

@@ -194,7 +194,7 @@ double interpolated(std::span<const MeasuredOperation> points, double bytes) {
 
 }  // namespace
 
-double once_to_each_node(int nodes, int64_t choices) {
+double once_to_each_node(double nodes, int64_t choices) {
   const auto k = static_cast<double>(choices);
   // Other nodes with an expert of a token, over its experts on other nodes.
   return nodes * (1 - std::pow(1 - 1.0 / nodes, k)) / k;
@@ -214,7 +214,8 @@ CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, O
   const double factor = wire_factor(op, as.ranks),
                equal = factor > 0 ? bytes * wire_factor(op, crossing.ranks) / factor : bytes;
   const double steps = model.latency - modeled(fabric, measured, op, equal).latency,
-               seconds = interpolated(points, equal) + std::max(steps, 0.0);
+               part = across < 1 ? model.time.value / modeled(fabric, crossing, op, bytes).time.value : 1,
+               seconds = part * (interpolated(points, equal) + std::max(steps, 0.0));
   return {{seconds, Source::profile}, model.latency, "measured"};
 }
 

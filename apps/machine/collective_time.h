@@ -30,8 +30,8 @@ CollectiveTime collective_time(const Fabric& fabric, const Crossing& crossing, c
                                double across = 1);
 
 /// `across` where a token goes once to each node that has some of its experts: `choices` of them, evenly on
-/// the `nodes`.
-double once_to_each_node(int nodes, int64_t choices);
+/// the `nodes` on which they may be.
+double once_to_each_node(double nodes, int64_t choices);
 
 inline Seconds collective_seconds(const Fabric& fabric, const Crossing& crossing, comm::Op op, double bytes) {
   return collective_time(fabric, crossing, op, bytes).time;

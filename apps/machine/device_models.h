@@ -30,9 +30,10 @@ struct LinkModel {
 
 /// How another trainer works on the rows of experts (find_trainer()).
 struct ExpertsOfTrainer {
-  bool grouped = false;  ///< one kernel for all experts of a rank
-  bool once = false;     ///< a token goes to each node once, however many of its experts are there
-  bool beside = false;   ///< rows are exchanged beside the computation of another microbatch
+  bool grouped = false;   ///< one kernel for all experts of a rank
+  bool once = false;      ///< a token goes to each node once, however many of its experts are there
+  bool in_order = false;  ///< rows arrive as experts take them, also padded for FP8
+  bool beside = false;    ///< rows are exchanged beside the computation of another microbatch
 };
 
 struct DeviceModel {

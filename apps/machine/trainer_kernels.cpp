@@ -82,17 +82,17 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
 /// pytorch/module/grouped_linear.py and common/fused_router) with the options of NVIDIA's recipes: alltoall,
 /// fused permutation and router. For tokens times experts, where ours move 4 and 8 for logits in f32: scores
 /// twice, for the choice and for the auxiliary loss, 29, backward 41. Sizes for the exchange and the map of
-/// rows are 9 kernels, for which the host waits. Each expert has GEMMs of cuBLASLt on 4 streams. Rows are
-/// sorted by 2 kernels, also in bf16; in FP8 they are copied once more to pad them. Casts to FP8 are a kernel
-/// for 64 experts with scales of the step before, one for each with scales of blocks, and four with current
-/// scales of tensors. The recipes of 2026 have a kernel for all experts (grouped GEMMs of cuBLASLt,
-/// group_quantize) and rows that the dispatcher has padded.
+/// rows are 9 kernels (10 here), for which the host waits. Each expert has GEMMs of cuBLASLt on 4 streams.
+/// Rows are sorted by 2 kernels, also in bf16; in FP8 they are copied once more to pad them. Casts to FP8 are
+/// a kernel for 64 experts with scales of the step before, one for each with scales of blocks, and four with
+/// current scales of tensors. From 2.13 on there are kernels for all experts, where a recipe asks for them
+/// (cublaslt grouped GEMMs, group_quantize).
 constexpr OpKernels experts[] = {{.op = "dispatch_sort", .launches = 5, .host_waits = true},
-                                 {"regroup_rows", 1, 2},
+                                 {"regroup_rows", 1, 1},
                                  {"grouped_linear_forward", 1, 1, 1},
                                  {"grouped_linear_backward_data", 1, 1, 1},
                                  {"grouped_linear_backward_weight", 1, 1, 1}};
-constexpr OpKernels padded_rows{"regroup_rows", 2, 4};
+constexpr OpKernels padded_rows{"regroup_rows", 2, 2};
 constexpr OpKernels experts_delayed[] = {padded_rows},
                     experts_current[] = {{"quantize", 1.4, 2, 4}, padded_rows},
                     experts_blocks[] = {{"quantize", 1.4, 2, 1}, padded_rows};
@@ -179,16 +179,13 @@ constexpr TrainerKernels trainers[] = {
 }  // namespace
 
 const OpKernels* TrainerKernels::find(std::string_view op, const ExpertsOfTrainer& experts) const {
-  // DeepEP delivers rows in the order of the experts.
-  static constexpr OpKernels none{"regroup_rows", 0, 0};
-  if (experts.once && op == none.op) return &none;
-  const auto in = [&](std::span<const OpKernels> list) {
-    const auto at = std::find_if(list.begin(), list.end(), [&](const OpKernels& k) { return k.op == op; });
-    return at == list.end() ? nullptr : &*at;
-  };
-  for (const std::span<const OpKernels> list : of_experts)
-    if (const OpKernels* found = experts.grouped ? nullptr : in(list)) return found;
-  return in(ops);
+  // DeepEP delivers rows that need no sorting, which in FP8 are copied to pad them.
+  static constexpr OpKernels none{"regroup_rows", 0, 0}, pads{"regroup_rows", 1, 1};
+  if (experts.once && op == none.op) return fp8 && !experts.in_order ? &pads : &none;
+  for (const std::span<const OpKernels> list : {of_experts[0], of_experts[1], ops})
+    for (const OpKernels& k : list)
+      if (k.op == op) return &k;
+  return nullptr;
 }
 
 DeviceModel TrainerKernels::on(DeviceModel gpu) const {
@@ -230,16 +227,34 @@ namespace {
 
 struct Property {
   std::string_view name, text;
-  bool ExpertsOfTrainer::*of_experts;  // null: graphs
+  std::array<bool ExpertsOfTrainer::*, 2> of_experts = {};  // none: graphs
   bool exchange = false;
 };
 constexpr Property properties[] = {
-    {"graphs", "CUDA graphs of whole steps", nullptr},
-    {"grouped", "one kernel for all experts of a rank", &ExpertsOfTrainer::grouped},
-    {"deepep", "DeepEP or HybridEP: a token goes once to each node that has experts for it",
-     &ExpertsOfTrainer::once, true},
-    {"overlap", "exchange of experts' rows beside the computation of another microbatch",
-     &ExpertsOfTrainer::beside, true}};
+    {"graphs", "CUDA graphs of whole steps"},
+    {"grouped", "one kernel for all experts of a rank", {&ExpertsOfTrainer::grouped}},
+    {"deepep",
+     "DeepEP: a token goes once to each node that has experts for it",
+     {&ExpertsOfTrainer::once},
+     true},
+    {"hybridep",
+     "HybridEP: as deepep, and rows arrive as experts take them",
+     {&ExpertsOfTrainer::once, &ExpertsOfTrainer::in_order},
+     true},
+    {"overlap",
+     "rows of experts are exchanged beside the computation of another microbatch",
+     {&ExpertsOfTrainer::beside},
+     true}};
+
+/// Why a property has no effect; empty: it has one.
+std::string without_effect(const Property& p, const Trainer& trainer, const TrainedModel& model) {
+  if (!p.of_experts[0]) return trainer.graphs ? "steps are in graphs already" : "";
+  if (!model.experts) return "the model has no experts";
+  if (!trainer.kernels->expert_gemms)
+    return fmt::format("{} has our kernels and exchange for experts", trainer.kernels->name);
+  if (p.exchange && !model.exchanges) return "no rows of experts are exchanged, or as many for each expert";
+  return trainer.experts.*p.of_experts[0] ? "another property says so" : "";
+}
 
 }  // namespace
 
@@ -252,7 +267,7 @@ std::string trainer_properties() {
 
 Trainer find_trainer(std::string_view text, const TrainedModel& model) {
   size_t end = text.find('+');
-  Trainer found{.kernels = &find_trainer_kernels(text.substr(0, end), model)};
+  Trainer found{.kernels = &find_trainer_kernels(text.substr(0, end), model), .graphs = model.graphs};
   while (end != text.npos) {
     const size_t begin = end + 1;
     end = text.find('+', begin);
@@ -261,16 +276,11 @@ Trainer find_trainer(std::string_view text, const TrainedModel& model) {
                                  [&](const Property& p) { return p.name == name; });
     if (at == std::end(properties))
       fail(Exit::usage, "--trainer {}: unknown property '{}'; expected {}", text, name, trainer_properties());
-    std::string why;
-    if (at->of_experts && !model.experts)
-      why = "the model has no experts";
-    else if (at->of_experts && !found.kernels->expert_gemms)
-      why = fmt::format("{} has our kernels and exchange for experts", found.kernels->name);
-    else if (at->exchange && !model.exchanges)
-      why = "every rank gets all tokens, or as many for each expert";
-    if (!why.empty())
+    if (const std::string why = without_effect(*at, found, model); !why.empty())
       fail(Exit::usage, "--trainer {}: {} has no effect: {}. Fix: leave it out", text, name, why);
-    (at->of_experts ? found.experts.*at->of_experts : found.graphs) = true;
+    if (!at->of_experts[0]) found.graphs = true;
+    for (bool ExpertsOfTrainer::*const fact : at->of_experts)
+      if (fact) found.experts.*fact = true;
   }
   return found;
 }

@@ -69,7 +69,8 @@ struct TrainedModel {
   bool dropout = false;               ///< of attention's scores
   std::optional<Fp8Recipe> fp8 = {};  ///< of GEMMs
   bool experts = false;
-  bool exchanges = false;  ///< rows go to the ranks of their experts, if there are several
+  bool exchanges = false;  ///< rows go to the ranks of their experts
+  bool graphs = false;     ///< policy.cuda_graph
 };
 /// Fails with Exit::usage and the names that there are, or if the trainer's kernels were not counted for
 /// models with this kind of norm. Dropout and FP8 have kernels of their own where they were counted.

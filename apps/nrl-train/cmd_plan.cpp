@@ -122,6 +122,7 @@ void write_page(const std::string& path, const PlanArgs& args, const planner::Ru
 /// The page of the first layout with the others as points.
 void write_page(const std::string& path, const PlanArgs& args, const planner::Result& result) {
   planner::PlanRequest request = request_of(args, args.config.overrides);
+  request.of_search = true;
   for (const auto& keys : {args.fixed, result.found.front().keys})
     request.overrides.insert(request.overrides.end(), keys.begin(), keys.end());
   planner::PlannedRun run = planner::prepare(request);
@@ -211,7 +212,7 @@ int search(const PlanArgs& args, const planner::PlannedRun& run) {
   while (args.within > 0 && shown < result.found.size() && result.found[shown].value <= most) ++shown;
   log::info("{}", planner::table(result, device, args.world,
                                  model::training_flops_per_token(spec, c.policy.max_total_sequence_length),
-                                 shown, objective));
+                                 shown, objective, args.trainer));
   if (!args.html.empty()) {
     write_page(args.html, args, result);
     log::info("wrote    {}", args.html);

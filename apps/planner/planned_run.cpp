@@ -45,18 +45,22 @@ std::vector<std::string> left_out(const Config& c) {
   return out;
 }
 
-machine::TrainedModel trained_model(const Fp8Config& fp8, const model::ModelSpec& spec) {
+/// `layouts`: the configuration is one of many, some of which divide the experts.
+machine::TrainedModel trained_model(const Config& c, const model::ModelSpec& spec, bool layouts) {
   const model::MoeSpec& moe = spec.moe;
   const bool experts = moe.experts > 0, padded = moe.capacity_factor > 0 && moe.pad_to_capacity;
+  const Fp8Config& fp8 = c.policy.fp8_cfg;
   return {.norm = spec.norm,
           .dropout = spec.attention_dropout > 0,
           .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt,
           .experts = experts,
-          .exchanges = experts && !padded && moe.dispatcher == model::TokenDispatcher::alltoall};
+          .exchanges = experts && !padded && moe.dispatcher == model::TokenDispatcher::alltoall &&
+                       (layouts || c.distributed.expert_parallel_size > 1),
+          .graphs = c.policy.cuda_graph};
 }
 
 /// The GPU of the run with the kernels of another trainer, over which its profile counts.
-machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trainer) {
+machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trainer, bool layouts) {
   if (!run.gpu)
     fail(Exit::usage, "--trainer estimates with kernels of a GPU. Fix: --device with one of {}",
          machine::device_model_names());
@@ -64,9 +68,8 @@ machine::DeviceModel with_kernels(const PlannedRun& run, const std::string& trai
     fail(Exit::usage,
          "--trainer: the profile has times of our own calls. Fix: leave out --profile, or its calls");
   const machine::Trainer found =
-      machine::find_trainer(trainer, trained_model(run.result.config.policy.fp8_cfg, *run.spec));
-  machine::DeviceModel model = found.on(machine::find_device_model("--device", run.gpu->name));
-  if (run.result.config.policy.cuda_graph) model.host_operation = 0;
+      machine::find_trainer(trainer, trained_model(run.result.config, *run.spec, layouts));
+  const machine::DeviceModel model = found.on(machine::find_device_model("--device", run.gpu->name));
   return run.profile ? run.profile->device(model) : model;
 }
 
@@ -97,7 +100,8 @@ PlannedRun prepare(const PlanRequest& request, bool layouts) {
   if (run.gpu && result.ok()) result.add(check::check_fp8_on_gpu(result, *run.spec, *run.gpu));
   if (!request.trainer.empty() && result.ok()) {
     run.trainer = request.trainer;
-    run.described = std::make_shared<machine::DeviceModel>(with_kernels(run, request.trainer));
+    run.described = std::make_shared<machine::DeviceModel>(
+        with_kernels(run, request.trainer, layouts || request.of_search));
     run.gpu = run.described.get();
   }
   if (layouts || !result.ok()) return run;
@@ -207,9 +211,7 @@ std::string text_of(const RunEstimate& e) {
   for (const machine::Link link : machine::all_links)
     if (s.busy.of(link) > 0)
       text += fmt::format("   {} {}", machine::name_of(link, e.gpu), share(s.busy.of(link)));
-  if (!e.trainer.empty())
-    text += fmt::format("\n  with the kernels of {}; memory, overlap and operations of groups are ours",
-                        e.trainer);
+  if (!e.trainer.empty()) text += fmt::format("\n  with the kernels of {}; all else is ours", e.trainer);
   for (const std::string& part : e.without) text += fmt::format("\n  without {}", part);
   text += "\nrun      " + e.run.text();
   return text;

@@ -10,6 +10,7 @@
 #include "apps/machine/device_models.h"
 #include "apps/machine/profile.h"
 #include "apps/model/spec/spec.h"
+#include "apps/plan/stage_plans.h"
 #include "apps/planner/report.h"
 #include "apps/predict/run_forecast.h"
 #include "apps/predict/step_time.h"
@@ -27,6 +28,7 @@ struct PlanRequest {
   std::string device = "auto";
   std::string profile = {};  ///< file of measured rates (machine::Profile); empty: none
   std::string trainer = {};  ///< whose kernels are estimated (machine::find_trainer()); empty: ours
+  bool of_search = false;    ///< the layout is one of a search, in which some properties have no effect
 };
 
 struct PlannedRun {

@@ -71,8 +71,9 @@ struct Request {
 Result search_layouts(const Request& request, const predict::ModeledDevice& device);
 
 /// The best `shown` layouts as a table, the keys of the first one, and the best layouts without each of its
-/// axes. `flops_per_token`: of the model.
+/// axes. `flops_per_token`: of the model. `trainer`: whose kernels the times are with; empty: ours.
 std::string table(const Result& result, const predict::ModeledDevice& device, int world,
-                  double flops_per_token, size_t shown, Objective objective = Objective::time);
+                  double flops_per_token, size_t shown, Objective objective = Objective::time,
+                  std::string_view trainer = {});
 
 }  // namespace nrl::planner

@@ -7,7 +7,6 @@
 #include <spdlog/fmt/fmt.h>
 #include <spdlog/fmt/ranges.h>
 
-#include "apps/machine/trainer_kernels.h"
 #include "apps/planner/search.h"
 #include "core/base/text.h"
 
@@ -34,15 +33,14 @@ std::string alternatives_text(const Result& result, int world) {
 }  // namespace
 
 std::string table(const Result& result, const predict::ModeledDevice& device, int world,
-                  double flops_per_token, size_t shown, Objective objective) {
+                  double flops_per_token, size_t shown, Objective objective, std::string_view trainer) {
   const machine::DeviceModel& model = device.model();
   const double peak = model.bf16_flops() * world;
-  std::string text =
-      fmt::format("search   {} of {} fit; {} planned in full; times are estimates {}{}\n",
-                  grouped(static_cast<int64_t>(result.tried - result.too_large)),
-                  counted(static_cast<int64_t>(result.tried), "layout"), result.planned,
-                  device.profile() ? "with the rates of the profile" : "at assumed rates",
-                  model.kernels ? fmt::format(", with the kernels of {}", model.kernels->name) : "");
+  std::string text = fmt::format("search   {} of {} fit; {} planned in full; times are estimates {}{}\n",
+                                 grouped(static_cast<int64_t>(result.tried - result.too_large)),
+                                 counted(static_cast<int64_t>(result.tried), "layout"), result.planned,
+                                 device.profile() ? "with the rates of the profile" : "at assumed rates",
+                                 trainer.empty() ? "" : fmt::format(", with the kernels of {}", trainer));
   size_t width = 0;
   for (size_t i = 0; i < std::min(shown, result.found.size()); ++i)
     width = std::max(width, result.found[i].layout.name(world).size());

@@ -152,7 +152,9 @@ class Rank {
     o.op = item.op;
     if (const Operation* before = open(item.after)) o.begin = std::max(o.begin, before->end);
     if (item.link != Link::none) {
-      occupy(lines_[line_of(item.link)], o, item.seconds);
+      const bool data = item.beside || o.purpose == comm::Purpose::gradients ||
+                        o.purpose == comm::Purpose::weights || o.purpose == comm::Purpose::scalars;
+      occupy(lines_[line_of(item.link)], o, item.seconds, data);
       o.source = item.source;
       o.link = item.link;
       out_.slots[item.slot].busy.of(item.link) += item.seconds;
@@ -171,9 +173,7 @@ class Rank {
   /// Operations of one kind, layers' or data's, follow each other. Data on the link when an operation of a
   /// layer starts shares it: both advance at half the rate, as operations of two communicators do. Data
   /// starts after operations of layers that are in flight.
-  void occupy(Line& line, Operation& o, double seconds) {
-    const bool data = o.purpose == comm::Purpose::gradients || o.purpose == comm::Purpose::weights ||
-                      o.purpose == comm::Purpose::scalars;
+  void occupy(Line& line, Operation& o, double seconds, bool data) {
     o.begin = std::max(o.begin, line.layers_free);
     if (data) {
       if (!line.data.empty()) o.begin = std::max(o.begin, store_[line.data.back()].end);

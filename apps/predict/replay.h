@@ -41,7 +41,8 @@ struct Item {
   comm::Op op = comm::Op::all_reduce;             ///< start
   machine::Link link = machine::Link::none;       ///< start
   comm::Purpose purpose = comm::Purpose::layers;  ///< start
-  int source = -1;                                ///< index that Span::source repeats
+  bool beside = false;  ///< start: nothing waits for it: shares its link as data does
+  int source = -1;      ///< index that Span::source repeats
 };
 
 /// Seconds that resources are occupied.

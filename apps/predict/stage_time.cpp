@@ -49,16 +49,23 @@ class OperationTimes {
       const bool experts = e.purpose == comm::Purpose::experts;
       const double load = experts ? rates_.expert_load : 1;
       const machine::Crossing& c = crossing(e.group);
-      const bool once = experts && rates_.calls.device().experts.once;
-      at->second = machine::collective_time(rates_.fabric, c, machine::pattern_of(e.op, e.purpose),
-                                            load * static_cast<double>(e.bytes),
-                                            once ? machine::once_to_each_node(c.domains, rates_.choices) : 1);
+      at->second =
+          machine::collective_time(rates_.fabric, c, machine::pattern_of(e.op, e.purpose),
+                                   load * static_cast<double>(e.bytes), experts ? across(c.domains) : 1);
     }
     return at->second;
   }
   machine::Link link(int group) { return link_of(crossing(group)); }
 
  private:
+  /// The part of the rows for experts on other nodes that crosses to them.
+  double across(int domains) const {
+    if (!rates_.calls.device().experts.once) return 1;
+    // The experts of a token are in some groups, which lie one after the other.
+    const ops::RouterRule& rule = rates_.router;
+    const double nodes = static_cast<double>(domains * rule.group_top_k) / static_cast<double>(rule.groups);
+    return machine::once_to_each_node(std::max(nodes, 1.0), rule.top_k);
+  }
   const machine::Crossing& crossing(int group) {
     std::optional<machine::Crossing>& c = crossings_[group];
     if (!c) c = rates_.fabric.crossing(grid_, step_.groups[group].id);
@@ -155,8 +162,8 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       item.after = e.what.after;
       item.op = e.what.op;
       item.link = link;
-      // Operations that no pass waits for share their link as gathers of weights do.
-      item.purpose = beside.contains(e.what.operation) ? comm::Purpose::weights : e.what.purpose;
+      item.purpose = e.what.purpose;
+      item.beside = beside.contains(e.what.operation);
     }
     out.items.push_back(item);
   };

@@ -9,6 +9,7 @@
 #include "apps/machine/call_time.h"
 #include "apps/machine/collective_time.h"
 #include "apps/predict/replay.h"
+#include "core/ops/router.h"
 #include "parallel/pipeline/simulate.h"
 
 namespace nrl::predict {
@@ -17,8 +18,8 @@ namespace nrl::predict {
 struct Rates {
   const machine::CallTimes& calls;
   const machine::Fabric& fabric;
-  double expert_load = 1;                         ///< factor on the bytes that experts exchange
-  int64_t choices = 0;                            ///< experts of a token
+  double expert_load = 1;  ///< factor on the bytes that experts exchange
+  ops::RouterRule router = {};
   machine::Overlap overlap = machine::Overlap();  ///< replay()
 };
 

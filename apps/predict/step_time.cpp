@@ -104,7 +104,7 @@ Rates DryStages::rates(const machine::CallTimes& calls) const {
   return {.calls = calls,
           .fabric = fabric_,
           .expert_load = expert_load_,
-          .choices = stages_.front().engine->plan().spec.moe.rule.top_k,
+          .router = stages_.front().engine->plan().spec.moe.rule,
           .overlap = overlap_};
 }
 

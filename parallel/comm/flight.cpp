@@ -106,9 +106,7 @@ FlightFile::FlightFile(std::string path, const FlightIdentity& identity, Collect
 FlightFile::~FlightFile() {
   log_.place({});
   status::place(nullptr);
-  // Other threads may have the address of the page, and count in it. Memory stays there for them.
-  ::mmap(memory_, sizeof(Layout), PROT_READ | PROT_WRITE,
-         MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  // The memory stays mapped: other threads may have the address of the page, and count in it.
 }
 
 void FlightFile::remove() {

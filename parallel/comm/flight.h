@@ -34,8 +34,8 @@ class FlightFile {
   FlightFile(std::string path, const FlightIdentity& identity, CollectiveLog& log);
   FlightFile(const FlightFile&) = delete;
   FlightFile& operator=(const FlightFile&) = delete;
-  /// Continues page and log in the memory of the process. The addresses stay mapped: threads that work may
-  /// still write to the page, as those that read data ahead do at the end of a run.
+  /// Continues page and log in the memory of the process. The file stays mapped until the process ends:
+  /// threads that work may still write to the page, as those that read data ahead do at the end of a run.
   ~FlightFile();
 
   const std::string& path() const { return path_; }

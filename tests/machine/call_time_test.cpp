@@ -3,6 +3,7 @@
 #include "apps/machine/call_time.h"
 
 #include <cmath>
+#include <tuple>
 
 #include "apps/machine/trainer_kernels.h"
 #include "core/base/error.h"
@@ -198,23 +199,33 @@ TEST_CASE("properties of a trainer change what its host and its experts do", "[m
   sorted.cost.read = model("h100").copy;
   CHECK(times("megatron").host(cast) == Approx(2 * 13.5e-6 + 4 * 16 * 3.8e-6));
   CHECK(times("megatron+grouped").host(cast) == Approx(2 * 13.5e-6));
+  CHECK(times("megatron+grouped").gaps(cast) == Approx(2 * machine::launch_gap));
+  CHECK(times("megatron+grouped").host_waits({.op = "dispatch_sort"}));
   CHECK(times("megatron+grouped+graphs").host(cast) == 0);
+  // Rows in FP8 are sorted and padded, padded, or neither.
   CHECK(times("megatron").of(sorted).value == Approx(2 / 0.85));
-  CHECK(times("megatron+deepep").of(sorted).value == 0);
-  const machine::Trainer all = machine::find_trainer("megatron+graphs+grouped+deepep+overlap", experts);
-  CHECK((all.graphs && all.experts.grouped && all.experts.once && all.experts.beside));
+  CHECK(times("megatron+deepep").of(sorted).value == Approx(1 / 0.85));
+  CHECK(times("megatron+hybridep").of(sorted).value == 0);
+  const machine::Trainer all = machine::find_trainer("megatron+graphs+grouped+hybridep+overlap", experts);
+  CHECK(
+      (all.graphs && all.experts.grouped && all.experts.once && all.experts.in_order && all.experts.beside));
   CHECK(machine::find_trainer("pytorch+graphs", dense).graphs);
-  CHECK_THROWS_WITH(machine::find_trainer("megatron+fast", dense),
-                    ContainsSubstring("unknown property 'fast'"));
-  CHECK_THROWS_WITH(machine::find_trainer("megatron+", dense), ContainsSubstring("unknown property ''"));
-  CHECK_THROWS_WITH(machine::find_trainer("megatron+overlap", dense), ContainsSubstring("has no experts"));
-  machine::TrainedModel here = experts;
+  machine::TrainedModel here = experts, graphs = dense;
   here.exchanges = false;
+  graphs.graphs = true;
+  CHECK(machine::find_trainer("pytorch", graphs).graphs);
   CHECK(machine::find_trainer("megatron+grouped", here).experts.grouped);
-  CHECK_THROWS_WITH(machine::find_trainer("megatron+grouped+deepep", here),
-                    ContainsSubstring("deepep has no effect: every rank gets"));
-  CHECK_THROWS_WITH(machine::find_trainer("pytorch+deepep", experts),
-                    ContainsSubstring("pytorch has our kernels"));
+  const std::tuple<const char*, const machine::TrainedModel*, const char*> refused[] = {
+      {"megatron+fast", &dense, "unknown property 'fast'"},
+      {"megatron+", &dense, "unknown property ''"},
+      {"megatron+overlap", &dense, "the model has no experts"},
+      {"pytorch+deepep", &experts, "pytorch has our kernels"},
+      {"megatron+grouped+deepep", &here, "deepep has no effect: no rows of experts are exchanged"},
+      {"pytorch+graphs", &graphs, "steps are in graphs already"},
+      {"megatron+graphs+graphs", &dense, "steps are in graphs already"},
+      {"megatron+hybridep+deepep", &experts, "another property says so"}};
+  for (const auto& [trainer, of, why] : refused)
+    CHECK_THROWS_WITH(machine::find_trainer(trainer, *of), ContainsSubstring(why));
 }
 
 TEST_CASE("attention is FlashAttention-2, or has its scores in memory, as the trainer's", "[machine]") {

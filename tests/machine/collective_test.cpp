@@ -118,6 +118,7 @@ TEST_CASE("of an exchange the own part is free, and the node's goes over NVLink"
   CHECK(machine::once_to_each_node(2, 8) == Approx(255.0 / 256 / 4));
   CHECK(machine::once_to_each_node(64, 1) == Approx(1));
   CHECK(machine::once_to_each_node(1, 8) == Approx(1.0 / 8));
+  CHECK(machine::once_to_each_node(4, 8) < machine::once_to_each_node(8, 8));
   const double part = machine::once_to_each_node(2, 8);
   CHECK(collective_time(fabric_of(h100(), 2, 4), whole(2, 4), Op::all_to_all, bytes, part).time.value ==
         Approx(part * 4.0 / 8 * bytes / 46e9).epsilon(0.002));

@@ -45,7 +45,8 @@ const std::string experts =
 
 machine::DeviceModel h100(const char* trainer) {
   const machine::DeviceModel& model = machine::find_device_model("--device", "h100");
-  return trainer ? machine::find_trainer_kernels(trainer, {.norm = ops::NormKind::rms}).on(model) : model;
+  const machine::TrainedModel trained{.norm = ops::NormKind::rms, .experts = true, .exchanges = true};
+  return trainer ? machine::find_trainer(trainer, trained).on(model) : model;
 }
 
 /// A configuration in a file, its prices, and full estimates, with our kernels or another trainer's.
@@ -92,7 +93,8 @@ struct Case {
   const char* trainer = nullptr;
 };
 const std::vector<Case> cases{
-    {llama, 8, 64}, {uneven, 16, 128}, {gpt2, 4, 32}, {experts, 8, 64}, {llama, 8, 64, "pytorch"}};
+    {llama, 8, 64},   {uneven, 16, 128},         {gpt2, 4, 32},
+    {experts, 8, 64}, {llama, 8, 64, "pytorch"}, {experts, 16, 128, "megatron+deepep+overlap"}};
 
 /// Relative errors of a price.
 struct PriceError {
