@@ -159,6 +159,22 @@ CallTime stored_attention(const DeviceModel& gpu, const ops::Cost& cost, const S
           .memory = bytes.products * moved + others};
 }
 
+/// Null: as ours.
+const OpKernels* theirs_for(const DeviceModel& gpu, const ops::Call& call) {
+  return gpu.kernels ? gpu.kernels->find(call.op, gpu.experts) : nullptr;
+}
+
+/// The kernels of a call for its groups of rows, besides the others.
+double group_kernels(const DeviceModel& gpu, const ops::Call& call) {
+  const OpKernels* const theirs = theirs_for(gpu, call);
+  return theirs && !gpu.experts.grouped ? static_cast<double>(theirs->per_group * call.cost.groups) : 0;
+}
+
+double launches_of(const DeviceModel& gpu, const ops::Call& call) {
+  const OpKernels* const theirs = theirs_for(gpu, call);
+  return call.cost.launches * (theirs ? theirs->launches : 1);
+}
+
 }  // namespace
 
 CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario) {
@@ -166,7 +182,7 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
   const double copy = gpu.copy * scenario.bandwidth;
   CallTime time;
   if (cost.bytes() + cost.flops == 0) return time;
-  const OpKernels* theirs = gpu.kernels ? gpu.kernels->find(call.op, gpu.experts) : nullptr;
+  const OpKernels* const theirs = theirs_for(gpu, call);
   switch (cost.work) {
     case ops::Work::memory:
       time.memory =
@@ -255,32 +271,20 @@ Seconds CallTimes::of(const ops::Call& call) const {
   return {ratio * estimate(device_, {.op = call.op, .cost = cost}, likely).seconds(), Source::profile};
 }
 
-const OpKernels* CallTimes::theirs(const ops::Call& call) const {
-  return device_.kernels ? device_.kernels->find(call.op, device_.experts) : nullptr;
-}
-
-double CallTimes::group_kernels(const OpKernels& of, const ops::Call& call) const {
-  return device_.experts.grouped ? 0 : static_cast<double>(of.per_group * call.cost.groups);
-}
-
 double CallTimes::gaps(const ops::Call& call) const {
-  const OpKernels* const k = theirs(call);
-  if (!k) return gap_ * call.cost.launches;
   // GEMMs of groups run on several streams.
-  const double of_groups = call.cost.work == ops::Work::gemm ? 0 : group_kernels(*k, call);
-  return gap_ * (call.cost.launches * k->launches + of_groups);
+  return gap_ * (launches_of(device_, call) +
+                 (call.cost.work == ops::Work::gemm ? 0 : group_kernels(device_, call)));
 }
 
 double CallTimes::host(const ops::Call& call) const {
   if (host_of_operation() == 0) return 0;
-  const OpKernels* const k = theirs(call);
-  return device_.host_operation * call.cost.launches * (k ? k->launches : 1) +
-         host_launch * (k ? group_kernels(*k, call) : 0);
+  return device_.host_operation * launches_of(device_, call) + host_launch * group_kernels(device_, call);
 }
 
 bool CallTimes::host_waits(const ops::Call& call) const {
-  const OpKernels* const k = theirs(call);
-  return k && k->host_waits;
+  const OpKernels* const theirs = theirs_for(device_, call);
+  return theirs && theirs->host_waits;
 }
 
 std::string assumptions(const DeviceModel& gpu) {

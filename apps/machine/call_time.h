@@ -15,8 +15,6 @@
 
 namespace nrl::machine {
 
-struct OpKernels;
-
 /// Factors on the assumed rates.
 struct Scenario {
   double arithmetic = 1, bandwidth = 1;
@@ -69,8 +67,6 @@ class CallTimes {
   using Kind = std::tuple<ops::Work, std::string, DType, bool>;  // the op may be empty: all of them
   static Size size_of(const CallKey& key);
   double ratio(const CallKey& key, ops::Work work) const;
-  const OpKernels* theirs(const ops::Call& call) const;
-  double group_kernels(const OpKernels& of, const ops::Call& call) const;
 
   DeviceModel device_;
   Scenario scenario_;

@@ -83,12 +83,11 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
 /// fused permutation and router. For tokens times experts, where ours move 4 and 8 for logits in f32: scores
 /// twice, for the choice and for the auxiliary loss, 29, backward 41. Sizes for the exchange and the map of
 /// rows are 9 kernels (10 here), for which the host waits. Each expert has GEMMs of cuBLASLt on 4 streams.
-/// Rows are sorted by 2 kernels, also in bf16; in FP8 they are copied once more to pad them. Casts to FP8 are
-/// a kernel for 64 experts with scales of the step before, one for each with scales of blocks, and four with
-/// current scales of tensors. From 2.13 on there are kernels for all experts, where a recipe asks for them
-/// (cublaslt grouped GEMMs, group_quantize).
+/// Rows are sorted as ours, and in FP8 copied once more to pad them. Casts to FP8 are a kernel for 64 experts
+/// with scales of the step before, one for each with scales of blocks, and four with current scales of
+/// tensors. From 2.13 on there are kernels for all experts, where a recipe asks for them (cublaslt grouped
+/// GEMMs, group_quantize).
 constexpr OpKernels experts[] = {{.op = "dispatch_sort", .launches = 5, .host_waits = true},
-                                 {"regroup_rows", 1, 1},
                                  {"grouped_linear_forward", 1, 1, 1},
                                  {"grouped_linear_backward_data", 1, 1, 1},
                                  {"grouped_linear_backward_weight", 1, 1, 1}};
@@ -179,9 +178,9 @@ constexpr TrainerKernels trainers[] = {
 }  // namespace
 
 const OpKernels* TrainerKernels::find(std::string_view op, const ExpertsOfTrainer& experts) const {
-  // DeepEP delivers rows that need no sorting, which in FP8 are copied to pad them.
-  static constexpr OpKernels none{"regroup_rows", 0, 0}, pads{"regroup_rows", 1, 1};
-  if (experts.once && op == none.op) return fp8 && !experts.in_order ? &pads : &none;
+  // DeepEP delivers rows that need no sorting. In FP8 they are copied to pad them, as ours to sort them.
+  static constexpr OpKernels none{"regroup_rows", 0, 0};
+  if (experts.once && op == none.op) return fp8 && !experts.in_order ? nullptr : &none;
   for (const std::span<const OpKernels> list : {of_experts[0], of_experts[1], ops})
     for (const OpKernels& k : list)
       if (k.op == op) return &k;

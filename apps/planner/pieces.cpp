@@ -43,10 +43,6 @@ std::vector<ClusterNode> first_ranks(const std::vector<ClusterNode>& nodes, int 
   return out;
 }
 
-bool of_data(comm::Purpose p) {
-  return p == comm::Purpose::gradients || p == comm::Purpose::weights || p == comm::Purpose::scalars;
-}
-
 double state_bytes(const memory::MemoryPlan& plan) {
   using memory::Category;
   double sum = 0;
@@ -152,7 +148,7 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
   const auto microbatches = static_cast<size_t>(of.step.microbatches);
   const size_t end = of_microbatch * microbatches;
   std::erase_if(items.items, [](const predict::Item& i) {
-    return i.kind == predict::Item::Kind::start && of_data(i.purpose);
+    return i.kind == predict::Item::Kind::start && predict::of_data(i.purpose);
   });
   for (predict::Item& item : items.items) {
     const auto source = static_cast<size_t>(item.source);

@@ -48,13 +48,14 @@ std::vector<std::string> left_out(const Config& c) {
 /// `layouts`: the configuration is one of many, some of which divide the experts.
 machine::TrainedModel trained_model(const Config& c, const model::ModelSpec& spec, bool layouts) {
   const model::MoeSpec& moe = spec.moe;
-  const bool experts = moe.experts > 0, padded = moe.capacity_factor > 0 && moe.pad_to_capacity;
+  const bool experts = moe.experts > 0;
   const Fp8Config& fp8 = c.policy.fp8_cfg;
   return {.norm = spec.norm,
           .dropout = spec.attention_dropout > 0,
           .fp8 = fp8.enabled ? std::optional(fp8.fp8_recipe) : std::nullopt,
           .experts = experts,
-          .exchanges = experts && !padded && moe.dispatcher == model::TokenDispatcher::alltoall &&
+          .exchanges = experts && !moe.pad_to_capacity &&
+                       moe.dispatcher == model::TokenDispatcher::alltoall &&
                        (layouts || c.distributed.expert_parallel_size > 1),
           .graphs = c.policy.cuda_graph};
 }

@@ -152,9 +152,7 @@ class Rank {
     o.op = item.op;
     if (const Operation* before = open(item.after)) o.begin = std::max(o.begin, before->end);
     if (item.link != Link::none) {
-      const bool data = item.beside || o.purpose == comm::Purpose::gradients ||
-                        o.purpose == comm::Purpose::weights || o.purpose == comm::Purpose::scalars;
-      occupy(lines_[line_of(item.link)], o, item.seconds, data);
+      occupy(lines_[line_of(item.link)], o, item.seconds, item.beside || of_data(item.purpose));
       o.source = item.source;
       o.link = item.link;
       out_.slots[item.slot].busy.of(item.link) += item.seconds;

@@ -18,6 +18,11 @@
 
 namespace nrl::predict {
 
+/// True for operations for gradients and weights, and for the gradient norm.
+constexpr bool of_data(comm::Purpose p) {
+  return p == comm::Purpose::gradients || p == comm::Purpose::weights || p == comm::Purpose::scalars;
+}
+
 /// One thing that a rank does.
 struct Item {
   enum class Kind : uint8_t {
