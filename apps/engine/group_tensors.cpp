@@ -96,9 +96,9 @@ std::vector<model::ParameterView> parameter_views(const model::ParameterList& pa
                          : parameter_in(parameters, g, i, flat, place.start);
       };
       views[p] = {.weight = of(g.fp8 ? t.codes : t.weights, g.weights_gathered, t.gathered),
-                  .grad = of(t.gradients, g.gradients_sharded, t.bucket_gradients),
+                  .grad = of(t.gradients, g.gradient_buckets, t.bucket_gradients),
                   .overwrites_gradient = parameters.all[p].overwrites_gradient && !g.adds_microbatches,
-                  .grad_per_microbatch = g.gradients_sharded};
+                  .grad_per_microbatch = g.gradient_buckets};
     }
   }
   return views;

@@ -48,7 +48,7 @@ void Optimizer::step(comm::Communicator& all) {
 
 void Optimizer::zero_gradients() {
   for (const GroupTensors& t : groups_) {
-    if (t.group->gradients_sharded) continue;  // zeroed by every microbatch
+    if (t.group->gradient_buckets) continue;  // zeroed by every microbatch
     for (const parallel::ElementRange& r : t.group->zeroed)
       ops::zero(exec_, {.x = t.gradients.rows(r.begin, r.size())});
   }

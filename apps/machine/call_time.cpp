@@ -25,12 +25,13 @@ constexpr double gemm_half_inner = 128, hopper_fp8_half_inner = 512;
 /// The part of a GEMM's epilogue traffic that no main loop hides.
 constexpr double exposed_epilogue = 0.6;
 
+/// The fraction of the copy bandwidth that memory-bound kernels reach.
+constexpr double op_bandwidth = 0.85;
+
 /// Seconds in which a host launches one of many kernels in a loop (NVIDIA, "Getting Started with CUDA
 /// Graphs").
 constexpr double host_launch = 3.8e-6;
 
-/// The fraction of the copy bandwidth that memory-bound kernels reach.
-constexpr double op_bandwidth = 0.85;
 struct OpFraction {
   std::string_view op;
   double fraction;
@@ -211,6 +212,10 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
     }
   }
   return time;
+}
+
+double memory_seconds(const DeviceModel& gpu, const char* op, double bytes) {
+  return estimate(gpu, {.op = op, .cost = {.read = bytes}}, likely).seconds();
 }
 
 double copy_seconds(const DeviceModel& gpu, comm::Purpose purpose, comm::Op op, double bytes,

@@ -30,6 +30,9 @@ struct CallTime {
 /// The estimated time of one call, without the gaps between kernels.
 CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario& scenario);
 
+/// The same of a memory-bound op that moves so many bytes, at likely rates.
+double memory_seconds(const DeviceModel& gpu, const char* op, double bytes);
+
 /// The time of copies beside an operation of data-parallel ranks on `bytes`; 0 where it moves weights and
 /// gradients in their places.
 double copy_seconds(const DeviceModel& gpu, comm::Purpose purpose, comm::Op op, double bytes,

@@ -68,6 +68,8 @@ constexpr OpKernels compiled_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) 
 /// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
 /// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
 /// and 37.5. GELU is counted with the norms: 58 for our 72.
+/// GEMMs add to gradients of either type (fuse_wgrad_accumulation; gradient_accumulation_fusion).
+constexpr OpKernels gemm_sums{"sum_parts", 0, 0};
 constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
                                       {"qk_norm_rope_forward", 8.0 / 4, 2},
@@ -76,6 +78,7 @@ constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"largest_magnitude", 1.1, 1},
                                       {"router_forward", 29.0 / 4, 6},
                                       {"router_backward", 41.0 / 8, 8},
+                                      gemm_sums,
                                       fused_loss,
                                       fused_adamw};
 /// Experts (Megatron-Core 0.15, megatron/core/transformer/moe; TransformerEngine 2.10,
@@ -98,6 +101,7 @@ constexpr OpKernels experts_delayed[] = {padded_rows},
 constexpr OpKernels megatron_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2) / 8, 3},
                                              {"norm_backward", (12 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 5},
                                              {"quantize", 58.0 / 72, 2},
+                                             gemm_sums,
                                              fused_loss,
                                              fused_adamw};
 /// Megatron-LM, Megatron-DeepSpeed and GPT-NeoX of 2022: addition 6 and Apex's FusedLayerNorm 4, backward 6,

@@ -81,11 +81,16 @@ parallel::GroupId reduction_group(std::string_view group) {
   return parallel::group::dp_cp;
 }
 
+bool reduced_once(std::string_view group) {
+  return group == model::group_name::tied || group == model::group_name::tensor_partial ||
+         group == model::group_name::router_bias;
+}
+
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy,
                                           std::string_view group) {
   if (group == model::group_name::router_bias) return parallel::sharding::ddp;
-  const bool whole = group == model::group_name::tied || group == model::group_name::tensor_partial;
-  return whole && (strategy.gradients || strategy.parameters) ? parallel::sharding::optim : strategy;
+  return reduced_once(group) && (strategy.gradients || strategy.parameters) ? parallel::sharding::optim
+                                                                            : strategy;
 }
 
 std::vector<parallel::GroupId> needed_groups(const Config& config, const GridPosition& position, bool tied) {

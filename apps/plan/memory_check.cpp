@@ -136,7 +136,7 @@ CategoryBytes minimum_memory(const Config& config, const model::ModelSpec& spec,
   const bool trains_all = !spec.trained.adapters && spec.trained.frozen.empty();
   at(Category::gradients) =
       (trains_all ? 1 : 0) * kept(sharding.gradients) *
-      n(size_of(sharding.gradients ? recipe.optimizer().main_gradients : recipe.weight_gradients()));
+      n(size_of(sharding.optimizer_state ? recipe.optimizer().main_gradients : recipe.weight_gradients()));
   const precision::OptimizerFormats& formats = recipe.optimizer();
   const int64_t master = !recipe.master_weights()        ? 0
                          : formats.remainders || primary ? size_of(DType::u16)

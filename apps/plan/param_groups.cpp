@@ -328,15 +328,17 @@ std::vector<ParamGroup> make_param_groups(
     g.fp8 = at(parameters, g.parameters.front()).fp8;
     g.weights_gathered = o.strategy.parameters && o.shards > 1;
     g.weights_sharded = g.weights_gathered || (g.fp8 && o.strategy.optimizer_state && o.shards > 1);
-    g.gradients_sharded = g.trainable && o.strategy.gradients &&
-                          (o.shards > 1 || o.recipe.optimizer().main_gradients != DType::f32);
+    g.gradients_sharded = g.trainable && o.strategy.gradients && o.shards > 1;
+    g.gradient_buckets = g.gradients_sharded || (g.trainable && o.main_gradients != DType::f32);
+    NRL_CHECK(!g.gradient_buckets || o.strategy.optimizer_state, "{}: gradients of {} in {}", g.name,
+              o.strategy.name, name_of(o.main_gradients));
     std::vector<parallel::ParamSpec> specs;
     int64_t total = 0;
     for (const int p : g.parameters) {
       total += at(parameters, p).numel();
       specs.push_back({.name = at(parameters, p).name,
                        .numel = at(parameters, p).numel(),
-                       .unit = g.gradients_sharded || g.weights_gathered ? units[p] : 0});
+                       .unit = g.gradient_buckets || g.weights_gathered ? units[p] : 0});
     }
     g.bucket_elements =
         o.bucket_elements.value_or(parallel::auto_bucket_elements(total, o.shards * o.replicas));
@@ -350,7 +352,7 @@ std::vector<ParamGroup> make_param_groups(
     g.overlap_gather = o.overlap_gather;
     g.weight = at(parameters, g.parameters.front()).f32 ? DType::f32 : o.recipe.weights();
     g.gradient = o.recipe.weight_gradients();
-    g.main_gradient = g.gradients_sharded ? o.recipe.optimizer().main_gradients : g.gradient;
+    g.main_gradient = g.gradient_buckets ? o.main_gradients : g.gradient;
     g.lr_scale = o.lr_scale;
     if (g.trainable) g.offloaded_elements = offloaded_elements(o.offloaded, g.state_elements());
     const std::vector<OwnedRange> owned = owned_ranges(g, parameters, o);
@@ -402,7 +404,7 @@ std::vector<ParamGroup> make_param_groups(
     const bool remainders = (formats.remainders || g.fp8) && g.weight == DType::bf16;
     if (const auto master = o.recipe.master_weights()) add_state("master", remainders ? DType::u16 : *master);
     share();
-    g.zeroed = g.gradients_sharded ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
+    g.zeroed = g.gradient_buckets ? zeroed_in_buckets(g, parameters) : zeroed_ranges(g, parameters);
     if (o.updates) add_updates(g, parameters, o.shard_rank);
     g.chunks = add("update chunks", Category::data, g.chunk_count() * 4 * size_of(DType::i64));
   }
@@ -422,7 +424,7 @@ model::ShardedParameters sharded_parameters(std::span<const ParamGroup> groups) 
     for (size_t p = 0; p < g.parameters.size(); ++p) {
       const program::BucketId bucket{static_cast<int>(i), g.layout.place(static_cast<int>(p)).bucket};
       if (g.weights_gathered) out.weights[g.parameters[p]] = bucket;
-      if (g.gradients_sharded) out.gradients[g.parameters[p]] = bucket;
+      if (g.gradient_buckets) out.gradients[g.parameters[p]] = bucket;
     }
   }
   return out;
@@ -450,7 +452,7 @@ void declare_buckets(std::span<ParamGroup> groups, const program::RangesOfBucket
     if (g.weights_gathered)
       g.gathered = declare(g, group, "gathered weights", memory::Category::weights,
                            &program::BucketRanges::weights, g.read_type());
-    if (g.gradients_sharded)
+    if (g.gradient_buckets)
       g.bucket_gradients = declare(g, group, "gradients", memory::Category::gradients,
                                    &program::BucketRanges::gradients, g.gradient);
   }

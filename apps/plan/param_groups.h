@@ -60,15 +60,17 @@ struct ParamGroup {
   parallel::FlatBuckets layout;
   parallel::ShardingStrategy strategy;
   /// True if weights or gradients are kept in shards: the strategy shards them and there is more than one
-  /// shard. Gradients that are kept in bf16 are in shards even if there is one: layers write the fp32
-  /// gradients of a bucket and a microbatch. Frozen groups have no gradients.
+  /// shard. Frozen groups have no gradients.
   bool weights_sharded = false, gradients_sharded = false;
-  /// Layers read the weights from buffers per bucket, like sharded gradients (declare_buckets()).
+  /// Layers read the weights from buffers per bucket (declare_buckets()).
   bool weights_gathered = false;
+  /// Layers write the fp32 gradients of a microbatch into buffers per bucket, from where they are added to
+  /// those that the rank keeps: these are in shards, or in bf16.
+  bool gradient_buckets = false;
   /// Layers read the weights in FP8 only (ParamGroup::codes). `weights` are then what the optimizer updates,
   /// kept in shards as its state is.
   bool fp8 = false;
-  /// Sharded gradients: a bucket may sum several microbatches, so that every contribution is added to zeros,
+  /// Gradients in buckets: one may sum several microbatches, so that every contribution is added to zeros,
   /// even if the first one could overwrite (model::Parameter::overwrites_gradient).
   bool adds_microbatches = false;
   int replicas = 1;  ///< copies of all shards; the sums of shards are added up over them
@@ -79,7 +81,7 @@ struct ParamGroup {
   bool overlap_gather = false;  ///< weights are gathered while gradients are reduced
   DType weight = DType::f32;
   DType gradient = DType::f32;       ///< type that layers write
-  DType main_gradient = DType::f32;  ///< type that this rank keeps; differs from `gradient` only in shards
+  DType main_gradient = DType::f32;  ///< type that this rank keeps; with gradient_buckets only another one
   float lr_scale = 1;                ///< multiplies the learning rate
   std::vector<StateTensor> state;
   int64_t offloaded_elements = 0;  ///< the first of state_elements()
@@ -92,7 +94,7 @@ struct ParamGroup {
   std::vector<parallel::ElementRange> counted;
   /// Ranges of the flat layout whose gradients must be zero when a step begins: of the parameters whose
   /// gradients are accumulated from the first contribution on (model::Parameter::overwrites_gradient). With
-  /// sharded gradients when a microbatch begins to write a bucket, the padding included.
+  /// gradient_buckets when a microbatch begins to write a bucket, the padding included.
   std::vector<parallel::ElementRange> zeroed;
   std::vector<UpdateCall> updates;
   memory::BufferId weights = -1, gradients = -1, chunks = -1;  ///< -1: none (frozen)
@@ -101,7 +103,7 @@ struct ParamGroup {
   memory::BufferId errors = -1, sum_errors = -1;               ///< GradMemory's; -1: none
   /// Where parameters lie in these (OwnedRange::state); `counted`: this rank saves them.
   std::vector<OwnedRange> error_ranges, sum_error_ranges;
-  /// By bucket, if sharded: the buffers that layers read and write.
+  /// By bucket, with weights_gathered and gradient_buckets: the buffers that layers read and write.
   std::vector<memory::BufferId> gathered, bucket_gradients;
 
   /// True if every rank owns a shard: the strategy shards the optimizer state, or the weights of a frozen
@@ -149,6 +151,8 @@ struct GroupOptions {
   /// See FlatBuckets; unset: auto_bucket_elements().
   std::optional<int64_t> bucket_elements = {};
   precision::Recipe recipe;
+  /// The type in which gradients are kept: bf16 only if the strategy shards the optimizer state.
+  DType main_gradients = DType::f32;
   float lr_scale = 1;
   bool first_tp = true;  ///< whether this rank counts the elements of model::Copies::tp
   double offloaded = 0;  ///< share of the optimizer state in memory::Tier::host
@@ -171,7 +175,7 @@ std::vector<ParamGroup> make_param_groups(
     const model::ParameterList& parameters,
     const std::function<GroupOptions(const std::string& group)>& options, memory::MemoryPlan& memory);
 
-/// The buckets of groups whose weights or gradients are sharded.
+/// The buckets of groups with ParamGroup::weights_gathered or gradient_buckets.
 model::ShardedParameters sharded_parameters(std::span<const ParamGroup> groups);
 
 /// Declares the buffers of these buckets in `memory` (not yet solved): ParamGroup::gathered and

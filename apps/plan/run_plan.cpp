@@ -137,6 +137,7 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
           .overlap_gather = d.overlap_param_gather,
           .bucket_elements = bucket_elements,
           .recipe = recipe,
+          .main_gradients = reduced_once(group) ? DType::f32 : recipe.optimizer().main_gradients,
           .first_tp = position.at.tp == 0,
           .offloaded = config.policy.offload_optimizer.value};
 }

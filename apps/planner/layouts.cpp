@@ -170,8 +170,9 @@ std::vector<Layout> candidates(const Config& config, const model::ModelSpec& spe
   std::vector<Layout> out;
   const auto shard = [&](Layout layout) {
     const int dp = layout.data_parallel(world), copies = dp * layout.cp;
-    std::vector<const char*> strategies{"ddp"};
-    if (copies > 1) strategies = {"optim", "optim_grads", "optim_grads_params"};
+    std::vector<const char*> strategies{"optim", "optim_grads", "optim_grads_params"};
+    // One rank has no shards. Of the two names gradients that are kept in bf16 go with one only.
+    if (copies == 1) strategies = {config.policy.optimizer.main_grads_dtype == DType::f32 ? "ddp" : "optim"};
     // Slices of a node's ranks: weights and gradients do not leave it.
     const int slice = std::max(1, node / (layout.tp * layout.cp));
     const int experts =
@@ -185,7 +186,7 @@ std::vector<Layout> candidates(const Config& config, const model::ModelSpec& spe
         layout.recompute = r;
         for (const bool overlapped : {false, true}) {
           layout.param_gather = overlapped;
-          if (!overlapped || layout.strategy != "ddp") out.push_back(layout);
+          if (!overlapped || copies > 1) out.push_back(layout);
         }
       }
     }
@@ -214,7 +215,7 @@ std::vector<Layout> variants(const Layout& layout, int world) {
     change(l);
     if (l != layout) out.push_back(l);
   };
-  if (layout.strategy != "ddp" && layout.data_parallel(world) * layout.cp > 1) {
+  if (layout.data_parallel(world) * layout.cp > 1) {
     with([](Layout& l) { l.param_gather = !l.param_gather; });
     if (layout.strategy != "hsdp")
       for (const char* strategy : {"optim", "optim_grads", "optim_grads_params"})

@@ -111,7 +111,11 @@ const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::str
                .recompute = recompute,
                .strategy = "ddp",
                .tp_overlap = layout.tp_overlap};
-  std::optional<Config> config = load_(small.overrides(), sizes.ranks);
+  std::vector<std::string> overrides = small.overrides();
+  // How gradients are kept is not of the pieces, and ddp is refused with another type.
+  if (given_.policy.optimizer.main_grads_dtype != DType::f32)
+    overrides.emplace_back("policy.optimizer.main_grads_dtype=fp32");
+  std::optional<Config> config = load_(overrides, sizes.ranks);
   if (config) {
     config->cluster = given_.cluster;
     count_layers(*config, spec_.layers);

@@ -24,9 +24,11 @@ std::vector<DataOperation> by_unit(const std::vector<DataOperation>& all, const 
     DataOperation& sum = units[o.first];
     sum.first = sum.last = o.first;
     sum.bytes += o.bytes;
+    sum.buffer += o.buffer;
     sum.across += o.across;
     sum.before += o.before;
     sum.after += o.after;
+    sum.kept += o.kept;
     sum.copies += o.copies;
   }
   std::vector<DataOperation> out;
@@ -40,9 +42,10 @@ std::vector<DataOperation> by_unit(const std::vector<DataOperation>& all, const 
 DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
                      const parallel::ProcessGrid& grid, const machine::Fabric& fabric,
                      const machine::DeviceModel& device) {
-  const double copy = device.copy;
-  DataGroup out{
-      .gathers_on_use = g.weights_gathered, .every_microbatch = g.gradients_sharded, .late = g.reduce.ends};
+  DataGroup out{.gathers_on_use = g.weights_gathered,
+                .in_buckets = g.gradient_buckets,
+                .every_microbatch = g.gradients_sharded,
+                .late = g.reduce.ends};
   const auto crossing = [&](const parallel::GroupId& id) { return fabric.crossing(grid, id); };
   const auto seconds = [&](const machine::Crossing& c, comm::Op op, double bytes) {
     return machine::collective_seconds(fabric, c, op, bytes).value;
@@ -75,9 +78,10 @@ DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
       o.last = std::max(o.last, unit);
     }
     const auto size = static_cast<double>(bucket.size), part = size / shards;
-    if (shards > 1 || g.replicas > 1 || g.gradients_sharded) {
+    if (shards > 1 || g.replicas > 1 || g.gradient_buckets) {
       DataOperation sum = o, gather = o;
       sum.bytes = size * wire;
+      sum.buffer = size * static_cast<double>(size_of(g.gradient));
       sum.seconds = shards > 1 ? of_sum(sum.bytes) : 0;
       const auto copies = [&](Purpose purpose, comm::Op of, double bytes) {
         return machine::copy_seconds(device, purpose, of, bytes, machine::likely);
@@ -85,20 +89,23 @@ DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
       if (shards > 1) sum.copies = copies(Purpose::gradients, op, sum.bytes);
       if (g.replicas > 1) sum.across = seconds(across, comm::Op::all_reduce, 4 * part);
       if (g.wire != DType::f32 && shards > 1) {
-        sum.before = size * (4 + wire) / copy;
-        sum.after = (scatters ? part : size) * (4 + wire) / copy;
-      } else if (g.gradients_sharded) {
-        sum.after = 12 * part / copy;
+        sum.before = machine::memory_seconds(device, "convert", size * (4 + wire));
+        sum.after = machine::memory_seconds(device, scatters ? "sum_parts" : "convert",
+                                            (scatters ? part : size) * (4 + wire));
+      } else if (g.gradient_buckets && (shards > 1 || g.replicas > 1)) {
+        sum.after = machine::memory_seconds(device, "sum_parts", 12 * part);
       }
-      gather.bytes = size * static_cast<double>(size_of(g.read_type()));
+      const auto main = static_cast<double>(size_of(g.main_gradient));
+      if (g.gradient_buckets && !g.gradients_sharded)
+        sum.kept = machine::memory_seconds(device, "sum_parts", size * (4 + 2 * main));
+      gather.bytes = gather.buffer = size * static_cast<double>(size_of(g.read_type()));
       gather.seconds = shards > 1 ? of_gather(gather.bytes) : 0;
       gather.copies = copies(Purpose::weights, comm::Op::all_gather, gather.bytes);
       if (g.trainable) out.reductions.push_back(sum);
       if (shards > 1 && (scatters || g.weights_gathered)) out.gathers.push_back(gather);
     }
   }
-  if (out.every_microbatch && g.wire == DType::f32 && shards > 1)
-    out.reductions = by_unit(out.reductions, of_sum);
+  if (out.in_buckets && g.wire == DType::f32 && shards > 1) out.reductions = by_unit(out.reductions, of_sum);
   if (out.gathers_on_use) out.gathers = by_unit(out.gathers, of_gather);
   return out;
 }
@@ -323,10 +330,11 @@ class Items {
   /// The gradients of the visit are added to what microbatches before have left.
   bool adds(const Visit& v) const {
     for (const DataGroup& g : shape_.groups)
-      if (g.every_microbatch) return options_.sums_later;
+      if (g.in_buckets) return options_.sums_later;
     return v.microbatch > 0;
   }
-  bool every_microbatch(size_t g) const { return group(g).every_microbatch && !options_.sums_later; }
+  /// A visit's gradients leave the buffers where it wrote them before the next one but one.
+  bool by_visit(size_t g) const { return group(g).in_buckets && !options_.sums_later; }
 
   /// The gradients of the visit's unit are complete.
   void complete(const Visit& v, int at) {
@@ -334,17 +342,21 @@ class Items {
     for (size_t g = 0; g < states_.size(); ++g) {
       State& s = states_[g];
       const std::vector<DataOperation>& all = group(g).reductions;
-      if (every_microbatch(g)) {
-        for (size_t o = 0; o < all.size(); ++o)
-          if (all[o].first == v.unit) {
-            const int id = reduce(g, o, last(v) && options_.microbatches == 1, at);
-            (options_.overlap_reduce ? s.reducing : s.done).emplace_back(o, id);
-          }
+      if (by_visit(g)) {
+        for (size_t o = 0; o < all.size(); ++o) {
+          if (all[o].first != v.unit) continue;
+          if (options_.microbatches > 1) call(at, all[o].kept);
+          if (!group(g).every_microbatch && !last(v)) continue;
+          const int id = reduce(g, o, last(v) && in_place(g), at);
+          (options_.overlap_reduce ? s.reducing : s.done).emplace_back(o, id);
+        }
       } else if (last(v) && options_.overlap_reduce && !group(g).late) {
         launch(g, v.unit, at);
       }
     }
   }
+  /// Sums are left where they are kept.
+  bool in_place(size_t g) const { return group(g).every_microbatch && options_.microbatches == 1; }
   void launch(size_t g, int unit, int at) {
     State& s = states_[g];
     const std::vector<DataOperation>& all = group(g).reductions;
@@ -363,17 +375,17 @@ class Items {
     const auto g = static_cast<size_t>(&s - states_.data());
     const DataOperation& of = group(g).reductions[operation];
     wait(at, id);
-    if (options_.microbatches > 1 || group(g).reductions[operation].before > 0) call(at, of.after);
-    if (last_microbatch && options_.microbatches > 1 && of.across > 0)
+    if (!in_place(g) || of.before > 0) call(at, of.after);
+    if (last_microbatch && !in_place(g) && of.across > 0)
       s.across.push_back(start(at, of.across, group(g).across, Purpose::gradients));
   }
 
   void finish() {
     for (size_t g = 0; g < states_.size(); ++g)
-      if (!every_microbatch(g)) launch(g, 0, end_);
+      if (!by_visit(g)) launch(g, 0, end_);
     for (size_t g = 0; g < states_.size(); ++g) {
       State& s = states_[g];
-      if (every_microbatch(g)) {
+      if (by_visit(g)) {
         for (const auto& [operation, id] : s.reducing) settle(s, operation, id, true, end_);
       } else {
         for (const auto& [operation, id] : s.whole) {
@@ -453,9 +465,9 @@ StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const
   out.reduced = out.gathered;
   for (const DataGroup& g : out.groups) {
     if (g.gathers_on_use)
-      for (const DataOperation& o : g.gathers) out.gathered[static_cast<size_t>(o.first)] += o.bytes;
-    if (g.every_microbatch)
-      for (const DataOperation& o : g.reductions) out.reduced[static_cast<size_t>(o.first)] += o.bytes;
+      for (const DataOperation& o : g.gathers) out.gathered[static_cast<size_t>(o.first)] += o.buffer;
+    if (g.in_buckets)
+      for (const DataOperation& o : g.reductions) out.reduced[static_cast<size_t>(o.first)] += o.buffer;
   }
   if (position.ranks() > 1)
     out.norm = machine::collective_seconds(fabric, fabric.crossing(position.grid, parallel::group::all),
@@ -506,7 +518,7 @@ double in_flight_bytes(const StageShape& shape, const StagePieces& pieces,
 
 double stage_memory(const StageShape& shape, const StagePieces& pieces, const pipeline::Schedule& schedule,
                     const StageOptions& options) {
-  // Buffers of layers whose weights or gradients are in shards, of neighbors that overlap.
+  // Buffers of the weights and gradients of layers, of neighbors that overlap.
   const size_t units = shape.gathered.size();
   double most = 0;
   for (size_t unit = shape.embedding ? 0 : 1; unit < units - (shape.head ? 0 : 1); ++unit) {

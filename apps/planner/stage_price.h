@@ -19,13 +19,16 @@ struct DataOperation {
   double seconds = 0;
   double across = 0;             ///< seconds of the sum over replicas that follows
   double before = 0, after = 0;  ///< seconds of kernels that convert or add what travels
+  double kept = 0;               ///< seconds to add whole gradients of a microbatch to those that are kept
   double copies = 0;             ///< as Item::host
-  double bytes = 0;              ///< of its buffer
+  double bytes = 0;              ///< that travel
+  double buffer = 0;             ///< bytes of its buffer
 };
 
 /// A parameter group and its traffic in a step.
 struct DataGroup {
   bool gathers_on_use = false;    ///< of weights, before every visit that reads them; else after the update
+  bool in_buckets = false;        ///< layers write a microbatch's gradients apart from those that are kept
   bool every_microbatch = false;  ///< gradients are summed in every microbatch, else in the last one
   bool late = false;              ///< its sums start after the passes
   machine::Link link = machine::Link::none, across = machine::Link::none;
@@ -39,7 +42,7 @@ struct StageShape {
   double state = 0;     ///< bytes of weights, gradients and optimizer state that are always there
   double elements = 0;  ///< of the optimizer state
   std::vector<DataGroup> groups = {};
-  /// By unit, bytes of the buffers of its weights and gradients, if they are in shards.
+  /// By unit, bytes of the buffers from which its weights are read and to which its gradients are written.
   std::vector<double> gathered = {}, reduced = {};
   double norm = 0;  ///< seconds of the sum of the gradient norm
 };

@@ -266,8 +266,8 @@ void add_optimizer(PolicyTable& t) {
       .one_of({"fp32", "bf16"})
       .alias("policy.megatron_cfg.optimizer.main_grads_dtype")
       .help(
-          "Type in which gradients are kept and added over microbatches. bf16 needs gradients in shards: "
-          "shard_strategy optim_grads (on one rank as well), optim_grads_params or hsdp.")
+          "Type in which gradients are kept and added over microbatches. bf16 needs a shard_strategy other "
+          "than ddp; one rank may have optim as well.")
       .only_with(precision_aware);
   t.section("optimizer.lr_scaling",
             "The learning rate for other global batches than the one it was tuned for.");

@@ -62,13 +62,16 @@ GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, co
   NRL_CHECK(memory.gradients.numel() == (sharded ? layout.shard_total() : layout.total()),
             "{} gradients for a layout of {} in {} shards", memory.gradients.numel(), layout.total(),
             layout.shards());
-  NRL_CHECK(memory.gradients.dtype == DType::f32 || (sharded && memory.gradients.dtype == DType::bf16),
+  NRL_CHECK(memory.gradients.dtype == DType::f32 || (in_buckets() && memory.gradients.dtype == DType::bf16),
             "gradients are {}", describe(memory.gradients));
-  NRL_CHECK(!sharded || memory.buckets.size() == layout.buckets().size(), "{} buffers for {} buckets",
-            memory.buckets.size(), layout.buckets().size());
+  NRL_CHECK(in_buckets()
+                ? memory.buckets.size() == layout.buckets().size() && options.strategy.optimizer_state
+                : !sharded,
+            "{} buffers for {} buckets of {}", memory.buckets.size(), layout.buckets().size(),
+            options.strategy.name);
   NRL_CHECK(options.wire == DType::f32 || options.wire == DType::bf16 || options.fp8(), "gradients in {}",
             name_of(options.wire));
-  NRL_CHECK(!sharded || !options.fp8(),
+  NRL_CHECK(!in_buckets() || !options.fp8(),
             "gradients of {} in {}: one error per microbatch and bucket is not kept", options.strategy.name,
             name_of(options.wire));
   const auto expect = [](const char* what, const Tensor& t, int64_t elements) {
@@ -84,10 +87,17 @@ GradReducer::GradReducer(const FlatBuckets& layout, const GradMemory& memory, co
 
 GradReducer::~GradReducer() = default;
 
-Tensor GradReducer::whole(int bucket) const {
-  if (options_.strategy.gradients) return memory_.buckets[bucket];
+bool GradReducer::stays(int bucket) const {
+  return alone() || (in_buckets() && !options_.strategy.gradients && !of_bucket(bucket).last);
+}
+
+Tensor GradReducer::kept(int bucket) const {
   const ElementRange r = layout_.range(bucket);
   return memory_.gradients.rows(r.begin, r.size());
+}
+
+Tensor GradReducer::whole(int bucket) const {
+  return in_buckets() ? memory_.buckets[bucket] : kept(bucket);
 }
 
 Tensor GradReducer::own_part(int bucket) const {
@@ -96,8 +106,8 @@ Tensor GradReducer::own_part(int bucket) const {
 }
 
 Tensor GradReducer::shard(int bucket) const {
-  if (!options_.strategy.gradients) return own_part(bucket);
-  const ElementRange r = layout_.in_shards(bucket);
+  const ElementRange r =
+      options_.strategy.gradients ? layout_.in_shards(bucket) : layout_.shard(bucket, group_.shard->rank());
   return memory_.gradients.rows(r.begin, r.size());
 }
 
@@ -124,7 +134,7 @@ void GradReducer::start() {
 
 void GradReducer::open(int bucket, bool last, int microbatches) {
   State& s = of_bucket(bucket);
-  NRL_CHECK(started_ && options_.strategy.gradients, "bucket {} is opened outside of a step", bucket);
+  NRL_CHECK(started_ && in_buckets(), "bucket {} is opened outside of a step", bucket);
   NRL_CHECK(!s.open && !s.in_flight, "bucket {} is opened while its gradients are in use", bucket);
   const std::vector<int>& params = layout_.buckets()[bucket].params;
   s.open = true;
@@ -141,11 +151,10 @@ void GradReducer::ready(int param) {
   const int bucket = layout_.place(param).bucket;
   State& s = of_bucket(bucket);
   NRL_CHECK(seen_[param] < s.microbatches, "the gradient of {} was reported twice", name);
-  NRL_CHECK(!options_.strategy.gradients || s.open,
-            "the gradient of {} is reported, but its bucket is closed", name);
+  NRL_CHECK(!in_buckets() || s.open, "the gradient of {} is reported, but its bucket is closed", name);
   ++seen_[param];
   --s.missing;
-  if (options_.strategy.gradients) {
+  if (in_buckets()) {
     if (s.missing > 0) return;
     s.open = false;
     launch(bucket);
@@ -161,10 +170,12 @@ void GradReducer::launch_complete() {
 void GradReducer::launch(int bucket) {
   State& s = of_bucket(bucket);
   NRL_CHECK(!s.in_flight && s.slot < 0, "bucket {} is summed twice", bucket);
-  if (alone()) {
+  if (stays(bucket)) {
     s.in_flight = true;
     return;
   }
+  if (in_buckets() && !options_.strategy.gradients && std::exchange(s.accumulate, false))
+    ops::sum_parts(exec_, {.x = matrix(kept(bucket), 1), .out = whole(bucket), .accumulate = true});
   comm::Communicator& group = *group_.shard;
   const comm::StreamRef stream{exec_.stream};
   const bool scatter = options_.strategy.optimizer_state;
@@ -191,7 +202,7 @@ void GradReducer::launch(int bucket) {
     return;
   }
   complete_.push_back(bucket);
-  if (!options_.strategy.gradients) issue();
+  if (!in_buckets()) issue();
 }
 
 // Sums are rounded to bf16 shards by settle().
@@ -258,10 +269,9 @@ void GradReducer::settle(int bucket) {
   s.sum.wait();
   if (const auto sum = std::exchange(s.joint_sum, nullptr)) sum->wait();
   bool changed = true;  // the shard, by work in the stream
-  if (alone()) {
-    if (options_.strategy.gradients)
-      ops::sum_parts(exec_,
-                     {.x = matrix(whole(bucket), 1), .out = shard(bucket), .accumulate = s.accumulate});
+  if (stays(bucket)) {
+    if (in_buckets())
+      ops::sum_parts(exec_, {.x = matrix(whole(bucket), 1), .out = kept(bucket), .accumulate = s.accumulate});
   } else if (slot_elements_ > 0 && options_.fp8()) {
     settle_encoded(bucket);
   } else if (slot_elements_ > 0 && options_.fp32_sums) {
@@ -290,7 +300,7 @@ void GradReducer::settle(int bucket) {
     changed = false;  // summed in place; launch() went on to the replicas
   }
   if (changed && s.last) sum_replicas(bucket, stream);
-  s.accumulate = options_.strategy.gradients;
+  s.accumulate = in_buckets();
   if (s.whole.empty()) free_slot(s);
 }
 
@@ -318,7 +328,7 @@ void GradReducer::finish() {
   NRL_CHECK(started_, "the gradient reducer was not started");
   for (size_t p = 0; p < seen_.size(); ++p)
     NRL_CHECK(seen_[p] > 0, "the gradient of {} was never reported", layout_.params()[p].name);
-  if (!options_.strategy.gradients) launch_complete();
+  if (!in_buckets()) launch_complete();
   for (size_t b = 0; b < states_.size(); ++b) release(static_cast<int>(b));
   for (State& s : states_) s.replicas.wait();
   group_.shard->check();

@@ -47,12 +47,12 @@ struct ReduceOptions {
 
 /// The memory of the gradients of a layout, in the memory of the exec's device; f32.
 struct GradMemory {
-  /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()),
-  /// which may be bf16: then the sum of each microbatch is added in fp32 and rounded.
+  /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()). With `buckets`
+  /// they may be bf16: then those of each microbatch are added in fp32 and rounded.
   Tensor gradients;
-  /// strategy.gradients: by bucket, (its size): where layers write the gradients of the microbatches for
-  /// which it was opened. A buffer is in use from open() to settle() and may share memory with others outside
-  /// of that.
+  /// By bucket, (its size): where layers write the gradients of the microbatches for which it was opened. A
+  /// buffer is in use from open() to settle() and may share memory with others outside of that. Needed with
+  /// strategy.gradients, possible with strategy.optimizer_state; empty: layers write `gradients`.
   std::vector<Tensor> buckets = {};
   Tensor staging = {};  ///< (staging_elements()) bf16, or u8 with fp8
   /// Kept between steps, f32, zero before the first one: (error_elements()) what this rank's gradients lost,
@@ -72,10 +72,11 @@ struct GradMemory {
 /// all gradients on every rank (all_reduce), optim the sum of its shards (reduce_scatter; the rest is then
 /// stale).
 ///
-/// Gradients in shards (strategy.gradients). A step: start(), then for every bucket and one or several
+/// Gradients in buckets (GradMemory::buckets). A step: start(), then for every bucket and one or several
 /// microbatches at a time open(), a ready() for each of its parameters and microbatches, issue() and
-/// settle(); then finish(). These sums are added up in GradMemory::gradients. All ranks must complete and
-/// issue buckets in the same order.
+/// settle(); then finish(). They are added up in GradMemory::gradients: in shards (strategy.gradients) the
+/// sums over the ranks; whole ones this rank's own, and only the sums of the last microbatches travel. All
+/// ranks must complete and issue buckets in the same order.
 class GradReducer {
  public:
   GradReducer(const FlatBuckets& layout, const GradMemory& memory, const ReduceGroup& group,
@@ -86,13 +87,13 @@ class GradReducer {
 
   /// Begins the reduction of a step. Must precede ready() and open().
   void start();
-  /// The gradient of a parameter is complete, or with strategy.gradients a microbatch's part of it. Must be
-  /// called exactly once per parameter and step, or per microbatch.
+  /// The gradient of a parameter is complete, or in buckets a microbatch's part of it. Must be called exactly
+  /// once per parameter and step, or per microbatch.
   void ready(int param);
   /// Waits for all sums; fails if the communicator has lost a rank.
   void finish();
 
-  // strategy.gradients only.
+  // Gradients in buckets only.
   /// The first of this many microbatches begins to write the bucket's gradients, which are those of all of
   /// them together. `last`: they are the last ones of the step.
   void open(int bucket, bool last, int microbatches = 1);
@@ -100,8 +101,8 @@ class GradReducer {
   /// so for those that remain. Buckets that travel through the staging buffer are started one by one, as they
   /// are completed.
   void issue();
-  /// Waits for the bucket's sum and adds it to this rank's shard; the buffer may then be reused. A no-op if
-  /// it was settled.
+  /// Waits for the bucket's sum and adds it to the gradients that this rank keeps; the buffer may then be
+  /// reused. A no-op if it was settled.
   void settle(int bucket);
   /// True between open() and the last ready() of the bucket.
   bool is_open(int bucket) const { return of_bucket(bucket).open; }
@@ -120,10 +121,10 @@ class GradReducer {
  private:
   struct State {
     int missing = 0;          // parameters not ready
-    bool open = false;        // strategy.gradients
+    bool open = false;        // in buckets
     int microbatches = 1;     // that it was opened for
     bool last = true;         // of the step's microbatches
-    bool accumulate = false;  // an earlier microbatch has filled the shard
+    bool accumulate = false;  // an earlier microbatch has filled what is kept
     bool in_flight = false;   // summed within the shard group, and not settled
     int slot = -1;            // of the staging buffer
     comm::Handle sum, replicas, whole, gather;
@@ -133,15 +134,21 @@ class GradReducer {
   const State& of_bucket(int b) const { return states_.at(static_cast<size_t>(b)); }
 
   bool alone() const { return group_.shard->size() == 1 && group_.replicas == nullptr; }
+  bool in_buckets() const { return !memory_.buckets.empty(); }
+  /// Whether the gradients of these microbatches are added to those that the rank keeps as they are: no
+  /// other rank has a part of them, or they travel with those of later microbatches.
+  bool stays(int bucket) const;
   void launch_complete();
   void launch(int bucket);
   /// Whether the sum is left in the shard, with nothing to add or round in settle().
   bool sums_in_place(int bucket) const;
-  /// The bucket's whole gradients of this microbatch, and this rank's part of them.
+  /// The bucket's whole gradients that layers have written, and this rank's part of them.
   Tensor whole(int bucket) const;
   Tensor own_part(int bucket) const;
   /// Where the sum of this rank's shard goes.
   Tensor shard(int bucket) const;
+  /// The bucket's whole gradients that this rank keeps: not if they are in several shards.
+  Tensor kept(int bucket) const;
   /// A bucket's elements in a half of the staging buffer; `received`: of its second part. With fp8 a matrix
   /// of one encoded row per shard.
   Tensor staged(int bucket, bool received) const;
@@ -170,7 +177,7 @@ class GradReducer {
   int slots_[2] = {-1, -1};    // the bucket in each half of the staging buffer
   comm::View gathered_;        // of start_gather()
   int to_gather_ = 0;          // buckets below are not issued yet
-  std::vector<int> complete_;  // sharded gradients: buckets for issue()
+  std::vector<int> complete_;  // gradients in buckets: those for issue()
   std::vector<int> seen_;      // reports by parameter, since start() or open()
   std::vector<State> states_;
 };

@@ -23,23 +23,33 @@ inline Tensor flat(std::vector<float>& v) {
   return make_tensor(v.data(), DType::f32, {static_cast<int64_t>(v.size())});
 }
 
+/// How a rank keeps gradients; those in shards are in buckets anyway.
+struct Kept {
+  bool in_buckets = false;
+  DType dtype = DType::f32;
+};
+
 /// The gradients of a layout on this rank, with a reducer. Buffers of buckets alternate between two, as in a
 /// plan where at most two are in use.
 struct Gradients {
   Gradients(const parallel::FlatBuckets& layout, const parallel::ReduceGroup& group,
-            const parallel::ReduceOptions& options)
+            const parallel::ReduceOptions& options, const Kept& kept = {})
       : layout(layout),
         group(group),
         sharded(options.strategy.gradients),
+        in_buckets(sharded || kept.in_buckets),
         values(static_cast<size_t>(sharded ? layout.shard_total() : layout.total()), NAN),
+        values_bf16(kept.dtype == DType::bf16 ? values.size() : 0, bf16(NAN)),
         staging(static_cast<size_t>(options.staging_elements(layout))),
         errors(static_cast<size_t>(options.error_elements(layout))),
         sum_errors(static_cast<size_t>(options.sum_error_elements(layout))) {
     int64_t largest = 0;
     for (const parallel::Bucket& b : layout.buckets()) largest = std::max(largest, b.size);
-    memory.gradients = flat(values);
-    for (auto& buffer : buffers) buffer.assign(sharded ? static_cast<size_t>(largest) : 0, NAN);
-    for (size_t b = 0; sharded && b < layout.buckets().size(); ++b)
+    memory.gradients =
+        make_tensor(kept.dtype == DType::bf16 ? static_cast<void*>(values_bf16.data()) : values.data(),
+                    kept.dtype, {static_cast<int64_t>(values.size())});
+    for (auto& buffer : buffers) buffer.assign(in_buckets ? static_cast<size_t>(largest) : 0, NAN);
+    for (size_t b = 0; in_buckets && b < layout.buckets().size(); ++b)
       memory.buckets.push_back(flat(buffers[b % 2]).rows(0, layout.buckets()[b].size));
     memory.staging = make_tensor(staging.data(), options.fp8() ? DType::u8 : DType::bf16,
                                  {static_cast<int64_t>(staging.size())});
@@ -57,7 +67,7 @@ struct Gradients {
       std::iota(order.rbegin(), order.rend(), 0);
     }
     reducer->start();
-    if (!sharded) {
+    if (!in_buckets) {
       for (int64_t i = 0; i < layout.total(); ++i) {
         float sum = 0;
         for (int m = 0; m < microbatches; ++m) sum += gradient(m, i);
@@ -65,7 +75,7 @@ struct Gradients {
       }
       for (const int p : order) reducer->ready(p);
     }
-    for (int m = 0; sharded && m < microbatches; ++m)
+    for (int m = 0; in_buckets && m < microbatches; ++m)
       for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
         if (b >= 2) reducer->settle(b - 2);
         if (b < 2) reducer->settle(static_cast<int>(layout.buckets().size()) - 2 + b);
@@ -82,8 +92,10 @@ struct Gradients {
 
   /// The sum of an element that this rank holds.
   float at(int bucket, int64_t element) const {
-    if (!sharded) return values[element];
-    return values[layout.in_shards(bucket).begin + element - layout.shard(bucket, group.shard->rank()).begin];
+    const int64_t i =
+        sharded ? layout.in_shards(bucket).begin + element - layout.shard(bucket, group.shard->rank()).begin
+                : element;
+    return values_bf16.empty() ? values[i] : static_cast<float>(values_bf16[i]);
   }
   /// The elements of a bucket whose sums this rank holds.
   parallel::ElementRange held(int bucket, const parallel::ShardingStrategy& strategy) const {
@@ -92,8 +104,10 @@ struct Gradients {
 
   const parallel::FlatBuckets& layout;
   parallel::ReduceGroup group;
-  bool sharded;
-  std::vector<float> values, buffers[2];
+  bool sharded, in_buckets;
+  std::vector<float> values;
+  std::vector<bf16> values_bf16;
+  std::vector<float> buffers[2];
   std::vector<bf16> staging;
   std::vector<float> errors, sum_errors;
   parallel::GradMemory memory;

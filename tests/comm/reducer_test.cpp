@@ -14,6 +14,7 @@
 
 using namespace nrl;
 using nrl::test::Gradients;
+using nrl::test::Kept;
 using nrl::test::random_params;
 using parallel::GradReducer;
 using parallel::ShardingStrategy;
@@ -26,6 +27,14 @@ struct Wire {
   bool fp32_sums = false;
 };
 constexpr Wire wires[] = {{}, {DType::bf16, false}, {DType::bf16, true}};
+
+/// How a strategy may keep gradients.
+std::vector<Kept> ways_to_keep(const ShardingStrategy& strategy) {
+  std::vector<Kept> ways{{}};
+  if (strategy.optimizer_state) ways.push_back({true, DType::bf16});
+  if (strategy.optimizer_state && !strategy.gradients) ways.push_back({true, DType::f32});
+  return ways;
+}
 
 // Small integers: exact in bf16, and so are their sums.
 float gradient(int rank, int step, int microbatch, int64_t i) {
@@ -43,32 +52,35 @@ TEST_CASE("reduced gradients are the plain sum, whatever the strategy, the wire 
   const parallel::FlatBuckets layout(params, 60000, n);
   for (const ShardingStrategy& strategy : parallel::sharding::all)
     for (const bool overlap : {false, true})
-      for (const Wire& wire : wires) {
-        CAPTURE(strategy.name, overlap, name_of(wire.dtype), wire.fp32_sums);
-        Gradients gradients(
-            layout, {&dp},
-            {.strategy = strategy, .overlap = overlap, .wire = wire.dtype, .fp32_sums = wire.fp32_sums});
-        for (int step = 0; step < 2; ++step)
-          for (const int microbatches : {1, 3}) {
-            std::vector<int> order(params.size());
-            std::iota(order.begin(), order.end(), 0);
-            std::rotate(order.begin(), order.begin() + 7 * me, order.end());  // another one on every rank
-            gradients.step(
-                microbatches, [&](int m, int64_t i) { return gradient(me, step, m, i); }, order);
-            int64_t bad = 0;
-            for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
-              const parallel::ElementRange r = gradients.held(b, strategy);
-              for (int64_t i = r.begin; i < r.end; ++i) {
-                float sum = 0;
-                for (int k = 0; k < n; ++k)
-                  for (int m = 0; m < microbatches; ++m) sum += gradient(k, step, m, i);
-                bad += gradients.at(b, i) != sum;
+      for (const Wire& wire : wires)
+        for (const Kept& kept : ways_to_keep(strategy)) {
+          CAPTURE(strategy.name, overlap, name_of(wire.dtype), wire.fp32_sums, kept.in_buckets,
+                  name_of(kept.dtype));
+          Gradients gradients(
+              layout, {&dp},
+              {.strategy = strategy, .overlap = overlap, .wire = wire.dtype, .fp32_sums = wire.fp32_sums},
+              kept);
+          for (int step = 0; step < 2; ++step)
+            for (const int microbatches : {1, 3}) {
+              std::vector<int> order(params.size());
+              std::iota(order.begin(), order.end(), 0);
+              std::rotate(order.begin(), order.begin() + 7 * me, order.end());  // another one on every rank
+              gradients.step(
+                  microbatches, [&](int m, int64_t i) { return gradient(me, step, m, i); }, order);
+              int64_t bad = 0;
+              for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+                const parallel::ElementRange r = gradients.held(b, strategy);
+                for (int64_t i = r.begin; i < r.end; ++i) {
+                  float sum = 0;
+                  for (int k = 0; k < n; ++k)
+                    for (int m = 0; m < microbatches; ++m) sum += gradient(k, step, m, i);
+                  bad += gradients.at(b, i) != sum;
+                }
               }
+              REQUIRE(bad == 0);
             }
-            REQUIRE(bad == 0);
-          }
-        REQUIRE(dp.outstanding() == 0);
-      }
+          REQUIRE(dp.outstanding() == 0);
+        }
 }
 
 TEST_CASE("gradients in bf16 are rounded before they travel, and their sums at most once", "[reducer]") {
@@ -105,23 +117,25 @@ TEST_CASE("sums over slices and replicas are the sums over all ranks", "[reducer
       continue;
     }
     for (const Wire& wire : wires)
-      for (const int microbatches : {1, 3}) {
-        CAPTURE(strategy.name, name_of(wire.dtype), wire.fp32_sums, microbatches);
-        Gradients gradients(layout, group,
-                            {.strategy = strategy, .wire = wire.dtype, .fp32_sums = wire.fp32_sums});
-        gradients.step(microbatches, [&](int m, int64_t i) { return gradient(world.rank(), 0, m, i); });
-        int64_t bad = 0;
-        for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
-          const parallel::ElementRange r = gradients.held(b, strategy);
-          for (int64_t i = r.begin; i < r.end; ++i) {
-            float sum = 0;
-            for (int k = 0; k < 4; ++k)
-              for (int m = 0; m < microbatches; ++m) sum += gradient(k, 0, m, i);
-            bad += gradients.at(b, i) != sum;
+      for (const Kept& kept : ways_to_keep(strategy))
+        for (const int microbatches : {1, 3}) {
+          CAPTURE(strategy.name, name_of(wire.dtype), wire.fp32_sums, microbatches, kept.in_buckets,
+                  name_of(kept.dtype));
+          Gradients gradients(layout, group,
+                              {.strategy = strategy, .wire = wire.dtype, .fp32_sums = wire.fp32_sums}, kept);
+          gradients.step(microbatches, [&](int m, int64_t i) { return gradient(world.rank(), 0, m, i); });
+          int64_t bad = 0;
+          for (int b = 0; b < static_cast<int>(layout.buckets().size()); ++b) {
+            const parallel::ElementRange r = gradients.held(b, strategy);
+            for (int64_t i = r.begin; i < r.end; ++i) {
+              float sum = 0;
+              for (int k = 0; k < 4; ++k)
+                for (int m = 0; m < microbatches; ++m) sum += gradient(k, 0, m, i);
+              bad += gradients.at(b, i) != sum;
+            }
           }
+          REQUIRE(bad == 0);
         }
-        REQUIRE(bad == 0);
-      }
   }
 }
 
@@ -191,6 +205,36 @@ TEST_CASE("the bytes of a reduction are those of its strategy and element type",
     REQUIRE(measure(parallel::sharding::ddp, {DType::bf16, fp32_sums}) == Approx(once));
     REQUIRE(measure(parallel::sharding::optim, {DType::bf16, fp32_sums}) == Approx(1.5 * once));
   }
+}
+
+TEST_CASE("whole gradients in buckets travel once in a step, and are rounded after each microbatch",
+          "[reducer]") {
+  auto& dp = test_world().comm();
+  const int n = dp.size();
+  const parallel::FlatBuckets layout(random_params(2, 20, 20000), 50000, n);
+  comm::CollectiveLog& log = *dp.collective_log();
+  const auto bytes = [&](const Kept& kept, int microbatches) {
+    Gradients gradients(layout, {&dp}, {.strategy = parallel::sharding::optim}, kept);
+    log.reset_totals();
+    // 256, and then halves of the distance to the next number of bf16: a tie, which goes to the even 256.
+    gradients.step(microbatches, [](int m, int64_t) { return m == 0 ? 256.0f : 1.0f; });
+    const float sum = 256.0f + static_cast<float>(microbatches - 1);
+    // The last microbatch is added in fp32 to what is kept, and only the sum over the ranks is rounded.
+    const float last = microbatches > 1 ? 257.0f : 256.0f;
+    const float expected = kept.dtype == DType::bf16
+                               ? static_cast<float>(bf16(static_cast<float>(n) * (n > 1 ? last : 256.0f)))
+                               : static_cast<float>(n) * sum;
+    CHECK(gradients.at(0, gradients.held(0, parallel::sharding::optim).begin) == expected);
+    int64_t out = 0;
+    for (const comm::LogTotal& total : log.totals()) out += total.bytes;
+    return out;
+  };
+  const int64_t whole = bytes({}, 1);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    for (const int microbatches : {1, 2, 5}) {
+      CAPTURE(name_of(dtype), microbatches);
+      CHECK(bytes({true, dtype}, microbatches) == whole);
+    }
 }
 
 TEST_CASE("updated shards are gathered in any element type", "[reducer]") {

@@ -86,7 +86,7 @@ class Rank {
       for (const Tensor& s : t.state) add(s);
       for (const Tensor& s : t.scales) add(s);
       for (const parallel::ElementRange& r : t.group->zeroed)
-        if (!t.group->gradients_sharded) add(t.gradients.rows(r.begin, r.size()));
+        if (!t.group->gradient_buckets) add(t.gradients.rows(r.begin, r.size()));
     }
     const model::DelayedScales& delayed = decoder().fp8().delayed();
     for (const Tensor& t : {delayed.scale, delayed.amax, decoder().fp8().kept().scale}) add(t);

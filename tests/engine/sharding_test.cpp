@@ -288,7 +288,6 @@ TEST_CASE("gradients that are kept in bf16 change a step by their rounding", "[s
   for (const int microbatches : {1, 3}) {
     const Trained ddp = run({.microbatches = microbatches});
     for (Setup s : strategies()) {
-      if (s.strategy == "optim") continue;
       s.microbatches = microbatches;
       s.layout = {"policy.optimizer.use_precision_aware_optimizer=true",
                   "policy.optimizer.main_grads_dtype=bf16"};
@@ -297,7 +296,8 @@ TEST_CASE("gradients that are kept in bf16 change a step by their rounding", "[s
         CAPTURE(s.strategy, s.replicas, microbatches, device);
         const Rank rank(s);
         for (const plan::ParamGroup& g : rank.plan().groups)
-          REQUIRE(rank.plan().memory.buffers()[g.gradients].bytes == 2 * g.layout.shard_total());
+          REQUIRE(rank.plan().memory.buffers()[g.gradients].bytes ==
+                  2 * (s.strategy == "optim" ? g.layout.total() : g.layout.shard_total()));
         const Trained got = run(s);
         // 2^-8 relative per gradient and microbatch; the norm averages it away.
         REQUIRE(difference({got.norms[0]}, {ddp.norms[0]}) < 1e-3);
@@ -307,6 +307,32 @@ TEST_CASE("gradients that are kept in bf16 change a step by their rounding", "[s
       }
     }
   }
+}
+
+TEST_CASE("gradients in bf16 have the same bits whole and in shards, after one microbatch", "[sharding]") {
+  for (const bool overlap : {false, true})
+    for (const int microbatches : {1, 3}) {
+      Setup s{.strategy = "optim_grads", .microbatches = microbatches};
+      s.overlap_reduce = overlap;
+      s.layout = {"policy.optimizer.use_precision_aware_optimizer=true",
+                  "policy.optimizer.main_grads_dtype=bf16"};
+      const Trained shards = run(s);
+      s.strategy = "optim";
+      const Trained whole = run(s);
+      CAPTURE(overlap, microbatches);
+      // Of several, shards are rounded after the sum over the ranks, and whole gradients before it.
+      const bool same = microbatches == 1 || test_world().size() == 1;
+      REQUIRE((whole.losses == shards.losses) == same);
+      REQUIRE((difference(whole.numbers, shards.numbers) == 0) == same);
+      REQUIRE(difference(whole.norms, shards.norms) < (same ? 1e-6 : 1e-2));
+      // Whole gradients travel once a step.
+      const auto reduced = [](const Trained& t) {
+        int64_t bytes = 0;
+        for (const auto& [key, n] : t.bytes) bytes += key.second == comm::Op::reduce_scatter ? n : 0;
+        return bytes;
+      };
+      REQUIRE(reduced(shards) == microbatches * reduced(whole));
+    }
 }
 
 TEST_CASE("gradients in fp8 change a step by their rounding", "[sharding][fp8]") {

@@ -104,27 +104,28 @@ TEST_CASE("each strategy keeps what it says of weights, gradients and optimizer 
 }
 
 TEST_CASE("one rank that keeps gradients in bf16 needs 10 bytes for a parameter instead of 12", "[plan]") {
-  for (const bool bf16 : {false, true}) {
-    const std::string section = "policy.optimizer.";
-    const auto p =
-        plan_of({.strategy = "optim_grads",
-                 .world = 1,
-                 .microbatches = 4,
-                 .extra = {"policy.precision=bfloat16", section + "use_precision_aware_optimizer=true",
-                           section + "exp_avg_dtype=bf16", section + "exp_avg_sq_dtype=bf16",
-                           section + "main_grads_dtype=" + (bf16 ? "bf16" : "fp32")}});
-    const ParamGroup& g = p->groups.at(0);
-    int64_t kept = 0;
-    for (const auto& b : p->memory.buffers())
-      if (b.always() && (b.category == Category::weights || b.category == Category::gradients ||
-                         b.category == Category::optimizer))
-        kept += b.bytes;
-    CHECK(kept == (bf16 ? 10 : 12) * g.layout.total());
-    CHECK(g.gradients_sharded == bf16);
-    CHECK(g.bucket_gradients.size() == (bf16 ? g.layout.buckets().size() : 0));
-    // Two layers at most also have fp32 gradients.
-    if (bf16) CHECK(peak(*p, g.bucket_gradients) <= 2 * largest(*p, g.bucket_gradients));
-  }
+  for (const std::string strategy : {"optim", "optim_grads"})
+    for (const bool bf16 : {false, true}) {
+      const std::string section = "policy.optimizer.";
+      const auto p =
+          plan_of({.strategy = strategy,
+                   .world = 1,
+                   .microbatches = 4,
+                   .extra = {"policy.precision=bfloat16", section + "use_precision_aware_optimizer=true",
+                             section + "exp_avg_dtype=bf16", section + "exp_avg_sq_dtype=bf16",
+                             section + "main_grads_dtype=" + (bf16 ? "bf16" : "fp32")}});
+      const ParamGroup& g = p->groups.at(0);
+      int64_t kept = 0;
+      for (const auto& b : p->memory.buffers())
+        if (b.always() && (b.category == Category::weights || b.category == Category::gradients ||
+                           b.category == Category::optimizer))
+          kept += b.bytes;
+      CHECK(kept == (bf16 ? 10 : 12) * g.layout.total());
+      CHECK(g.gradient_buckets == bf16);
+      CHECK(g.bucket_gradients.size() == (bf16 ? g.layout.buckets().size() : 0));
+      // Two layers at most also have fp32 gradients.
+      if (bf16) CHECK(peak(*p, g.bucket_gradients) <= 2 * largest(*p, g.bucket_gradients));
+    }
 }
 
 TEST_CASE("at most two layers are gathered at once, and the gradients of two reduced", "[plan]") {

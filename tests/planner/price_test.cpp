@@ -180,6 +180,30 @@ TEST_CASE("Prices contain copies to and from the host", "[price]") {
   }
 }
 
+TEST_CASE("Prices contain the addition of gradients that are kept in bf16", "[price]") {
+  std::string text = yaml(llama, 64);
+  const std::string rate = "lr: 1.0e-4";
+  text.replace(text.find(rate), rate.size(),
+               rate + ", use_precision_aware_optimizer: true, main_grads_dtype: bf16");
+  text += "distributed: {shard_strategy: optim}\n";
+  const Setting s(text, 8, 70e9);
+  Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
+                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  for (const char* strategy : {"optim", "optim_grads"})
+    for (Layout layout :
+         {Layout{.micro = 1, .recompute = "none"}, Layout{.micro = 8, .recompute = "none"},
+          Layout{.tp = 2, .micro = 1, .recompute = "none"}, Layout{.tp = 8, .micro = 4, .recompute = "none"},
+          Layout{.pp = 2, .micro = 1, .recompute = "none"},
+          Layout{.pp = 4, .schedule = "zb_h1", .micro = 2, .recompute = "none"}}) {
+      layout.strategy = strategy;
+      const std::optional<Price> price = pricer.price(layout), exact = s.exact(layout);
+      INFO(layout.name(s.world) << " " << strategy);
+      REQUIRE((price && exact));
+      CHECK(price->seconds == Approx(exact->seconds).epsilon(layout.schedule == "zb_h1" ? 0.04 : 0.015));
+      CHECK(price->memory == Approx(exact->memory).epsilon(0.02));
+    }
+}
+
 TEST_CASE("Prices hold what recomputed layers keep for weight gradients that come later", "[price]") {
   const Setting s(yaml(llama, 64), 8, 70e9);
   Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,

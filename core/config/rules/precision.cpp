@@ -54,12 +54,15 @@ ConfigRule all_layers_with_history(const std::string& key) {
 
 const ConfigRule precision_table[] = {
     not_empty({"kernels.gemm_tuning"}),
-    row({is_not("policy.optimizer.main_grads_dtype", "fp32"), is(key::sharding, {"ddp", "optim"})},
-        {"<:policy.optimizer.main_grads_dtype> needs gradients in shards, but distributed.shard_strategy is "
-         "<distributed.shard_strategy>",
-         {"whole gradients are accumulated by GEMMs, in fp32",
-          "use distributed.shard_strategy: optim_grads, which one rank may have as well, optim_grads_params "
-          "or hsdp"}}),
+    row({is_not("policy.optimizer.main_grads_dtype", "fp32"), is(key::sharding, {"ddp"})},
+        {"<:policy.optimizer.main_grads_dtype> needs distributed.shard_strategy: optim, optim_grads, "
+         "optim_grads_params or hsdp",
+         {"the gradients of ddp are accumulated by GEMMs, in fp32, and replaced by their sum over all ranks",
+          "use optim, which one rank may have as well"}}),
+    row({is_not("policy.optimizer.main_grads_dtype", "fp32"), is("distributed.grad_reduce_dtype", {"fp8"})},
+        {"distributed.grad_reduce_dtype: fp8 needs gradients that are kept in fp32",
+         {"<:policy.optimizer.main_grads_dtype> is at <@policy.optimizer.main_grads_dtype>",
+          "use distributed.grad_reduce_dtype: bf16"}}),
     {{"policy.loss_scaling", "distributed.grad_reduce_error_feedback", "policy.precision"},
      judge_loss_scaling},
     row({is("policy.logits_dtype", {"bfloat16"}), is("policy.precision", {"float32"})},
