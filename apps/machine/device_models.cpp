@@ -20,30 +20,32 @@ namespace {
 // Multiprocessors, FLOP/s, bandwidths and power limits are from NVIDIA's data sheets. Measured on an H200 in
 // steps of training, at its power limit (docs/gpu-results.md): its attention at head dimensions 64 and 128,
 // cuDNN 9.14 and 9.19 alike, and that its GEMMs and its copy are as assumed. The rest is assumed:
-//   memory     as nvidia-smi reports it with ECC, B200: cudaMemGetInfo's total
+//   memory     as nvidia-smi reports it with ECC, B200: cudaMemGetInfo's total. B300 and GB300: its power
+//              limits as well, 1,100 and 1,400 W
 //   copy       about 90 % of the data sheet's bandwidth (A100 40 GB 1.56, H100 3.35, PCIe 2.0, NVL 3.94,
 //              H20 4.0, H200 4.8, B200 and GB200 8.0 TB/s); A100 80 GB: 1.61 in the copy of BabelStream
 //              (Azure, AI-benchmarking-guide, ND A100 v4), where an H200 has 4.01
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
 //              near what llm.c and llmq publish for whole steps; A100: about 255 of 312. GB200: 2,973 of
 //              5,000 in FP8 (Azure, AI-benchmarking-guide, ND GB200 v6); B200: the same chip at the clocks of
-//              its power limit (profile.cpp). PCIe and NVL cards reach their power limit earlier, an H20
-//              never
+//              its power limit (profile.cpp); B300 and GB300 the same from B200 and GB200. PCIe and NVL cards
+//              reach their power limit earlier, an H20 never
 //   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 on an H100,
 //              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100. An H20 has an H100's
 //              exponentials per multiprocessor beside a quarter of its FLOP/s
 //   node       82 % of NVLink each way, 370 of 450 GB/s in rings (maintainers of NCCL, nccl-tests#212):
 //              NVLink 4 450 (H800 200), bridges of NVL and PCIe cards 300 GB/s; rings of an A100 232 of 300,
 //              of a GB200 680 of 900 GB/s (Azure, as above, all-reduce of 8 GiB, ND A100 v4 and ND GB200 v6)
-//   network    a 400 Gbit/s adapter for each GPU, A100: 200 Gbit/s, at adapter_efficiency
+//   network    a 400 Gbit/s adapter for each GPU, A100: 200, B300 and GB300 800 Gbit/s, at
+//              adapter_efficiency
 //   host       PCIe 5 x16 as measured on an H200 (docs/gpu-results.md), 87 % of 63 GB/s; A100 on PCIe 4 26.3,
 //              GB200 on NVLink-C2C 193 to 201 GB/s (Azure, as above)
 //   update     80 % of the host's memory bandwidth, by data sheets of the CPUs in DGX nodes, over 8 GPUs: two
 //              sockets with 8 channels of DDR4-3200 (A100), DDR5-4800 (Hopper), DDR5-5600 (B200); GB200: 763
 //              GB/s in STREAM's triad (Azure, as above) over 4 GPUs
 //   idle       15 % of the power limit: clocks stay up between kernels
-// The fractions of attention on a B200 and a GB200, and all of an H20 and of PCIe and NVL cards are guesses
-// from an H100's.
+// The fractions of attention on Blackwell, which do not count the faster exponentials of a B300, and all of
+// an H20 and of PCIe and NVL cards are guesses from an H100's.
 constexpr double gbit = 1e9 / 8, mib = 1 << 20;
 constexpr double link(double gbits) {
   return adapter_efficiency * gbits * gbit;
@@ -150,6 +152,25 @@ constexpr DeviceModel gb200() {
   m.idle_power = 180;
   return m;
 }
+constexpr DeviceModel b300() {
+  DeviceModel m = blackwell("b300", "B300", 275040);
+  m.gemm = 0.65;
+  m.network = {link(800), 30e-6};
+  m.power_limit = 1100;
+  m.idle_power = 165;
+  return m;
+}
+constexpr DeviceModel gb300() {
+  DeviceModel m = gb200();
+  m.name = "gb300";
+  m.product = "GB300";
+  m.memory = 284208 * mib;
+  m.gemm = 0.63;
+  m.network = {link(800), 30e-6};
+  m.power_limit = 1400;
+  m.idle_power = 210;
+  return m;
+}
 constexpr DeviceModel ampere(std::string_view name, double memory_mib, double copy) {
   return {.name = name,
           .product = "A100",
@@ -179,6 +200,8 @@ constexpr DeviceModel models[] = {hopper("h200", "H200", 143771, 4.3e12),
                                   h20(),
                                   blackwell("b200", "B200", 182630),
                                   gb200(),
+                                  b300(),
+                                  gb300(),
                                   ampere("a100", 81920, 1.68e12),
                                   ampere("a100-40g", 40960, 1.35e12)};
 

@@ -62,6 +62,22 @@ constexpr OpKernels compiled_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) 
                                              {"norm_backward", (13 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
                                              compiled_loss,
                                              fused_adamw};
+/// JAX with XLA's fusions, by the same rules as Inductor's; rope is compiled as well. MaxText
+/// (max_utils.py, cross_entropy_with_logits) has its loss in f32, of which it keeps the exponentials:
+/// maximum 2, exponentials and their sum 6, probability of the target 2, backward 6. Attention is cuDNN's.
+constexpr OpKernels xla_loss{"cross_entropy", 16.0 / 4, 4};
+constexpr OpKernels xla_rms[] = {{"norm_forward", 18.0 / 2 / 8, 2},
+                                 {"norm_backward", 38.0 / 2 / 8, 3},
+                                 {"qk_norm_rope_forward", 8.0 / 4, 2},
+                                 {"qk_norm_rope_backward", 14.0 / 6, 3},
+                                 {"activation_backward", 13.0 / 10, 1},
+                                 {"quantize", 152.0 / 82, 3},
+                                 xla_loss,
+                                 fused_adamw};
+constexpr OpKernels xla_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) / 8, 2},
+                                        {"norm_backward", (13 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
+                                        xla_loss,
+                                        fused_adamw};
 /// Megatron-Core with TransformerEngine, 2025: addition 6 and norm 4, backward 6 + 6; queries copied 4, the
 /// gradients of q, k and v joined 4; bias and GELU 4, 8 backward.
 /// In FP8 SwiGLU is a kernel before the cast, where ours are one. For an element of the width in a layer of
@@ -166,6 +182,8 @@ constexpr TrainerKernels trainers[] = {
     pytorch("pytorch-compile", layer_norm, compiled_layer_norm),
     pytorch_2023(rms, pytorch_rms),
     pytorch_2023(layer_norm, pytorch_layer_norm),
+    {.name = "jax", .norm = rms, .ops = xla_rms, .compiled = true},
+    {.name = "jax", .norm = layer_norm, .ops = xla_layer_norm, .compiled = true},
     megatron(),
     megatron(experts_delayed, Fp8Recipe::delayed),
     megatron(experts_current, Fp8Recipe::tensorwise),
@@ -251,7 +269,7 @@ constexpr Property properties[] = {
 
 /// Why a property has no effect; empty: it has one.
 std::string without_effect(const Property& p, const Trainer& trainer, const TrainedModel& model) {
-  if (!p.of_experts[0]) return trainer.graphs ? "steps are in graphs already" : "";
+  if (!p.of_experts[0]) return trainer.graphs ? "the host is never late" : "";
   if (!model.experts) return "the model has no experts";
   if (!trainer.kernels->expert_gemms)
     return fmt::format("{} has our kernels and exchange for experts", trainer.kernels->name);
@@ -270,7 +288,8 @@ std::string trainer_properties() {
 
 Trainer find_trainer(std::string_view text, const TrainedModel& model) {
   size_t end = text.find('+');
-  Trainer found{.kernels = &find_trainer_kernels(text.substr(0, end), model), .graphs = model.graphs};
+  Trainer found{.kernels = &find_trainer_kernels(text.substr(0, end), model)};
+  found.graphs = model.graphs || found.kernels->compiled;
   while (end != text.npos) {
     const size_t begin = end + 1;
     end = text.find('+', begin);

@@ -49,6 +49,7 @@ struct TrainerKernels {
   std::array<std::span<const OpKernels>, 2> of_experts = {};
   /// GEMMs of tensor-parallel communication's pieces run on several streams, and experts have the library's.
   bool streams = false, expert_gemms = false;
+  bool compiled = false;  ///< steps are programs without Python: the host is never late
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;
   Scores scores = {};  ///< empty: attention is fused

@@ -41,7 +41,7 @@ TEST_CASE("a GPU is found again by its properties, variants by peak and memory",
     CHECK((m.node.bandwidth > m.network.bandwidth && m.network.bandwidth > 0));
     CHECK(m.node_ranks >= 1);
   }
-  CHECK(count == 10);
+  CHECK(count == 12);
   device::Properties p = machine::find_device_model("--device", "h100").properties();
   p.name = "NVIDIA H100 PCIe";
   CHECK(machine::model_of_device(p)->name == "h100-pcie");
