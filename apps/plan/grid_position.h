@@ -43,7 +43,7 @@ parallel::GroupId reduction_group(std::string_view group);
 /// tensor-parallel rank has a part, are small: a collective over all ranks per layer and microbatch would
 /// mostly be latency, so that they are reduced once per step. Biases of routers are whole with any strategy.
 parallel::ShardingStrategy group_sharding(const parallel::ShardingStrategy& strategy, std::string_view group);
-/// Whether the gradients of a group are kept whole and in fp32 with any strategy.
+/// True for a group whose gradients are kept whole and in fp32 with any strategy.
 bool reduced_once(std::string_view group);
 /// All groups of ranks that a run of this configuration communicates in. `tied`: the model's embedding and
 /// output projection share a weight.

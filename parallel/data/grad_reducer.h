@@ -48,7 +48,7 @@ struct ReduceOptions {
 /// The memory of the gradients of a layout, in the memory of the exec's device; f32.
 struct GradMemory {
   /// (layout.total()), or with strategy.gradients this rank's shards (layout.shard_total()). With `buckets`
-  /// they may be bf16: then those of each microbatch are added in fp32 and rounded.
+  /// they may be bf16: then each microbatch is added in fp32 and rounded.
   Tensor gradients;
   /// By bucket, (its size): where layers write the gradients of the microbatches for which it was opened. A
   /// buffer is in use from open() to settle() and may share memory with others outside of that. Needed with
@@ -135,8 +135,8 @@ class GradReducer {
 
   bool alone() const { return group_.shard->size() == 1 && group_.replicas == nullptr; }
   bool in_buckets() const { return !memory_.buckets.empty(); }
-  /// Whether the gradients of these microbatches are added to those that the rank keeps as they are: no
-  /// other rank has a part of them, or they travel with those of later microbatches.
+  /// True if gradients of these microbatches are added to the kept ones as they are: no other rank has a
+  /// part of them, or they travel with later microbatches.
   bool stays(int bucket) const;
   void launch_complete();
   void launch(int bucket);
