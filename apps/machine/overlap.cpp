@@ -33,6 +33,12 @@ Overlap::Overlap(const Sharing& assumed) : rows_(1), any_(!(assumed == Sharing{}
   rows_.front().fill(assumed);
 }
 
+Overlap::Overlap(const Sharing& gemms, const Sharing& others, bool layers_apart)
+    : rows_(works.size()), any_(!(gemms == Sharing{} && others == Sharing{})), layers_apart_(layers_apart) {
+  for (const ops::Work work : works)
+    rows_[static_cast<size_t>(work)].fill(work == ops::Work::gemm ? gemms : others);
+}
+
 Overlap::Overlap(std::span<const MeasuredOverlap> measured) {
   NRL_CHECK(!measured.empty(), "no overlap was measured");
   for (const ops::Work work : works) {

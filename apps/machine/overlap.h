@@ -28,6 +28,9 @@ class Overlap {
 
   /// `assumed`: of all calls and operations.
   explicit Overlap(const Sharing& assumed = {});
+  /// Assumed of calls that are GEMMs, and of all others. `layers_apart`: operations of layers run on copy
+  /// engines, or on multiprocessors that GEMMs leave to them.
+  Overlap(const Sharing& gemms, const Sharing& others, bool layers_apart);
   /// Factors of a profile, which must not be empty: a call has its op's, else the median of the ops with the
   /// same kind of work, else of all ops; an operation that was not measured has the median of the others.
   explicit Overlap(std::span<const MeasuredOverlap> measured);
@@ -36,6 +39,8 @@ class Overlap {
   const Sharing& of(Row row, comm::Op op) const { return rows_[row][static_cast<size_t>(op)]; }
   /// False: neither calls nor operations lose anything.
   bool any() const { return any_; }
+  /// Whether operations of this purpose and calls share multiprocessors.
+  bool shares(comm::Purpose purpose) const { return !layers_apart_ || purpose != comm::Purpose::layers; }
 
  private:
   static constexpr size_t operations = static_cast<size_t>(comm::Op::split) + 1;
@@ -45,7 +50,7 @@ class Overlap {
 
   std::vector<Factors> rows_;  // by ops::Work, then the ops of ops_; assumed: one of all calls
   std::map<std::string, Row, std::less<>> ops_;
-  bool any_ = false;
+  bool any_ = false, layers_apart_ = false;
 };
 
 }  // namespace nrl::machine

@@ -47,7 +47,8 @@ struct TrainerKernels {
   std::span<const OpKernels> ops;
   /// Lists before `ops`, for experts with kernels of their own. The first list that has an op counts.
   std::array<std::span<const OpKernels>, 2> of_experts = {};
-  /// GEMMs of tensor-parallel communication's pieces run on several streams, and experts have the library's.
+  /// GEMMs of tensor-parallel communication's pieces run on several streams, and operations of layers take no
+  /// multiprocessors from GEMMs (userbuffers, symmetric memory); experts have the library's GEMMs.
   bool streams = false, expert_gemms = false;
   bool compiled = false;  ///< steps are programs without Python: the host is never late
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.

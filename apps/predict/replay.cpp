@@ -164,7 +164,8 @@ class Rank {
       if (number >= operations_.size()) operations_.resize(number + 1, none);
       operations_[number] = store_.size();
     }
-    if (overlap_.any() && shares_processors(item.link)) in_flight_.push_back(store_.size());
+    if (overlap_.any() && shares_processors(item.link) && overlap_.shares(item.purpose))
+      in_flight_.push_back(store_.size());
     store_.push_back(std::move(o));
   }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/machine/trainer_kernels.h"
 #include "apps/plan/nodes.h"
 #include "apps/plan/pipeline.h"
 #include "apps/predict/spread.h"
@@ -15,6 +16,10 @@ namespace {
 
 /// NCCL's channels: multiprocessors that an operation in flight takes from the kernels beside it. Assumed.
 constexpr double nccl_channels = 16;
+/// Hopper's GEMMs of cuBLAS divide their tiles among as many blocks as there are multiprocessors. Those that
+/// an operation keeps waiting begin when the others have ended: twice the time (pytorch issue 143988, FSDP on
+/// H100; cutlass issue 2471: a Blackwell GPU divides tiles while kernels run).
+constexpr double hopper_gemm_beside_operation = 2;
 
 /// Repetitions of the period of a step's program that are dry-run: the others are alike.
 constexpr int repetitions = 2;
@@ -37,7 +42,11 @@ machine::Overlap overlap_of(const ModeledDevice& device, int local_ranks) {
   const machine::DeviceModel& model = device.model();
   if (device.profile() && !device.profile()->overlap.empty())
     return machine::Overlap(device.profile()->overlap);
-  if (model.gpu()) return machine::Overlap({.call = 1 + nccl_channels / model.multiprocessors});
+  if (model.gpu()) {
+    const double share = 1 + nccl_channels / model.multiprocessors;
+    return machine::Overlap({.call = model.major == 9 ? hopper_gemm_beside_operation : share},
+                            {.call = share}, model.kernels && model.kernels->streams);
+  }
   // The thread that moves the bytes has a core of its own, or all threads get equal parts of the cores, so
   // that the bytes take longer as well.
   const int threads = device.threads();
