@@ -95,7 +95,7 @@ struct ScaleLayout {
 /// How the optimizer's state is kept between steps; updates are in f32 (ops::AdamW).
 struct OptimizerFormats {
   DType exp_avg = DType::f32, exp_avg_sq = DType::f32;  ///< f32, bf16, f16 or e4m3
-  DType main_gradients = DType::f32;                    ///< of gradients in shards: f32 or bf16
+  DType main_gradients = DType::f32;                    ///< in which gradients are kept: f32 or bf16
   /// bf16 weights and the other 16 bits of the f32 numbers instead of f32 master weights.
   bool remainders = false;
   bool operator==(const OptimizerFormats&) const = default;

@@ -158,7 +158,6 @@ DryStep Engine::dry_step(Objective& objective, bool calls, std::optional<int> re
   DryStep out;
   ledger_.clear();
   model::Decoder& decoder = *plan_->decoder;
-  if (!decoder.can_limit_repetitions()) repetitions.reset();
   decoder.limit_repetitions(repetitions);
   const program::Period& period = decoder.program(memory::training).period;
   const int times = std::min(period.times, repetitions.value_or(period.times));

@@ -59,7 +59,7 @@ struct StepInput {
 struct Inspection {
   model::ResultsWatch results = {};
   /// The gradient of a parameter (an index into ParameterList::all) is complete on this rank: not yet summed
-  /// over others; of sharded gradients one microbatch's.
+  /// over others; of gradients in buckets one microbatch's.
   std::function<void(int parameter, const Tensor& gradient)> gradient = {};
   /// (N) f32: the log-probabilities of the targets of a microbatch; on ranks that report tokens.
   std::function<void(int microbatch, const Tensor& log_probs)> log_probs = {};

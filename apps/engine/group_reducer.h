@@ -17,7 +17,7 @@ namespace nrl::engine {
 /// weights. If groups share a communicator, all ranks must report their parameters in the same order. The
 /// groups' memory, the exec and the communicators must outlive the reducer.
 ///
-/// Executes the steps of programs that gather sharded weights and reduce sharded gradients.
+/// Executes the steps of programs for buckets: that gather sharded weights, and reduce gradients.
 class GroupReducer : public model::ShardedSteps {
  public:
   /// `ranks`: has the groups of all ParamGroups.

@@ -17,7 +17,7 @@ struct GroupTensors {
   const plan::ParamGroup* group = nullptr;
   Tensor weights;    ///< (weight_elements()); read by the layers if neither gathered nor FP8
   Tensor codes;      ///< (code_elements()) e4m3: what the layers read of FP8 groups; else empty
-  Tensor gradients;  ///< (gradient_elements()) f32, or bf16 if sharded; empty if frozen
+  Tensor gradients;  ///< (gradient_elements()) f32 or bf16; empty if frozen
   /// (resident_state_elements()) each, in the order of ParamGroup::state, and the scales of each of them,
   /// (ops::moment_blocks() of these) u8 or empty.
   std::vector<Tensor> state, scales;

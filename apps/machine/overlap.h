@@ -11,6 +11,7 @@
 #include "apps/machine/profile.h"
 #include "core/ops/cost.h"
 #include "parallel/comm/collective_log.h"
+#include "parallel/comm/ledger.h"
 
 namespace nrl::machine {
 
@@ -39,7 +40,7 @@ class Overlap {
   const Sharing& of(Row row, comm::Op op) const { return rows_[row][static_cast<size_t>(op)]; }
   /// False: neither calls nor operations lose anything.
   bool any() const { return any_; }
-  /// Whether operations of this purpose and calls share multiprocessors.
+  /// True if operations of this purpose and calls share multiprocessors.
   bool shares(comm::Purpose purpose) const { return !layers_apart_ || purpose != comm::Purpose::layers; }
 
  private:

@@ -72,6 +72,7 @@ constexpr OpKernels xla_rms[] = {{"norm_forward", 18.0 / 2 / 8, 2},
                                  {"qk_norm_rope_backward", 14.0 / 6, 3},
                                  {"activation_backward", 13.0 / 10, 1},
                                  {"quantize", 152.0 / 82, 3},
+                                 {"largest_magnitude", 9 / 37.5, 1},
                                  xla_loss,
                                  fused_adamw};
 constexpr OpKernels xla_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) / 8, 2},
@@ -84,7 +85,8 @@ constexpr OpKernels xla_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) / 8, 
 /// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
 /// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
 /// and 37.5. GELU is counted with the norms: 58 for our 72.
-/// GEMMs add to gradients of either type (fuse_wgrad_accumulation; gradient_accumulation_fusion).
+/// GEMMs add to gradients of either type (fuse_wgrad_accumulation; gradient_accumulation_fusion). Taken for
+/// all additions, also of what other ranks send.
 constexpr OpKernels gemm_sums{"sum_parts", 0, 0};
 constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
@@ -269,7 +271,10 @@ constexpr Property properties[] = {
 
 /// Why a property has no effect; empty: it has one.
 std::string without_effect(const Property& p, const Trainer& trainer, const TrainedModel& model) {
-  if (!p.of_experts[0]) return trainer.graphs ? "the host is never late" : "";
+  if (!p.of_experts[0])
+    return !trainer.graphs             ? ""
+           : trainer.kernels->compiled ? "the host is never late"
+                                       : "steps are in graphs already";
   if (!model.experts) return "the model has no experts";
   if (!trainer.kernels->expert_gemms)
     return fmt::format("{} has our kernels and exchange for experts", trainer.kernels->name);

@@ -81,7 +81,7 @@ const TrainerKernels& find_trainer_kernels(std::string_view name, const TrainedM
 /// A trainer's kernels and what else it does.
 struct Trainer {
   const TrainerKernels* kernels = nullptr;
-  bool graphs = false;  ///< whole steps are CUDA graphs: the host is never late
+  bool graphs = false;  ///< whole steps are CUDA graphs, or compiled programs: the host is never late
   ExpertsOfTrainer experts = {};
 
   DeviceModel on(DeviceModel gpu) const;

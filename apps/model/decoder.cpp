@@ -324,15 +324,6 @@ void Decoder::train(std::span<const MicroBatch> batches, const StepHooks& hooks)
   run(fewer_[count - 1].program, batches, hooks, true, fewer_[count - 1].times);
 }
 
-bool Decoder::can_limit_repetitions() const {
-  const program::Program& p = program(memory::training);
-  return std::none_of(p.steps.begin(), p.steps.begin() + static_cast<std::ptrdiff_t>(p.period.begin),
-                      [&](const program::Step& s) {
-                        return s.kind == program::StepKind::open &&
-                               s.microbatches > p.period.times * p.period.microbatches;
-                      });
-}
-
 int64_t Decoder::counted_rows() const {
   return pipeline::microbatches(options_.training) * held_expert_layers(part_, options_.layout, part_.layers);
 }

@@ -92,9 +92,6 @@ class Decoder {
   /// train() repeats the period of its program at most this often, for dry runs: what comes after it is then
   /// of microbatches with lower numbers. Unset: as often as the step has microbatches for.
   void limit_repetitions(std::optional<int> most) { most_repetitions_ = most; }
-  /// True if a repetition less changes nothing but the number of microbatches: no sharded gradients stay open
-  /// throughout the period.
-  bool can_limit_repetitions() const;
   /// Training passes add the router's losses and load to `metrics`, (3) f64 (ops::RouterBalance).
   void add_router_metrics(const Tensor& metrics) { context_.router_metrics = metrics; }
   /// To be called after the passes of a step, before its metrics are read: adds the load where the counts of

@@ -45,6 +45,8 @@ DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
   DataGroup out{.gathers_on_use = g.weights_gathered,
                 .in_buckets = g.gradient_buckets,
                 .every_microbatch = g.gradients_sharded,
+                .rounded = g.main_gradient != g.gradient,
+                .alone = g.layout.shards() == 1 && g.replicas == 1,
                 .late = g.reduce.ends};
   const auto crossing = [&](const parallel::GroupId& id) { return fabric.crossing(grid, id); };
   const auto seconds = [&](const machine::Crossing& c, comm::Op op, double bytes) {
@@ -87,15 +89,16 @@ DataGroup data_group(const plan::ParamGroup& g, const std::vector<int>& units,
         return machine::copy_seconds(device, purpose, of, bytes, machine::likely);
       };
       if (shards > 1) sum.copies = copies(Purpose::gradients, op, sum.bytes);
-      if (g.replicas > 1) sum.across = seconds(across, comm::Op::all_reduce, 4 * part);
+      const auto main = static_cast<double>(size_of(g.main_gradient));
+      if (g.replicas > 1) sum.across = seconds(across, comm::Op::all_reduce, main * part);
       if (g.wire != DType::f32 && shards > 1) {
         sum.before = machine::memory_seconds(device, "convert", size * (4 + wire));
         sum.after = machine::memory_seconds(device, scatters ? "sum_parts" : "convert",
-                                            (scatters ? part : size) * (4 + wire));
-      } else if (g.gradient_buckets && (shards > 1 || g.replicas > 1)) {
-        sum.after = machine::memory_seconds(device, "sum_parts", 12 * part);
+                                            (scatters ? part : size) * (main + wire));
+      } else if (g.gradient_buckets && !out.alone) {
+        sum.after =
+            machine::memory_seconds(device, "sum_parts", (4 + (g.gradients_sharded ? 2 : 1) * main) * part);
       }
-      const auto main = static_cast<double>(size_of(g.main_gradient));
       if (g.gradient_buckets && !g.gradients_sharded)
         sum.kept = machine::memory_seconds(device, "sum_parts", size * (4 + 2 * main));
       gather.bytes = gather.buffer = size * static_cast<double>(size_of(g.read_type()));
@@ -345,7 +348,7 @@ class Items {
       if (by_visit(g)) {
         for (size_t o = 0; o < all.size(); ++o) {
           if (all[o].first != v.unit) continue;
-          if (options_.microbatches > 1) call(at, all[o].kept);
+          if (options_.microbatches > 1 || group(g).alone) call(at, all[o].kept);
           if (!group(g).every_microbatch && !last(v)) continue;
           const int id = reduce(g, o, last(v) && in_place(g), at);
           (options_.overlap_reduce ? s.reducing : s.done).emplace_back(o, id);
@@ -356,7 +359,9 @@ class Items {
     }
   }
   /// Sums are left where they are kept.
-  bool in_place(size_t g) const { return group(g).every_microbatch && options_.microbatches == 1; }
+  bool in_place(size_t g) const {
+    return group(g).every_microbatch && !group(g).rounded && options_.microbatches == 1;
+  }
   void launch(size_t g, int unit, int at) {
     State& s = states_[g];
     const std::vector<DataOperation>& all = group(g).reductions;

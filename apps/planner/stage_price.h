@@ -30,6 +30,8 @@ struct DataGroup {
   bool gathers_on_use = false;    ///< of weights, before every visit that reads them; else after the update
   bool in_buckets = false;        ///< layers write a microbatch's gradients apart from those that are kept
   bool every_microbatch = false;  ///< gradients are summed in every microbatch, else in the last one
+  bool rounded = false;           ///< gradients are kept in another type than layers write
+  bool alone = false;             ///< one rank has all of it
   bool late = false;              ///< its sums start after the passes
   machine::Link link = machine::Link::none, across = machine::Link::none;
   std::vector<DataOperation> reductions = {}, gathers = {};  ///< the last layers' first

@@ -46,16 +46,19 @@ double unit_of_state(DType dtype) {
   }
 }
 
+Limits times(double factor, const Limits& limits) {
+  return {.loss = factor * limits.loss,
+          .norm = factor * limits.norm,
+          .gradient = factor * limits.gradient,
+          .weight = factor * limits.weight};
+}
+
 // The reference keeps its state in fp32. From the second
 // step on an update reads state of the step before that was rounded at random, by 2^-3 * 0.4 at most in the
 // mean square with e4m3: 5 %, in about half of what it reads. That is no more than fp8_limits
 // allow for gradients in e4m3, and proportional to the unit of the format.
 Limits limits_of_state(const precision::OptimizerFormats& formats) {
-  const double unit = std::max(unit_of_state(formats.exp_avg), unit_of_state(formats.exp_avg_sq));
-  return {.loss = unit * fp8_limits.loss,
-          .norm = unit * fp8_limits.norm,
-          .gradient = unit * fp8_limits.gradient,
-          .weight = unit * fp8_limits.weight};
+  return times(std::max(unit_of_state(formats.exp_avg), unit_of_state(formats.exp_avg_sq)), fp8_limits);
 }
 
 // Ranks agree on the scales, so that a layout rounds the same numbers to FP8 in the same way, but for the few
@@ -64,7 +67,7 @@ Limits limits_of_state(const precision::OptimizerFormats& formats) {
 // tensor, and a quarter in the next step, which begins with other weights.
 constexpr Limits fp8_operands{.loss = 2e-3, .norm = 5e-2, .gradient = 5e-1, .weight = 5e-1};
 
-Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, DType wire) {
+Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, DType wire, int64_t microbatches) {
   if (recipe.quantizes_any()) return fp8_operands;
   if (wire == DType::e4m3) return fp8_limits;
   if (recipe.activations() == DType::bf16 || recipe.weights() == DType::bf16)
@@ -72,32 +75,39 @@ Limits limits_of_arithmetic(const precision::Recipe& recipe, bool tf32, DType wi
   // f16 rounds by 2^-11, an eighth of bf16.
   if (recipe.activations() == DType::f16 || recipe.weights() == DType::f16)
     return {.loss = 5e-4, .norm = 5e-3, .gradient = 2e-2, .weight = 2e-2};
-  // Sharded gradients are rounded once per microbatch and rank, whose gradients of a bias partly cancel: 5e-3
+  // Gradients in bf16 are rounded once per microbatch and rank, whose gradients of a bias partly cancel: 5e-3
   // of a bias of keys on 8 ranks, where the same layouts differ by 1.4e-6 with gradients in fp32. The loss of
-  // a reward model depends on differences of scores: 8.5e-5 after a step with both kinds of rounding.
-  if (wire == DType::bf16 || recipe.optimizer().main_gradients == DType::bf16)
-    return {.loss = 2e-4, .norm = 2e-3, .gradient = 1e-2, .weight = 1.5e-2};
+  // a reward model depends on differences of scores: 8.5e-5 after a step with both kinds of rounding. Errors
+  // of many microbatches grow with the root of their number: 1.7e-2 of a bias with 24.
+  const bool kept = recipe.optimizer().main_gradients == DType::bf16;
+  if (wire == DType::bf16 || kept)
+    return times(kept ? std::sqrt(std::max(1.0, static_cast<double>(microbatches) / 8)) : 1,
+                 {.loss = 2e-4, .norm = 2e-3, .gradient = 1e-2, .weight = 1.5e-2});
   if (tf32) return {.loss = 2e-4, .norm = 2e-3, .gradient = 5e-3, .weight = 5e-3};
   return {.loss = 1e-6, .norm = 1e-5, .gradient = 1e-5, .weight = 1e-5};
 }
 
 }  // namespace
 
-Limits limits_for(const precision::Recipe& recipe, bool tf32, DType wire, bool experts, int64_t updates) {
+Limits limits_for(const precision::Recipe& recipe, bool tf32, DType wire, bool experts, int64_t updates,
+                  int64_t microbatches) {
   const auto either = [](const Limits& a, const Limits& b) {
     return Limits{.loss = std::max(a.loss, b.loss),
                   .norm = std::max(a.norm, b.norm),
                   .gradient = std::max(a.gradient, b.gradient),
                   .weight = std::max(a.weight, b.weight)};
   };
-  const Limits limits = either(limits_of_arithmetic(recipe, tf32, wire), limits_of_state(recipe.optimizer()));
+  const Limits limits =
+      either(limits_of_arithmetic(recipe, tf32, wire, microbatches), limits_of_state(recipe.optimizer()));
   const bool fp8 = recipe.quantizes_any();
   if (!experts) return limits;
   if (fp8 || recipe.activations() != DType::f32) return either(limits, other_choices(fp8));
   const precision::OptimizerFormats& formats = recipe.optimizer();
-  const bool other_weights = wire != DType::f32 || formats.main_gradients != DType::f32 ||
-                             unit_of_state(formats.exp_avg) > 0 || unit_of_state(formats.exp_avg_sq) > 0;
-  return other_weights && updates > 1 ? either(limits, choices_of_other_weights) : limits;
+  const bool kept = formats.main_gradients != DType::f32;
+  const bool other_weights = wire != DType::f32 || kept || unit_of_state(formats.exp_avg) > 0 ||
+                             unit_of_state(formats.exp_avg_sq) > 0;
+  // Rounded in each microbatch, they make other weights at once.
+  return other_weights && updates > (kept ? 0 : 1) ? either(limits, choices_of_other_weights) : limits;
 }
 
 double epsilon(int64_t parameters) {

@@ -18,8 +18,9 @@ struct Limits {
 };
 /// `tf32`: the GEMMs of a GPU may round f32 operands to TF32. `wire`: the type in which gradients travel.
 /// `experts`: the model has layers with experts. `updates`: before the last step that is compared.
+/// `microbatches`: of a rank and step.
 Limits limits_for(const precision::Recipe& recipe, bool tf32, DType wire, bool experts = false,
-                  int64_t updates = 1);
+                  int64_t updates = 1, int64_t microbatches = 1);
 
 /// The learning rate of every step: large enough for an update that is missing to exceed Limits::weight.
 inline constexpr double learning_rate = 1e-3;

@@ -27,7 +27,8 @@ TrialRuns::TrialRuns(comm::World& world, const ConfigResult& config, const train
   options.optimizer.eps = epsilon(plan->whole().total());
   comparison_.emplace(world.comm(),
                       limits_for(plan->recipe, placement_.device() == DeviceType::cuda && c.kernels.tf32,
-                                 c.distributed.grad_reduce_dtype, plan->spec.expert_layers() > 0, updates));
+                                 c.distributed.grad_reduce_dtype, plan->spec.expert_layers() > 0, updates,
+                                 plan->batch.accumulation));
   train::run_collectively(world, [&] {
     Learner::Setting setting{.config = config,
                              .position = placement_.grid_position(),

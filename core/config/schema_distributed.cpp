@@ -308,11 +308,12 @@ void add_distributed_keys(Table& t) {
       .one_of({"fp32", "bf16", "fp8"})
       .on_off("policy.megatron_cfg.distributed_data_parallel_config.grad_reduce_in_fp32", "fp32", "bf16")
       .help(
-          "Type in which gradients are communicated; they are accumulated over microbatches and updated from "
-          "in fp32. bf16 halves the bytes and rounds every rank's gradient and, without "
+          "Type in which gradients are communicated; policy.optimizer.main_grads_dtype is the one in which "
+          "they are kept. bf16 halves the bytes and rounds every rank's gradient and, without "
           "grad_reduce_fp32_accumulation, the sum: once with mpi and staged (and once per host "
           "if several hosts have several ranks), at every addition with nccl. Sums across dp_replicate_size "
-          "slices are fp32. fp8 (ddp, optim) sends e4m3 numbers with a scale per "
+          "slices are of the type in which gradients are kept. fp8 (ddp, optim) sends e4m3 numbers with a "
+          "scale per "
           "128, "
           "about a quarter of the bytes; the ranks add the decoded numbers in fp32, see "
           "grad_reduce_error_feedback.");
@@ -333,8 +334,9 @@ void add_distributed_keys(Table& t) {
       .above(0)
       .at_most(65536)
       .help(
-          "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp a bucket also "
-          "ends at every layer. auto: 4 for each rank that sums them, up to an eighth of the gradients of "
+          "Gradients per bucket, in MiB of fp32. With optim_grads, optim_grads_params and hsdp, and with "
+          "main_grads_dtype: bf16, a bucket also ends at every layer. auto: 4 for each rank that sums them, "
+          "up to an eighth of the gradients of "
           "these ranks, and never below 40 (docs/sharding.md).");
   NRL_KEY(t, distributed.nccl_ub)
       .alias("policy.megatron_cfg.distributed_data_parallel_config.nccl_ub")

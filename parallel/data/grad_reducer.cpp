@@ -328,6 +328,9 @@ void GradReducer::finish() {
   NRL_CHECK(started_, "the gradient reducer was not started");
   for (size_t p = 0; p < seen_.size(); ++p)
     NRL_CHECK(seen_[p] > 0, "the gradient of {} was never reported", layout_.params()[p].name);
+  for (size_t b = 0; in_buckets() && b < states_.size(); ++b)
+    NRL_CHECK(states_[b].missing == 0, "bucket {} lacks {} of its gradients at the end of a step", b,
+              states_[b].missing);
   if (!in_buckets()) launch_complete();
   for (size_t b = 0; b < states_.size(); ++b) release(static_cast<int>(b));
   for (State& s : states_) s.replicas.wait();

@@ -110,9 +110,9 @@ Program reduce_when_complete(const Program& program, const Layers& layers, bool 
         continue;
       for (auto& [pass, count] : passes[b]) count = 0;
       // A bucket that is open throughout the period has the microbatches of all its repetitions.
-      const bool throughout = out.period.times > 0 && opened[b] < out.period.begin;
-      out.steps[opened[b]].microbatches =
-          microbatches + (throughout ? out.period.times * out.period.microbatches : 0);
+      Step& begin = out.steps[opened[b]];
+      begin.throughout = out.period.times > 0 && opened[b] < out.period.begin;
+      begin.microbatches = microbatches + (begin.throughout ? out.period.times * out.period.microbatches : 0);
       open.erase(b);
       complete.insert(b);
     }

@@ -33,10 +33,11 @@ Program add_offload(Program program, const Layers& layers);
 /// `prefetch`: the gathers for a visit start before the visit that precedes it.
 Program gather_on_use(const Program& program, const Layers& layers, bool prefetch);
 
-/// Training: sharded gradients are opened before the first visit that adds to them, for as many microbatches
-/// as follow until none of them has a part of its passes still to come, and are then reduced. `overlap`: the
-/// sums are waited for after the next visit, else at once. Sums of the last visit are left to the wait at
-/// the end of the step. Comes after gather_on_use(): buckets are opened when the gathers are in flight.
+/// Training: buckets of gradients are opened before the first visit that adds to them, for as many
+/// microbatches as follow until none of them has a part of its passes still to come, and are then reduced.
+/// `overlap`: the sums are waited for after the next visit, else at once. Sums of the last visit are left to
+/// the wait at the end of the step. Comes after gather_on_use(): buckets are opened when the gathers are in
+/// flight.
 Program reduce_when_complete(const Program& program, const Layers& layers, bool overlap);
 
 }  // namespace nrl::program

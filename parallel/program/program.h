@@ -58,7 +58,7 @@ struct Layer {
   const memory::LayerPolicy* later = nullptr;   ///< of later rounds, which keep nothing
   memory::Ports ports = {};
   int chunk = 0;
-  /// Sharded weights that a pass reads and sharded gradients that it adds to: forward, backward.
+  /// Buckets of weights that a pass reads and of gradients that it adds to: forward, backward.
   std::array<Buckets, 2> weights = {}, gradients = {};
   std::vector<SlotId> slots = {};  ///< by slot of the table; -1: a port without a neighbor
 };
@@ -126,8 +126,8 @@ enum class StepKind : uint8_t {
   report,   ///< the log-probabilities of a microbatch are complete
   gather,   ///< starts to gather sharded weights, in one operation
   release,  ///< sharded weights are not read until they are gathered again
-  open,     ///< sharded gradients begin: the next `microbatches` microbatches add to them
-  reduce,   ///< starts to sum complete sharded gradients over the data-parallel ranks, in one operation
+  open,     ///< gradients in buckets begin: the next `microbatches` microbatches add to them
+  reduce,   ///< starts to sum complete gradients over the data-parallel ranks, in one operation
   update,   ///< clip, update and gather the weights
 };
 
@@ -150,7 +150,8 @@ struct Step {
   int layer = 0;      ///< in Layers
   int16_t index = 0;  ///< compute: of the step in the layer's table; with buckets: of their group
   int microbatch = 0;
-  int microbatches = 1;  ///< open
+  int microbatches = 1;     ///< open: that add to the gradients
+  bool throughout = false;  ///< open: in all repetitions of the period; `microbatches` are of Period::times
   // Accessed slots and buckets: set by Program::add().
   uint32_t uses = 0, first_bucket = 0;
   uint16_t reads = 0, writes = 0, buckets = 0;

@@ -28,6 +28,16 @@ case $case_name in
     expect 65 run 2 "$source_dir/configs/sft-tiny.yaml" checkpointing.enabled=false
     grep -q 'data/chat/train.jsonl:7:' err.txt || fail "the record is not named: $(cat err.txt)"
     ;;
+  deferred_packed) # steps of fewer microbatches than planned complete the gradients in buckets, also deferred ones
+    "$source_dir/scripts/make-chat.sh" data/chat 400 >out.txt
+    for kept in fp32 bf16; do
+      expect 0 run 2 "$source_dir/configs/sft-tiny.yaml" policy.sequence_packing.train_mb_tokens=64 sft.max_num_steps=3 \
+        distributed.pipeline_parallel_size=2 distributed.pipeline_schedule=zb_h1 distributed.shard_strategy=optim \
+        policy.optimizer.use_precision_aware_optimizer=true policy.optimizer.main_grads_dtype=$kept \
+        checkpointing.enabled=false logger.log_dir=$kept/logs
+    done
+    same fp32/logs/metrics.jsonl bf16/logs/metrics.jsonl 1e-2
+    ;;
   preference_demonstration)
     "$source_dir/scripts/make-chat.sh" data/chat 200 >out.txt
     expect 0 run 1 "$source_dir/configs/sft-tiny.yaml" policy.model.num_hidden_layers=1 sft.max_num_steps=5 sft.val_period=0 \

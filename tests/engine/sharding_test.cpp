@@ -320,7 +320,8 @@ TEST_CASE("gradients in bf16 have the same bits whole and in shards, after one m
       s.strategy = "optim";
       const Trained whole = run(s);
       CAPTURE(overlap, microbatches);
-      // Shards are rounded after the sum over the ranks, and whole gradients of several microbatches before it.
+      // Shards are rounded after the sum over the ranks, and whole gradients of several microbatches before
+      // it.
       const bool same = microbatches == 1 || test_world().size() == 1;
       REQUIRE((whole.losses == shards.losses) == same);
       REQUIRE((difference(whole.numbers, shards.numbers) == 0) == same);

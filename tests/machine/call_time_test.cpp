@@ -223,8 +223,8 @@ TEST_CASE("properties of a trainer change what its host and its experts do", "[m
       {"pytorch+deepep", &experts, "pytorch has our kernels"},
       {"megatron+grouped+deepep", &here, "deepep has no effect: no rows of experts are exchanged"},
       {"jax+graphs", &dense, "the host is never late"},
-      {"pytorch+graphs", &graphs, "the host is never late"},
-      {"megatron+graphs+graphs", &dense, "the host is never late"},
+      {"pytorch+graphs", &graphs, "steps are in graphs already"},
+      {"megatron+graphs+graphs", &dense, "steps are in graphs already"},
       {"megatron+hybridep+deepep", &experts, "another property says so"}};
   for (const auto& [trainer, of, why] : refused)
     CHECK_THROWS_WITH(machine::find_trainer(trainer, *of), ContainsSubstring(why));

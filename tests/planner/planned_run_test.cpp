@@ -90,9 +90,9 @@ TEST_CASE("a plan with the kernels of another trainer differs in its times only"
   request.profile = files.profile(
       R"({"device": {"base": "h100"}, "calls": [{"op": "rope", "bytes": 8, "work": "memory", "seconds": 1e-6}]})");
   CHECK_THROWS_WITH(prepare(request), ContainsSubstring("times of our own calls"));
-  request.trainer = "jax";
+  request.trainer = "tinygrad";
   request.profile.clear();
-  CHECK_THROWS_WITH(prepare(request), ContainsSubstring("unknown trainer 'jax'"));
+  CHECK_THROWS_WITH(prepare(request), ContainsSubstring("unknown trainer 'tinygrad'"));
 }
 
 TEST_CASE("the parts of an estimate add up, and its members have the documented names", "[planned_run]") {

@@ -257,6 +257,29 @@ TEST_CASE("Calls and operations that share a core take the sum of their times", 
   }
 }
 
+TEST_CASE("GEMMs lose more than others beside an operation, and nothing beside one of layers that is apart",
+          "[replay]") {
+  const auto with = [](comm::Purpose purpose, ops::Work work, bool apart) {
+    const machine::Overlap overlap({.call = 2}, {.call = 1.25}, apart);
+    const std::vector<Item> items{{.kind = Item::Kind::start,
+                                   .seconds = 4,
+                                   .operation = 0,
+                                   .op = comm::Op::all_gather,
+                                   .link = machine::Link::node,
+                                   .purpose = purpose},
+                                  {.kind = Item::Kind::call, .seconds = 1, .row = overlap.row("op", work)}};
+    return replay(items, 1, overlap, false).end;
+  };
+  using enum comm::Purpose;
+  for (const bool apart : {false, true}) {
+    CHECK(with(weights, ops::Work::gemm, apart) == Approx(2));
+    CHECK(with(weights, ops::Work::memory, apart) == Approx(1.25));
+    CHECK(with(weights, ops::Work::attention, apart) == Approx(1.25));
+    CHECK(with(layers, ops::Work::gemm, apart) == Approx(apart ? 1 : 2));
+    CHECK(with(layers, ops::Work::memory, apart) == Approx(apart ? 1 : 1.25));
+  }
+}
+
 TEST_CASE("Calls lose what was measured for them beside that operation", "[replay]") {
   const std::vector<machine::MeasuredOverlap> measured{
       {.op = "linear_forward",

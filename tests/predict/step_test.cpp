@@ -163,6 +163,26 @@ TEST_CASE("Gradients and weights hide behind passes as far as their links allow"
   CHECK(limited.busy.adapter() > 0.7 * limited.step);
 }
 
+TEST_CASE("GEMMs of Hopper take twice as long beside an operation, others as much as it takes of the GPU",
+          "[predict]") {
+  const auto factor = [](const char* gpu, const char* trainer, ops::Work work, comm::Purpose purpose) {
+    machine::DeviceModel model = machine::find_device_model("--device", gpu);
+    if (trainer) model = machine::find_trainer(trainer, {.norm = ops::NormKind::rms}).on(model);
+    const machine::Overlap overlap = overlap_of(ModeledDevice(model, false, 1), 8);
+    return overlap.shares(purpose) ? overlap.of(overlap.row("op", work), comm::Op::all_gather).call : 1;
+  };
+  using enum ops::Work;
+  using comm::Purpose;
+  for (const char* gpu : {"h100", "h200"}) CHECK(factor(gpu, nullptr, gemm, Purpose::weights) == 2);
+  CHECK(factor("h100", nullptr, memory, Purpose::weights) == Approx(1 + 16.0 / 132));
+  CHECK(factor("a100", nullptr, gemm, Purpose::weights) == Approx(1 + 16.0 / 108));
+  CHECK(factor("b200", nullptr, gemm, Purpose::weights) == Approx(1 + 16.0 / 148));
+  // Userbuffers of TransformerEngine leave multiprocessors to GEMMs, the sums of gradients do not.
+  CHECK(factor("h100", nullptr, gemm, Purpose::layers) == 2);
+  CHECK(factor("h100", "megatron", gemm, Purpose::layers) == 1);
+  CHECK(factor("h100", "megatron", gemm, Purpose::gradients) == 2);
+}
+
 TEST_CASE("Activations on their way to the host and back hide behind passes as far as the link allows",
           "[predict]") {
   const std::vector<std::string> keys{"policy.offload_activations=true", "policy.train_micro_batch_size=1"};
@@ -390,7 +410,7 @@ TEST_CASE("Rows of experts travel beside another microbatch, or once to each nod
   CHECK(beside.busy.adapter() == Approx(alone.busy.adapter()));
   CHECK(beside.step >= beside.busy.adapter());
   CHECK(beside.step < 0.8 * alone.step);
-  CHECK(beside.layers < 0.1 * alone.layers);
+  CHECK(beside.layers < 0.5 * alone.layers);  // what GEMMs lose beside them
 }
 
 TEST_CASE("More memory never makes a step slower", "[predict]") {

@@ -161,4 +161,13 @@ TEST_CASE("tokens may choose other experts from the third step on if gradients a
   REQUIRE(limits(DType::bf16, true, 2).loss > strict.loss);
   REQUIRE(limits(DType::bf16, true, 2).gradient > strict.gradient);
   REQUIRE(limits(DType::f32, true, 8).loss == limits(DType::f32, false, 1).loss);
+  // Gradients that are rounded in each microbatch make other weights at once, and differ by more of them.
+  const auto kept = [](bool experts, int64_t updates, int64_t microbatches) {
+    return limits_for(precision::float32.with_optimizer({.main_gradients = DType::bf16}), false, DType::f32,
+                      experts, updates, microbatches);
+  };
+  REQUIRE(kept(true, 0, 1).loss == kept(false, 8, 1).loss);
+  REQUIRE(kept(true, 1, 1).loss > kept(false, 8, 1).loss);
+  REQUIRE(kept(false, 1, 8).gradient == strict.gradient);
+  REQUIRE(kept(false, 1, 32).gradient == 2 * strict.gradient);
 }

@@ -290,7 +290,11 @@ void Executor::communicate(const Step& s) {
   if (s.buckets == 0) {
     if (on_.hooks && on_.hooks->finish_reduce) on_.hooks->finish_reduce();
   } else if (all_.sharded) {
-    all_.sharded->execute(s, list_.buckets_of(s));
+    Step now = s;
+    if (s.throughout)
+      now.microbatches -=
+          (list_.period.times - on_.times.value_or(list_.period.times)) * list_.period.microbatches;
+    all_.sharded->execute(now, list_.buckets_of(s));
   }
 }
 
