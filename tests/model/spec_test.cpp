@@ -77,6 +77,7 @@ TEST_CASE("what changes the mathematics and is not built is refused", "[spec]") 
   REQUIRE(error_of(gpt2 + R"(,"hidden_size":64})").find("hidden_size (64) and n_embd (32) are aliases") !=
           std::string::npos);
   REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":true})").empty());
+  REQUIRE(error_of(gpt2 + R"(,"attention_bias":true,"mlp_bias":true})").empty());
   REQUIRE(error_of(gpt2 + R"(,"scale_attn_weights":false})").find("scale_attn_weights") != std::string::npos);
   REQUIRE(error_of("[]").find("object") != std::string::npos);
   REQUIRE(error_of("{").size() > 5);
@@ -226,11 +227,12 @@ TEST_CASE("keys that are not built are refused by their names", "[spec]") {
     CAPTURE(family, member, text);
     CHECK(text.find(key) != std::string::npos);
   };
-  for (const char* member : {R"("scale_attn_weights":false)", R"("scale_attn_by_inverse_layer_idx":true)",
-                             R"("reorder_and_upcast_attn":true)", R"("add_cross_attention":true)",
-                             R"("activation_function":"relu")", R"("activation_function":"quick_gelu")",
-                             R"("hidden_size":64)", R"("num_hidden_layers":3)", R"("num_attention_heads":2)",
-                             R"("n_positions":8,"max_position_embeddings":16)"})
+  for (const char* member :
+       {R"("scale_attn_weights":false)", R"("scale_attn_by_inverse_layer_idx":true)",
+        R"("reorder_and_upcast_attn":true)", R"("add_cross_attention":true)", R"("attention_bias":false)",
+        R"("mlp_bias":false)", R"("activation_function":"relu")", R"("activation_function":"quick_gelu")",
+        R"("hidden_size":64)", R"("num_hidden_layers":3)", R"("num_attention_heads":2)",
+        R"("n_positions":8,"max_position_embeddings":16)"})
     refused("gpt2", member);
   for (
       const char* member :

@@ -40,6 +40,7 @@ void read_gpt2(const ConfigReader& r, const FamilyRules& rules, ModelSpec& m) {
   m.embedding_dropout = r.dropout_or("embd_pdrop", 0.1);
   m.attention_dropout = r.dropout_or("attn_pdrop", 0.1);
   r.must_be_on("scale_attn_weights", "attention without scaling by 1/sqrt(head_dim)");
+  for (const char* bias : {"attention_bias", "mlp_bias"}) r.must_be_on(bias, "a GPT-2 without biases");
   r.must_be_off("scale_attn_by_inverse_layer_idx", "scaling attention by the layer index");
   r.must_be_off("reorder_and_upcast_attn", "reordered and upcast attention");
   r.must_be_off("add_cross_attention", "cross attention");
