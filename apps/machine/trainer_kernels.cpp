@@ -66,28 +66,17 @@ constexpr OpKernels compiled_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) 
 /// (max_utils.py, cross_entropy_with_logits) has its loss in f32, of which it keeps the exponentials:
 /// maximum 2, exponentials and their sum 6, probability of the target 2, backward 6. Attention is cuDNN's.
 constexpr OpKernels xla_loss{"cross_entropy", 16.0 / 4, 4};
-constexpr OpKernels xla_rms[] = {{"norm_forward", 18.0 / 2 / 8, 2},
-                                 {"norm_backward", 38.0 / 2 / 8, 3},
-                                 {"qk_norm_rope_forward", 8.0 / 4, 2},
-                                 {"qk_norm_rope_backward", 14.0 / 6, 3},
-                                 {"activation_backward", 13.0 / 10, 1},
-                                 {"quantize", 152.0 / 82, 3},
-                                 {"largest_magnitude", 9 / 37.5, 1},
-                                 xla_loss,
-                                 fused_adamw};
-constexpr OpKernels xla_layer_norm[] = {{"norm_forward", (9 + 4 * 4.0 / 2) / 8, 2},
-                                        {"norm_backward", (13 + 4 * 6.0 / 2 + 12.0 / 2) / 8, 4},
-                                        xla_loss,
-                                        fused_adamw};
+constexpr OpKernels xla[] = {
+    {"rope", 1, 1}, {"qk_norm_rope_forward", 8.0 / 4, 2}, {"qk_norm_rope_backward", 14.0 / 6, 3}, xla_loss};
+/// Megatron's GEMMs add to gradients of either type (fuse_wgrad_accumulation; gradient_accumulation_fusion).
+/// Taken for all additions, also of what other ranks send.
+constexpr OpKernels gemm_sums{"sum_parts", 0, 0};
 /// Megatron-Core with TransformerEngine, 2025: addition 6 and norm 4, backward 6 + 6; queries copied 4, the
 /// gradients of q, k and v joined 4; bias and GELU 4, 8 backward.
 /// In FP8 SwiGLU is a kernel before the cast, where ours are one. For an element of the width in a layer of
 /// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
 /// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
 /// and 37.5. GELU is counted with the norms: 58 for our 72.
-/// GEMMs add to gradients of either type (fuse_wgrad_accumulation; gradient_accumulation_fusion). Taken for
-/// all additions, also of what other ranks send.
-constexpr OpKernels gemm_sums{"sum_parts", 0, 0};
 constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
                                       {"qk_norm_rope_forward", 8.0 / 4, 2},
@@ -173,7 +162,7 @@ constexpr TrainerKernels megatron(std::span<const OpKernels> of_fp8 = {}, std::o
           .norm = rms,
           .fp8 = fp8,
           .ops = megatron_rms,
-          .of_experts = {of_fp8, experts},
+          .first = {of_fp8, experts},
           .streams = true,
           .expert_gemms = true};
 }
@@ -184,8 +173,8 @@ constexpr TrainerKernels trainers[] = {
     pytorch("pytorch-compile", layer_norm, compiled_layer_norm),
     pytorch_2023(rms, pytorch_rms),
     pytorch_2023(layer_norm, pytorch_layer_norm),
-    {.name = "jax", .norm = rms, .ops = xla_rms, .compiled = true},
-    {.name = "jax", .norm = layer_norm, .ops = xla_layer_norm, .compiled = true},
+    {.name = "jax", .norm = rms, .ops = compiled_rms, .first = {xla}, .compiled = true},
+    {.name = "jax", .norm = layer_norm, .ops = compiled_layer_norm, .first = {xla}, .compiled = true},
     megatron(),
     megatron(experts_delayed, Fp8Recipe::delayed),
     megatron(experts_current, Fp8Recipe::tensorwise),
@@ -205,7 +194,7 @@ const OpKernels* TrainerKernels::find(std::string_view op, const ExpertsOfTraine
   // DeepEP delivers rows that need no sorting. In FP8 they are copied to pad them, as ours to sort them.
   static constexpr OpKernels none{"regroup_rows", 0, 0};
   if (experts.once && op == none.op) return fp8 && !experts.in_order ? nullptr : &none;
-  for (const std::span<const OpKernels> list : {of_experts[0], of_experts[1], ops})
+  for (const std::span<const OpKernels> list : {first[0], first[1], ops})
     for (const OpKernels& k : list)
       if (k.op == op) return &k;
   return nullptr;

@@ -45,8 +45,8 @@ struct TrainerKernels {
   bool dropout = false;               ///< counted with dropout of the scores and of the residual stream
   std::optional<Fp8Recipe> fp8 = {};  ///< counted with this one
   std::span<const OpKernels> ops;
-  /// Lists before `ops`, for experts with kernels of their own. The first list that has an op counts.
-  std::array<std::span<const OpKernels>, 2> of_experts = {};
+  /// Lists before `ops`: the first one that has an op counts.
+  std::array<std::span<const OpKernels>, 2> first = {};
   /// GEMMs of tensor-parallel communication's pieces run on several streams, and operations of layers take no
   /// multiprocessors from GEMMs (userbuffers, symmetric memory); experts have the library's GEMMs.
   bool streams = false, expert_gemms = false;
