@@ -139,8 +139,9 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
   CHECK(times.copies(Purpose::gradients, Op::reduce_scatter, theirs.copy) == Approx(1.5 / 0.85));
   CHECK(times.copies(Purpose::layers, Op::all_gather, theirs.copy) == 0);
   CHECK(ours.copies(Purpose::weights, Op::all_gather, theirs.copy) == 0);
-  CHECK_THROWS_WITH(find_trainer_kernels("tinygrad", {.norm = ops::NormKind::rms}),
-                    ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, jax, megatron, megatron-2022"));
+  CHECK_THROWS_WITH(
+      find_trainer_kernels("tinygrad", {.norm = ops::NormKind::rms}),
+      ContainsSubstring("pytorch, pytorch-compile, pytorch-2023, jax, megatron, megatron-2022"));
   CHECK_THROWS_WITH(find_trainer_kernels("megatron-2022", {.norm = ops::NormKind::rms}),
                     ContainsSubstring("LayerNorm only"));
   CHECK(find_trainer_kernels("pytorch", {.norm = ops::NormKind::layer}).find("norm_forward")->bytes ==
