@@ -28,8 +28,9 @@ namespace {
 //   gemm       of large bf16 GEMMs of random numbers: about 720 of 989 TFLOP/s on an H100 or H200 at 700 W,
 //              near what llm.c and llmq publish for whole steps; A100: about 255 of 312. GB200: 2,973 of
 //              5,000 in FP8 (Azure, AI-benchmarking-guide, ND GB200 v6); B200: the same chip at the clocks of
-//              its power limit (profile.cpp); B300 and GB300 the same from B200 and GB200. PCIe and NVL cards
-//              reach their power limit earlier, an H20 never
+//              its power limit (profile.cpp). B300, taken for GB300: 1,578 of 2,250 with 8,192 rows (marin,
+//              issue 7010, GPUs of 275 GB and 1,100 W). PCIe and NVL cards reach their power limit earlier,
+//              an H20 never
 //   attention  causal, long sequences: FlashAttention-3 (Shah et al. 2024) at head dimension 256 on an H100,
 //              as a measure of cuDNN 9; FlashAttention-2 (Dao 2023) on an A100. An H20 has an H100's
 //              exponentials per multiprocessor beside a quarter of its FLOP/s
@@ -154,7 +155,7 @@ constexpr DeviceModel gb200() {
 }
 constexpr DeviceModel b300() {
   DeviceModel m = blackwell("b300", "B300", 275040);
-  m.gemm = 0.65;
+  m.gemm = 0.72;
   m.network = {link(800), 30e-6};
   m.power_limit = 1100;
   m.idle_power = 165;
@@ -165,7 +166,7 @@ constexpr DeviceModel gb300() {
   m.name = "gb300";
   m.product = "GB300";
   m.memory = 284208 * mib;
-  m.gemm = 0.63;
+  m.gemm = 0.72;
   m.network = {link(800), 30e-6};
   m.power_limit = 1400;
   m.idle_power = 210;
