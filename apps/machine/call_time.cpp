@@ -187,7 +187,7 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
   switch (cost.work) {
     case ops::Work::memory:
       time.memory =
-          (cost.bytes() + cost.scratch) * (theirs ? theirs->bytes : 1) /
+          (cost.bytes() * (theirs ? theirs->bytes : 1) + cost.scratch) /
           (copy * (gpu.gpu() && !theirs ? fraction_of(call.op, op_fractions, op_bandwidth) : op_bandwidth));
       break;
     case ops::Work::gemm: {

@@ -128,6 +128,9 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
   };
   CHECK(times.of(call("norm_forward")).value == Approx(46.0 / 8 / 0.85));
   CHECK(times.gaps(call("norm_forward")) == Approx(9 * machine::launch_gap));
+  ops::Call sums = call("norm_forward");  // of blocks, in the workspace: as many as ours
+  sums.cost.scratch = theirs.copy;
+  CHECK(times.of(sums).value == Approx((46.0 / 8 + 1) / 0.85));
   // Ops that were not counted, and GEMMs, are as ours.
   for (const ops::Call& same : {call("sum_parts"), gemm(DType::bf16, 4096, 4096, 4096)}) {
     CHECK(times.of(same).value == ours.of(same).value);
