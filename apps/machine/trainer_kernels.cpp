@@ -165,7 +165,8 @@ constexpr TrainerKernels megatron(std::span<const OpKernels> of_fp8 = {}, std::o
           .ops = megatron_rms,
           .first = {of_fp8, experts},
           .streams = true,
-          .expert_gemms = true};
+          .expert_gemms = true,
+          .gathers_again_beside = true};
 }
 constexpr TrainerKernels trainers[] = {
     pytorch("pytorch", rms, pytorch_rms),
@@ -181,12 +182,21 @@ constexpr TrainerKernels trainers[] = {
     megatron(experts_current, Fp8Recipe::tensorwise),
     megatron(experts_blocks, Fp8Recipe::blockwise),
     megatron(experts_blocks, Fp8Recipe::mxfp8),
-    {.name = "megatron", .norm = layer_norm, .ops = megatron_layer_norm, .streams = true},
-    {.name = "megatron-2022", .norm = layer_norm, .ops = megatron_2022, .scores = megatron_2022_scores},
+    {.name = "megatron",
+     .norm = layer_norm,
+     .ops = megatron_layer_norm,
+     .streams = true,
+     .gathers_again_beside = true},
+    {.name = "megatron-2022",
+     .norm = layer_norm,
+     .ops = megatron_2022,
+     .gathers_again_beside = true,
+     .scores = megatron_2022_scores},
     {.name = "megatron-2022",
      .norm = layer_norm,
      .dropout = true,
      .ops = megatron_2022_dropout,
+     .gathers_again_beside = true,
      .scores = megatron_2022_dropped}};
 
 }  // namespace

@@ -50,6 +50,9 @@ struct TrainerKernels {
   /// GEMMs of tensor-parallel communication's pieces run on several streams, and operations of layers take no
   /// multiprocessors from GEMMs (userbuffers, symmetric memory); experts have the library's GEMMs.
   bool streams = false, expert_gemms = false;
+  /// Inputs of sequence-parallel layers that are gathered again arrive beside the GEMM before the one that
+  /// reads them (Megatron, tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
+  bool gathers_again_beside = false;
   bool compiled = false;  ///< steps are programs without Python: the host is never late
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;

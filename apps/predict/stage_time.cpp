@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "apps/machine/host_time.h"
+#include "apps/machine/trainer_kernels.h"
 #include "apps/model/decoder.h"
 
 namespace nrl::predict {
@@ -122,12 +123,18 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
   out.items.reserve(step.calls.size() + step.events.size());
   // Operations that the step leaves in flight count where the step before it has left them.
   std::unordered_set<int> waited;
-  std::unordered_set<int> beside;  // the computation of another microbatch
+  std::unordered_set<int> beside;  // other computation, for which nothing waits
   HostStarts host;
+  const machine::DeviceModel& device = rates.calls.device();
+  const auto hidden = [&](const plan::TrafficEvent& e) {
+    if (e.what.purpose == comm::Purpose::experts) return device.experts.beside;
+    return e.what.purpose == comm::Purpose::layers && e.what.op == comm::Op::all_gather && device.kernels &&
+           device.kernels->gathers_again_beside && e.step >= 0 && e.microbatch >= 0 &&
+           decoder.program(memory::training).steps[static_cast<size_t>(e.step)].again;
+  };
   for (const plan::TrafficEvent& e : step.events) {
     if (e.what.wait) waited.insert(e.what.operation);
-    if (!e.what.wait && e.what.purpose == comm::Purpose::experts && rates.calls.device().experts.beside)
-      beside.insert(e.what.operation);
+    if (!e.what.wait && hidden(e)) beside.insert(e.what.operation);
     if (e.host) host[e.what.operation] = &e;
   }
   const auto add_event = [&](const plan::TrafficEvent& e, int index) {

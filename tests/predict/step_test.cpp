@@ -413,6 +413,32 @@ TEST_CASE("Rows of experts travel beside another microbatch, or once to each nod
   CHECK(beside.layers < 0.5 * alone.layers);  // what GEMMs lose beside them
 }
 
+TEST_CASE("Inputs that Megatron gathers again arrive beside another GEMM", "[predict]") {
+  const auto of = [&](const char* trainer, const char* modules) {
+    const std::vector<std::string> keys{
+        "distributed.tensor_parallel_size=2", "distributed.sequence_parallel=true",
+        "distributed.tp_comm_overlap=none", "policy.recompute.granularity=selective",
+        std::string("policy.recompute.modules=") + modules};
+    const ConfigResult config = load_config_text(yaml_of(llama), "model.yaml", keys);
+    INFO(render(config.diagnostics));
+    REQUIRE(config.ok());
+    const model::ModelSpec spec = train::load_model_spec(config);
+    machine::DeviceModel model = h100();
+    if (trainer) model = machine::find_trainer(trainer, {.norm = spec.norm}).on(model);
+    const ModeledDevice device(model, false, 1);
+    return DryStages(config.config, plan_stages(config.config, spec, 2, device, 70e9), device,
+                     std::vector<ClusterNode>{{"a", 2}})
+        .estimate();
+  };
+  for (const char* trainer : {static_cast<const char*>(nullptr), "pytorch-compile", "megatron"}) {
+    const StepEstimate once = of(trainer, "[norm]"), again = of(trainer, "[norm,gather]");
+    CAPTURE(trainer ? trainer : "ours");
+    CHECK(again.busy.node() > 1.2 * once.busy.node());
+    const bool hidden = trainer && std::string_view(trainer) == "megatron";
+    CHECK((again.layers < 1.05 * once.layers) == hidden);
+  }
+}
+
 TEST_CASE("More memory never makes a step slower", "[predict]") {
   const ModeledDevice device(h100(), false, 1);
   const std::vector<std::string> keys{"policy.recompute.granularity=auto", "policy.train_micro_batch_size=2",
