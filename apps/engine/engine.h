@@ -105,7 +105,7 @@ class Engine {
   /// count their operations: nothing is computed, communicated or waited for, and the memory of the engine is
   /// not accessed (libraries may build their plans). `calls`: also collects these, with the operations of
   /// groups between them, as a step after another one does them. `repetitions`: of the period of the step's
-  /// program at most, where that changes nothing but the number of microbatches.
+  /// program at most; one less changes nothing but the number of microbatches.
   DryStep dry_step(Objective& objective, bool calls = false, std::optional<int> repetitions = std::nullopt);
   /// The objective of the options. Tests may run steps with others.
   Objective& objective() { return *options_.objective; }

@@ -25,7 +25,7 @@ struct GroupTensors {
   std::vector<Tensor> offloaded, offloaded_scales;
   Tensor chunks;  ///< (C, 4) i64, rows of its updates (ops::adamw_chunks()); empty if frozen
   /// By bucket, (its size): what layers read of gathered weights, in ParamGroup::read_type(), and write of
-  /// sharded gradients.
+  /// gradients in buckets.
   std::vector<Tensor> gathered, bucket_gradients;
   /// parallel::GradMemory::staging, errors and sum_errors; may be empty
   Tensor staging, errors, sum_errors;

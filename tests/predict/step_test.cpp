@@ -394,9 +394,11 @@ TEST_CASE("Rows of experts travel beside another microbatch, or once to each nod
       "head_dim: 128, max_position_embeddings: 8192}";
   const ConfigResult config = configured(16, {"distributed.expert_parallel_size=16"}, mixture);
   const model::ModelSpec spec = train::load_model_spec(config);
+  machine::DeviceModel gpu = h100();
+  gpu.major = 10;  // whose GEMMs lose no more than others beside an operation
   const auto of = [&](const char* trainer) {
     const ModeledDevice device(
-        machine::find_trainer(trainer, {.norm = spec.norm, .experts = true, .exchanges = true}).on(h100()),
+        machine::find_trainer(trainer, {.norm = spec.norm, .experts = true, .exchanges = true}).on(gpu),
         false, 1);
     return DryStages(config.config, plan_stages(config.config, spec, 16, device, 70e9), device,
                      std::vector<ClusterNode>{{"a", 8}, {"b", 8}})
@@ -410,7 +412,7 @@ TEST_CASE("Rows of experts travel beside another microbatch, or once to each nod
   CHECK(beside.busy.adapter() == Approx(alone.busy.adapter()));
   CHECK(beside.step >= beside.busy.adapter());
   CHECK(beside.step < 0.8 * alone.step);
-  CHECK(beside.layers < 0.5 * alone.layers);  // what GEMMs lose beside them
+  CHECK(beside.layers < 0.1 * alone.layers);
 }
 
 TEST_CASE("Inputs that Megatron gathers again arrive beside another GEMM", "[predict]") {
