@@ -62,19 +62,13 @@ std::string fitting_recipes(const ConfigResult& result, const std::function<bool
   return out;
 }
 
-/// True if the GPU's kernel for experts lacks the recipe's scales.
-bool lacks_expert_kernel(const Fp8Config& fp8, const model::ModelSpec& spec) {
-  return spec.expert_layers() > 0 && rules_of(fp8.fp8_recipe).weight == Scaling::mx32;
-}
-
 /// `majors`: of the GPUs that the run may have.
 Diagnostic refused(const ConfigResult& result, const model::ModelSpec& spec, std::string_view gpu,
                    std::span<const int> majors, const std::string& why) {
   const auto runs = [&](const Config& config) {
-    return !lacks_expert_kernel(config.policy.fp8_cfg, spec) &&
-           std::any_of(majors.begin(), majors.end(), [&](int major) {
-             return refusal(config, spec, major).empty() && attention_refusal(config, spec, major).empty();
-           });
+    return std::any_of(majors.begin(), majors.end(), [&](int major) {
+      return refusal(config, spec, major).empty() && attention_refusal(config, spec, major).empty();
+    });
   };
   std::vector<std::string> notes;
   if (const std::string values = fitting_recipes(result, runs); !values.empty())
@@ -101,14 +95,6 @@ Diagnostics check_fp8_on_gpus(const ConfigResult& result, const model::ModelSpec
                      {fmt::format("set {} to bfloat16, or policy.fp8_cfg.enabled to false, or device: cpu, "
                                   "which emulates FP8",
                                   precision)})};
-  if (lacks_expert_kernel(fp8, spec))
-    return {diagnose(result, recipe_key,
-                     fmt::format("{}: {} does not support models with experts on a GPU, and {} has some",
-                                 recipe_key, name_of(fp8.fp8_recipe), name_of(spec.family)),
-                     "the GPU's kernel for experts has no scales of 32 numbers",
-                     {fmt::format("use {}, or device: cpu, which emulates FP8",
-                                  alternatives(fp8_recipes_with(
-                                      [](const Fp8RecipeRules& r) { return r.weight != Scaling::mx32; })))})};
   if (const std::string why = attention_refusal(result.config, spec, ops::fp8_attention_major); !why.empty())
     return {attention_refused(result, any_gpu, why)};
   std::string why;

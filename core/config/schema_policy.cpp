@@ -148,7 +148,7 @@ void add_fp8(PolicyTable& t) {
       .alias("policy.megatron_cfg.fp8_cfg.enabled")
       .help(
           "Round the operands of GEMMs to FP8. A CPU rounds them and computes in fp32. A GPU does not "
-          "support policy.precision: float32 with it, nor mxfp8 in models with experts.");
+          "support policy.precision: float32 with it.");
   NRL_POLICY_KEY(t, fp8_cfg.fp8)
       .alias("policy.megatron_cfg.fp8_cfg.fp8")
       .help(
@@ -188,9 +188,8 @@ void add_fp8(PolicyTable& t) {
       .alias("policy.megatron_cfg.fp8_cfg.fp8_param")
       .help(
           "Not with mxfp8: keep the weights of these GEMMs in FP8 between steps. The optimizer, which has "
-          "them "
-          "in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are those of "
-          "false.")
+          "them in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are those "
+          "of false.")
       .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_dot_product_attention)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_dot_product_attention")

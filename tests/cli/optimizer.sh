@@ -323,9 +323,10 @@ LAYOUTS
       grep -q 'policy.precision: float32 does not run on a GPU with policy.fp8_cfg.enabled: true' err.txt || fail "$(cat out.txt err.txt)"
       grep -q 'set policy.precision to bfloat16' err.txt || fail "$(cat out.txt err.txt)"
     done
-    # Scales of 32 numbers are for CPUs and models without experts.
-    expect 78 run 1 sim.yaml "${sim[@]}" "${model[@]}" policy.fp8_cfg.fp8_recipe=mxfp8
-    grep -q 'mxfp8 does not support models with experts on a GPU' err.txt out.txt || fail "$(cat out.txt err.txt)"
+    # Scales of 32 numbers are for Blackwell, and the simulated GPU is a Hopper.
+    wide=("policy.model=$(sed -E 's/(hidden|intermediate)_size: [0-9]+/\1_size: 128/g' <<<"$experts")" policy.fp8_cfg.enabled=true)
+    expect 69 run 1 refused.yaml "${sim[@]}" "${wide[@]}" policy.max_total_sequence_length=128 policy.fp8_cfg.fp8_recipe=mxfp8
+    grep -q 'fp8_recipe: .*: scales of 32 numbers need compute capability 10.0' err.txt || fail "$(cat out.txt err.txt)"
     ;;
   sim_float16)
     corpus

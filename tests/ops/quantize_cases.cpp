@@ -3,6 +3,7 @@
 #include <cstring>
 #include <tuple>
 
+#include "core/device/runtime.h"
 #include "core/ops/grouped_linear.h"
 #include "core/ops/linear.h"
 #include "core/ops/quantize.h"
@@ -368,8 +369,9 @@ Outputs grouped_copies(Exec& e, DType type, DType format, Scaling kind, const st
 Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const std::vector<int64_t>& rows,
                 int64_t m, int64_t k, bool accumulate) {
   Exec reference{.kernels = &reference_kernels()};
-  // A GPU does not multiply mx32 of experts.
-  Exec exact = device.libraries && input == Scaling::mx32 ? reference : device;
+  Exec exact = device;
+  // A Hopper refuses mx32, of which the kernel is for any GPU.
+  if (input == Scaling::mx32) exact.device = nullptr;
   const Groups groups(rows);
   const int64_t n = groups.total, experts = groups.count(), copied = groups.copied(input);
   Copies x(DType::e4m3, input, copied, k), dy(DType::e5m2, input, copied, m);
@@ -377,8 +379,13 @@ Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const s
   Buffer scale = Buffer(DType::f32, {1}).fill(0.01);
   for (Copies* c : {&x, &dy}) c->given.set(0, 0.01);
   if (weight == Scaling::tensor) w.tensor.scales.data = wt.tensor.scales.data = scale.tensor().data;
-  const auto normal = [](int64_t count, int64_t columns, const std::string& name) {
-    return Buffer(DType::f32, {count, columns}).normal(name);
+  // Blocks of 32 numbers of a row or a column have scales that differ from their neighbors'.
+  const auto normal = [&](int64_t count, int64_t columns, const std::string& name) {
+    Buffer x = Buffer(DType::f32, {count, columns}).normal(name);
+    if (has_scale_blocks(input))
+      for (int64_t i = 0; i < x.size(); ++i)
+        x.set(i, std::ldexp(x.get(i), static_cast<int>((i / columns / 32 + i % columns / 32) % 3) * 2));
+    return x;
   };
   const Buffer xs = normal(n, k, "x"), dys = normal(n, m, "dy"), ws = normal(experts * m, k, "w");
   quantize(reference,
@@ -412,9 +419,9 @@ Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const s
   return {{"y", y, k}, {"dx", dx, m}, {"dw", dw, n}};
 }
 
-/// A GPU says before a run that it has no kernel for mx32 scales of experts.
+/// A GPU says before a run that its tensor cores do not multiply mx32 scales of experts.
 void refused_experts(Exec& e) {
-  if (!e.libraries) return;
+  if (!e.libraries || e.device->properties().major >= 10) return;
   const Groups groups({128});
   const Fp8Matrix x(DType::e4m3, Scaling::mx32, groups.copied(Scaling::mx32), 128),
       w(DType::e4m3, Scaling::mx32, 128, 128);
@@ -429,7 +436,8 @@ void refused_experts(Exec& e) {
     expect(refused.code() == Exit::unavailable, "exit code of a refusal");
     message = refused.what();
   }
-  expect(message.find("no kernel for mx32 scales") != std::string::npos, "refusal: " + message);
+  expect(message.find("scales of 32 numbers need compute capability 10.0") != std::string::npos,
+         "refusal: " + message);
 }
 
 /// A GPU says so where it is given activations in f32.

@@ -229,12 +229,16 @@ void launch_fp8(Exec& exec, const Tensor& a, const Tensor& b, const Tensor& c, c
                     .experts = experts,
                     .unit = static_cast<int>(row_unit(a.scales.kind)),
                     .accumulate = accumulate};
-    const auto run = [&]<bool in_blocks>() {
+    const auto run = [&]<Scaling scaling>() {
       constexpr bool a_e5m2 = std::is_same_v<A, fp8::Number<DType::e5m2>>;
-      if (!launch_fp8_wgmma<weight, a_e5m2, in_blocks, C>(exec, a, b, c, offsets, accumulate))
-        launch_fp8_kernel<weight, A, in_blocks>(exec, p, c.dim(0));
+      constexpr bool in_blocks = scaling == Scaling::row128;
+      if constexpr (scaling != Scaling::mx32)
+        if (launch_fp8_wgmma<weight, a_e5m2, in_blocks, C>(exec, a, b, c, offsets, accumulate)) return;
+      launch_fp8_kernel<weight, A, scaling>(exec, p, c.dim(0));
     };
-    has_scale_blocks(a.scales.kind) ? run.template operator()<true>() : run.template operator()<false>();
+    if (a.scales.kind == Scaling::mx32) return run.template operator()<Scaling::mx32>();
+    has_scale_blocks(a.scales.kind) ? run.template operator()<Scaling::row128>()
+                                    : run.template operator()<Scaling::tensor>();
   };
   a.dtype == DType::e4m3 ? with.template operator()<fp8::Number<DType::e4m3>>()
                          : with.template operator()<fp8::Number<DType::e5m2>>();

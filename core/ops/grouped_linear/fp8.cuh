@@ -3,10 +3,11 @@
 // contiguous in both copies (linear.h), and tokens are in padded groups (quantize.h). c is bf16, in wgrad
 // f32. Tiles, blocks and stages are as in tensor_kernel; a stage has 64 numbers (64 bytes) of k.
 //
-// Every 128 numbers of k are summed apart, then multiplied by the scales of their blocks, if there are any,
-// and added in f32; scales of tensors are applied at the end. FP8 tensor cores (8.9, 12.0) keep some 14 bits
-// of a long sum, so that all recipes do it. Tensor cores of Blackwell (10.0) have FP8 in tcgen05 alone: there
-// mma.m16n8k32 becomes conversions and two f16 m16n8k16, which is exact. On 9.0 hopper_fp8.cuh is used.
+// Every 128 numbers of k, with mx32 scales every 32, are summed apart, then multiplied by the scales of their
+// blocks, if there are any, and added in f32; scales of tensors are applied at the end. FP8 tensor cores
+// (8.9, 12.0) keep some 14 bits of a long sum, so that all recipes do it. Tensor cores of Blackwell (10.0)
+// have FP8 in tcgen05 alone: there mma.m16n8k32 becomes conversions and two f16 m16n8k16, which is exact.
+// On 9.0 hopper_fp8.cuh is used.
 
 #include "core/ops/grouped_linear/tiles.cuh"
 #include "core/ops/shared/check.h"
@@ -15,7 +16,7 @@
 namespace nrl::ops::NRL_GPU {
 namespace {
 
-/// Length of the partial sums over k: the numbers that share a block scale.
+/// Length of the partial sums over k, but with mx32 scales: the numbers that share a block scale.
 constexpr int summed_apart = 128;
 
 /// An operand of all experts. Their matrices are side by side in wgrad, and stacked otherwise.
@@ -49,10 +50,10 @@ struct Fp8Problem {
 };
 
 /// weight: the kernel computes wgrad. A: type of the numbers of a; b is e4m3.
-template <bool weight, class A, bool in_blocks, class C>
+template <bool weight, class A, Scaling a_scaling, class C>
 __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
-  constexpr Scaling a_scaling = in_blocks ? Scaling::row128 : Scaling::tensor;
-  constexpr Scaling b_scaling = !in_blocks ? Scaling::tensor : weight ? Scaling::row128 : Scaling::block128;
+  constexpr bool in_blocks = a_scaling != Scaling::tensor, each_32 = a_scaling == Scaling::mx32;
+  constexpr Scaling b_scaling = a_scaling == Scaling::row128 && !weight ? Scaling::block128 : a_scaling;
   constexpr int stage = stage_elements<true>, steps_per_block = summed_apart / 2 / tile_depth;
   constexpr int row_tiles = warp_rows / 16, column_tiles = warp_columns / 8;
   NRL_DYN_SHARED(uint16_t, shared);
@@ -89,32 +90,42 @@ __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
     }
     nrl_cp_async_commit();
   };
-  float sum[row_tiles][column_tiles][4] = {};
-  for (int s = 0; s + 1 < stages; ++s) copy(s);
-  for (int block = 0; block < blocks; ++block) {
-    // Issued here to overlap with the products.
-    float a_scale[row_tiles][2], b_scale[column_tiles][2];
-    if constexpr (in_blocks) {
-      const int64_t column = depth + int64_t{block} * summed_apart;
-      const int l = nrl_opaque(lane);  // or the addresses of all scales are kept in registers
+  float sum[row_tiles][column_tiles][4] = {}, part[row_tiles][column_tiles][4] = {};
+  float a_scale[row_tiles][2], b_scale[column_tiles][2];
+  const auto load_scales = [&](int64_t column) {
+    const int l = nrl_opaque(lane);  // or the addresses of all scales are kept in registers
 #pragma unroll
-      for (int m = 0; m < row_tiles; ++m)
+    for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int64_t row = tile_row + m0 + m * 16 + half * 8 + l / 4;
-          a_scale[m][half] = row < rows ? p.a.scale(a_scaling, a_row + row, column) : 0.0f;
-        }
+      for (int half = 0; half < 2; ++half) {
+        const int64_t row = tile_row + m0 + m * 16 + half * 8 + l / 4;
+        a_scale[m][half] = row < rows ? p.a.scale(a_scaling, a_row + row, column) : 0.0f;
+      }
+#pragma unroll
+    for (int n = 0; n < column_tiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        // With block128 the tile has one scale.
+        const int64_t row = tile_column + (b_scaling != Scaling::block128 ? n0 + n * 8 + l % 4 * 2 + i : 0);
+        b_scale[n][i] = row < p.columns ? p.b.scale(b_scaling, b_row + row, column) : 0.0f;
+      }
+  };
+  const auto add_part = [&] {
+#pragma unroll
+    for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
       for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          // With block128 the tile has one scale.
-          const int64_t row = tile_column + (weight ? n0 + n * 8 + l % 4 * 2 + i : 0);
-          b_scale[n][i] = row < p.columns ? p.b.scale(b_scaling, b_row + row, column) : 0.0f;
+        for (int i = 0; i < 4; ++i) {
+          sum[m][n][i] += in_blocks ? part[m][n][i] * a_scale[m][i / 2] * b_scale[n][i % 2] : part[m][n][i];
+          part[m][n][i] = 0;
         }
-    }
-    float part[row_tiles][column_tiles][4] = {};
-    // Unrolled, the fragments of several steps would not fit into the registers next to two sums.
+  };
+  for (int s = 0; s + 1 < stages; ++s) copy(s);
+  for (int block = 0; block < blocks; ++block) {
+    // Issued here to overlap with the products.
+    if constexpr (in_blocks && !each_32) load_scales(depth + int64_t{block} * summed_apart);
+      // Unrolled, the fragments of several steps would not fit into the registers next to two sums.
 #pragma unroll 1
     for (int i = 0; i < steps_per_block; ++i) {
       const int step = block * steps_per_block + i;
@@ -124,6 +135,7 @@ __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
       const uint16_t *sa = as + step % stages * stage, *sb = bs + step % stages * stage;
 #pragma unroll 1
       for (int k = 0; k < tile_depth; k += 16) {
+        if constexpr (each_32) load_scales(depth + 2 * (int64_t{step} * tile_depth + k));
         unsigned fb[column_tiles][2];
 #pragma unroll
         for (int n = 0; n < warp_columns; n += 16) load_fragment<true, false>(fb[n / 8], sb, n0 + n, k);
@@ -133,36 +145,31 @@ __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
           load_fragment<true, true>(fa, sa, m0 + m * 16, k);
           nrl_mma_m16n8k32<A, fp8::Number<DType::e4m3>, column_tiles>(part[m], fa, fb);
         }
+        if constexpr (each_32) add_part();
       }
     }
-#pragma unroll
-    for (int m = 0; m < row_tiles; ++m)
-#pragma unroll
-      for (int n = 0; n < column_tiles; ++n)
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          sum[m][n][i] += in_blocks ? part[m][n][i] * a_scale[m][i / 2] * b_scale[n][i % 2] : part[m][n][i];
+    if constexpr (!each_32) add_part();
   }
   nrl_cp_async_wait<0>();
   if constexpr (!in_blocks) {
-    const float a_scale = p.a.scale(a_scaling, 0, 0), b_scale = p.b.scale(b_scaling, 0, 0);
+    const float a_all = p.a.scale(a_scaling, 0, 0), b_all = p.b.scale(b_scaling, 0, 0);
 #pragma unroll
     for (int m = 0; m < row_tiles; ++m)
 #pragma unroll
       for (int n = 0; n < column_tiles; ++n)
 #pragma unroll
-        for (int i = 0; i < 4; ++i) sum[m][n][i] = sum[m][n][i] * a_scale * b_scale;
+        for (int i = 0; i < 4; ++i) sum[m][n][i] = sum[m][n][i] * a_all * b_all;
   }
   C* c = p.c + (weight ? t.group * p.rows : t.begin) * p.c_stride;
   store_tile(sum, c, p.c_stride, tile_row + m0, rows, tile_column + n0, p.columns, p.accumulate);
 }
 
-template <bool weight, class A, bool in_blocks, class C>
+template <bool weight, class A, Scaling scaling, class C>
 void launch_fp8_kernel(Exec& exec, const Fp8Problem<C>& p, int64_t rows) {
   constexpr size_t shared = sizeof(uint16_t) * stages * 2 * stage_elements<true>;
   constexpr Pass pass = weight ? Pass::weight : Pass::forward;
   const dim3 grid = grid_of<pass>(rows, p.rows, p.columns, p.experts, tile_rows);
-  NRL_LAUNCH((fp8_kernel<weight, A, in_blocks, C>), grid, tensor_threads, shared, exec.stream, p);
+  NRL_LAUNCH((fp8_kernel<weight, A, scaling, C>), grid, tensor_threads, shared, exec.stream, p);
 }
 
 }  // namespace

@@ -31,12 +31,9 @@ void check(const char* op, const Tensor& wide, const Tensor& x, const Tensor& of
 
 /// Fails if the GPU has no GEMM for these FP8 operands: before a run begins, when kernels are collected.
 void refuse_on_gpu(const Exec& exec, const Tensor& a, const Tensor& b) {
-  if (!exec.libraries || !is_fp8(a)) return;
-  std::string why;
-  if (a.scales.kind == Scaling::mx32)
-    why = "no kernel for mx32 scales";
-  else if (exec.device)  // else a dry run without one, whose configuration was checked
-    why = fp8_gemm_refusal(exec.device->properties().major, a.scales.kind, b.scales.kind);
+  // A dry run without a device has a configuration that was checked.
+  if (!exec.libraries || !is_fp8(a) || !exec.device) return;
+  const std::string why = fp8_gemm_refusal(exec.device->properties().major, a.scales.kind, b.scales.kind);
   if (!why.empty())
     fail(Exit::unavailable,
          "policy.fp8_cfg.fp8_recipe: this GPU has no FP8 GEMM of experts of {} x {}: {}. Fix: use another "
