@@ -55,6 +55,7 @@ QuantizedGemms fp8_gemms(const Fp8Options& o) {
   q.begin = o.begin;
   q.end = o.end;
   q.primary = o.primary;
+  q.cached = o.cached;
   q.attention = o.attention;
   const Fp8RecipeRules& rules = rules_of(o.recipe);
   if (rules.history) {

@@ -69,6 +69,8 @@ struct QuantizedGemms {
   /// Weights are kept in FP8 between steps: the optimizer, which has them in more bits, writes them. Only
   /// with scales that are those of the transposed weight as well: not with mx32.
   bool primary = false;
+  /// Both copies of weights that are not kept in FP8 are made once in a step; else for each GEMM.
+  bool cached = true;
   bool attention = false;  ///< attention has operands in these formats as well
   bool operator==(const QuantizedGemms&) const = default;
 };
@@ -158,6 +160,11 @@ class Recipe {
   bool quantizes_attention(int layer) const { return quantizes(layer, Gemm::attention_q); }
   /// Whether a GEMM's weight is kept in FP8 (QuantizedGemms::primary).
   bool keeps_fp8(int layer, Gemm gemm) const { return formats_.quantized.primary && quantizes(layer, gemm); }
+  /// Whether a GEMM's weight has FP8 copies through a step (QuantizedGemms::cached).
+  bool caches_fp8(int layer, Gemm gemm) const {
+    const QuantizedGemms& q = formats_.quantized;
+    return q.cached && !q.primary && quantizes(layer, gemm);
+  }
   /// Of any layer.
   constexpr bool quantizes_any() const {
     return formats_.quantized.input.scaling != Scaling::none &&
@@ -215,6 +222,7 @@ struct Fp8Options {
   bool most_recent = false;  ///< of delayed
   int margin = 0;            ///< of delayed and tensorwise
   bool primary = false;      ///< QuantizedGemms::primary; not of mxfp8
+  bool cached = true;        ///< QuantizedGemms::cached
   bool attention = false;    ///< of tensorwise and delayed, with gradients in e5m2
 };
 QuantizedGemms fp8_gemms(const Fp8Options& options);

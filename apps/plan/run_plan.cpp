@@ -63,7 +63,9 @@ precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
   return cpu ? precision::float16_storage : precision::float16;
 }
 
-precision::QuantizedGemms fp8_gemms(const Fp8Config& c, int layers) {
+precision::QuantizedGemms fp8_gemms(const Config& config, int layers) {
+  const Fp8Config& c = config.policy.fp8_cfg;
+  const bool shards = parallel::sharding_of(config.distributed.shard_strategy).parameters;
   return precision::fp8_gemms({.recipe = c.fp8_recipe,
                                .hybrid = c.fp8 == Fp8Format::hybrid,
                                .begin = static_cast<int>(c.num_first_layers_in_bf16),
@@ -72,6 +74,7 @@ precision::QuantizedGemms fp8_gemms(const Fp8Config& c, int layers) {
                                .most_recent = c.fp8_amax_compute_algo == AmaxAlgorithm::most_recent,
                                .margin = static_cast<int>(c.fp8_margin),
                                .primary = c.fp8_param,
+                               .cached = c.cache_weights.value_or(!shards),
                                .attention = c.fp8_dot_product_attention});
 }
 
@@ -81,7 +84,7 @@ precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t la
   precision::Recipe recipe =
       recipe_of_precision(config, device).with_optimizer(optimizer_formats(config.policy.optimizer));
   if (config.policy.fp8_cfg.enabled)
-    recipe = recipe.with_quantized(fp8_gemms(config.policy.fp8_cfg, static_cast<int>(layers)));
+    recipe = recipe.with_quantized(fp8_gemms(config, static_cast<int>(layers)));
   const LogitsDType logits = config.policy.logits_dtype;
   // A CPU, whose GEMMs upcast to f32, gains nothing from bf16 logits. Differences of log-probabilities lose
   // more than losses.

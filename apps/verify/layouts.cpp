@@ -226,7 +226,12 @@ void Layouts::add(const std::vector<Choice>& choices, const std::vector<Choice>&
 
 Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
-  const bool keeps_fp8 = fp8.enabled && rules_of(fp8.fp8_recipe).transposes();
+  Choice weights{{"", {"policy.fp8_cfg.fp8_param=false"}},
+                 {"weights rounded for each GEMM",
+                  {"policy.fp8_cfg.fp8_param=false", "policy.fp8_cfg.cache_weights=false"}}};
+  if (rules_of(fp8.fp8_recipe).transposes())
+    weights.push_back(
+        {"weights in FP8", {"policy.fp8_cfg.fp8_param=true", "policy.fp8_cfg.cache_weights=auto"}});
   const auto& micro = config.policy.train_micro_batch_size;
   // What a layer recomputes and moves does not depend on the ranks. There are seven values of each, so that
   // they meet all values of the choices, whose numbers are not multiples of seven.
@@ -247,9 +252,7 @@ Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
             // zb_h1 has no rounds.
             if (pp == 1) choices.back().push_back({"rows in rounds", {"policy.model.moe_row_slack=0.3"}});
           }
-          if (keeps_fp8)
-            choices.push_back({{"", {"policy.fp8_cfg.fp8_param=false"}},
-                               {"weights in FP8", {"policy.fp8_cfg.fp8_param=true"}}});
+          if (fp8.enabled) choices.push_back(weights);
           if (micro.is_auto() || micro.value() != 1)
             choices.push_back({{"", {}}, {"micro 1", {"policy.train_micro_batch_size=1"}}});
           out.add(choices, turns);

@@ -25,6 +25,7 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.policy.sequence_packing = {};
   c.policy.dynamic_batching = {};
   c.policy.fp8_cfg.fp8_param = false;
+  c.policy.fp8_cfg.cache_weights = {};
   c.policy.optimizer.use_precision_aware_optimizer = false;
   c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = DType::f32;
   c.policy.optimizer.main_grads_dtype = DType::f32;

@@ -104,6 +104,7 @@ struct Fp8Config {
   int64_t fp8_amax_history_len = 1;
   AmaxAlgorithm fp8_amax_compute_algo = AmaxAlgorithm::most_recent;
   bool fp8_param = false;
+  AutoOr<bool> cache_weights;  ///< auto: unless the strategy shards parameters; without fp8_param
   bool fp8_dot_product_attention = false;
   bool operator==(const Fp8Config&) const = default;
 };

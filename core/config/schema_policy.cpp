@@ -191,6 +191,14 @@ void add_fp8(PolicyTable& t) {
           "them in policy.precision in its shards, writes them, and ranks gather FP8. The numbers are those "
           "of false.")
       .only_with(fp8);
+  NRL_POLICY_KEY(t, fp8_cfg.cache_weights)
+      .resume(OnResume::unrelated)
+      .help(
+          "Round weights to FP8 in the first microbatch of a step and keep both copies, 2 bytes per "
+          "parameter "
+          "on every rank; false: round them for each GEMM. auto: true, but with "
+          "distributed.shard_strategy: optim_grads_params or hsdp false. The numbers are the same.")
+      .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_dot_product_attention)
       .alias("policy.megatron_cfg.fp8_cfg.fp8_dot_product_attention")
       .help(

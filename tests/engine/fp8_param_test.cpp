@@ -1,6 +1,6 @@
-// Weights that are kept in FP8 (policy.fp8_cfg.fp8_param): training is that of weights which are gathered in
-// policy.precision and rounded in every step, bit by bit, with less memory and communication. tests/layouts
-// trains them in every layout.
+// Weights that are kept in FP8 (policy.fp8_cfg.fp8_param), or rounded for each GEMM (cache_weights: false):
+// training is that of weights which are gathered in policy.precision and rounded once in every step, bit by
+// bit, with less memory, and kept ones with less communication. tests/layouts trains them in every layout.
 #include <cstring>
 #include <filesystem>
 
@@ -25,7 +25,8 @@ Keys operator+(Keys a, const Keys& b) {
   return a;
 }
 
-const Keys kept{"policy.fp8_cfg.fp8_param=true"};
+const Keys kept{"policy.fp8_cfg.fp8_param=true"}, cached{"policy.fp8_cfg.cache_weights=true"},
+    rounded{"policy.fp8_cfg.cache_weights=false"};
 
 /// Layers of several times FlatBuckets::shard_unit, so that shards cut matrices.
 const std::string model =
@@ -47,9 +48,15 @@ const std::string small =
     "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 16, max_position_embeddings: 64, "
     "initializer_range: 0.2}";
 
+const std::string experts =
+    "{model_type: mixtral, vocab_size: 61, hidden_size: 128, intermediate_size: 128, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64, max_position_embeddings: 256, "
+    "num_local_experts: 4, num_experts_per_tok: 2, initializer_range: 0.1}";
+
 /// Blocks of 128 tokens of a microbatch have scales.
 std::string length(const std::string& name, int tokens) {
-  return fmt::format("policy.max_total_sequence_length={}", name == "blockwise" ? 8 * tokens : tokens);
+  const bool blocks = name == "blockwise" || name == "mxfp8";
+  return fmt::format("policy.max_total_sequence_length={}", blocks ? 8 * tokens : tokens);
 }
 Keys recipe(const std::string& name) {
   Keys keys{"policy.fp8_cfg.enabled=true",
@@ -145,17 +152,60 @@ TEST_CASE("weights in FP8 take the planned memory and communication, and less of
     for (const std::string shards : {"ddp", "optim", "optim_grads", "optim_grads_params"}) {
       CAPTURE(name, shards);
       const Keys keys = recipe(name) + strategy(shards) + Keys{"policy.precision=bfloat16"};
-      std::map<comm::Op, int64_t> with = traffic(keys + kept), without = traffic(keys);
+      std::map<comm::Op, int64_t> with = traffic(keys + kept), without = traffic(keys + cached);
       if (shards == "ddp") continue;
       const auto [gathered, gathered_before] =
           std::pair(with[comm::Op::all_gather], without[comm::Op::all_gather]);
       CHECK(gathered < gathered_before * 2 / 3);
       // Weights of 2 bytes and two copies in FP8 become one copy and, where they are updated, 2 bytes.
       const auto [weights, total] = planned_bytes(keys + kept);
-      const auto [weights_before, total_before] = planned_bytes(keys);
+      const auto [weights_before, total_before] = planned_bytes(keys + cached);
       CHECK(weights < weights_before * 2 / 3);
       CHECK(total < total_before);
     }
+}
+
+TEST_CASE("weights that are rounded for each GEMM train as those that are rounded once", "[engine][fp8]") {
+  const int ranks = test_world().size();
+  const Keys tensor = ranks > 1 ? Keys{"distributed.tensor_parallel_size=2"} : Keys{},
+             exchange = ranks > 1 ? Keys{"distributed.expert_parallel_size=2"} : Keys{},
+             stages = ranks > 1 ? Keys{"distributed.pipeline_parallel_size=2",
+                                       "distributed.pipeline_schedule=zb_h1"}
+                                : Keys{};
+  const Keys recomputed{"policy.recompute.granularity=full"};
+  for (const std::string name : {"tensorwise", "delayed", "blockwise", "mxfp8"}) {
+    for (const Keys& keys : {strategy("ddp"), strategy("optim") + recomputed + tensor,
+                             strategy("optim_grads") + stages, strategy("optim_grads_params")}) {
+      CAPTURE(name, keys);
+      const Group group{.shape = divisible};
+      require_same(group.learn(recipe(name) + keys + rounded), group.learn(recipe(name) + keys + cached));
+    }
+    CAPTURE(name);
+    const Group group{.shape = experts};
+    const Keys keys = recipe(name) + exchange + strategy("optim");
+    require_same(group.learn(keys + rounded), group.learn(keys + cached));
+  }
+  if (ranks > 2) return;
+  const Group group{.device = "cuda", .shape = small};
+  const Keys keys = recipe("tensorwise") + Keys{"kernels.share_device=true"};
+  require_same(group.learn(keys + rounded, 2), group.learn(keys + cached, 2));
+}
+
+TEST_CASE("parameters in shards are not cached in FP8", "[engine][fp8]") {
+  if (test_world().size() == 1) return;
+  for (const std::string name : {"tensorwise", "mxfp8"}) {
+    CAPTURE(name);
+    const Keys bf16 = recipe(name) + Keys{"policy.precision=bfloat16"},
+               sharded = strategy("optim_grads_params");
+    CHECK(planned_bytes(bf16 + sharded) == planned_bytes(bf16 + sharded + rounded));
+    CHECK(planned_bytes(bf16 + strategy("optim")) == planned_bytes(bf16 + strategy("optim") + cached));
+    // Two copies of 2 layers of 4 + 3 * 4 matrices of 256 x 256.
+    const int64_t copies = 2 * 2 * 16 * 256 * 256;
+    const auto [weights, total] = planned_bytes(bf16 + sharded);
+    const auto [weights_before, total_before] = planned_bytes(bf16 + sharded + cached);
+    CHECK(weights_before - weights >= copies);
+    CHECK(total_before - total > copies / 2);  // those of a GEMM remain
+  }
 }
 
 TEST_CASE("a checkpoint of weights in FP8 resumes bit by bit, with and without", "[engine][fp8]") {

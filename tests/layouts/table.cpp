@@ -214,7 +214,11 @@ void add_features(int ranks, std::vector<Dimension>& out) {
              {"delayed", fp8("delayed", {"fp8_amax_history_len=2"}), tag},
              {"blockwise", blocks("blockwise"), tag},
              {"mxfp8", blocks("mxfp8"), {"operands", "rounds"}}});
-  dimension("weights", {{"rounded", {}}, {"kept in fp8", policy({"fp8_cfg.fp8_param=true"})}}, "fp8");
+  dimension("weights",
+            {{"rounded", {}},
+             {"rounded for each GEMM", policy({"fp8_cfg.cache_weights=false"})},
+             {"kept in fp8", policy({"fp8_cfg.fp8_param=true"})}},
+            "fp8");
   dimension("router",
             {{"plain", {}},
              {"aux_loss, z_loss", policy({"model.moe_aux_loss_coeff=0.3", "model.moe_z_loss_coeff=0.1"})},

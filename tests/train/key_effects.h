@@ -233,6 +233,7 @@ inline const Effect effects[] = {
      "policy.fp8_cfg.num_last_layers_in_bf16=1", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_margin", Observed::elsewhere, "policy.fp8_cfg.fp8_margin=", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_param", Observed::elsewhere, "fp8_cfg.fp8_param=true", "layouts/table.cpp"},
+    {"policy.fp8_cfg.cache_weights", Observed::elsewhere, "fp8_cfg.cache_weights=false", "layouts/table.cpp"},
     {"policy.fp8_cfg.fp8_dot_product_attention", Observed::elsewhere,
      "policy.fp8_cfg.fp8_dot_product_attention=true", "engine/fp8_test.cpp"},
     {"policy.fp8_cfg.fp8_amax_history_len", Observed::elsewhere,

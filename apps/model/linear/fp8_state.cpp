@@ -23,8 +23,8 @@ Tensor quantized_tensor(void* data, const precision::Format& format, int64_t row
 }
 
 int64_t Fp8State::Buffers::scales() const {
-  return format.scaling == Scaling::tensor || kept() ? scale_matrix(format.scaling, rows, columns).bytes / 4
-                                                     : 0;
+  return format.scaling == Scaling::tensor || kept ? scale_matrix(format.scaling, rows, columns).bytes / 4
+                                                   : 0;
 }
 
 Fp8State::Fp8State(const ModelSpec& spec, const ModelLayout& layout, const precision::Recipe& recipe,
@@ -41,9 +41,9 @@ Fp8State::Fp8State(const ModelSpec& spec, const ModelLayout& layout, const preci
       const int64_t experts = grouped ? expert_shape(spec, layout).local() : 1;
       const int64_t rows = weight.shape[0], columns = weight.shape[1];
       const auto add = [&](const char* what, int64_t m, int64_t k) {
-        return recipe.keeps_fp8(l, gemm)
-                   ? -1
-                   : plan.add(weight.name + what, Category::weights, quantized_bytes(format.scaling, m, k));
+        return recipe.caches_fp8(l, gemm)
+                   ? plan.add(weight.name + what, Category::weights, quantized_bytes(format.scaling, m, k))
+                   : -1;
       };
       buffers_.push_back({.parameter = parameter,
                           .format = format,
@@ -51,6 +51,7 @@ Fp8State::Fp8State(const ModelSpec& spec, const ModelLayout& layout, const preci
                           .columns = columns,
                           .experts = experts,
                           .scale = scales.layers > 0 ? scales.index(l, gemm, Role::weight) : -1,
+                          .kept = recipe.keeps_fp8(l, gemm),
                           .row = add(" in FP8", rows, columns),
                           .column = add(" in FP8, transposed", columns * experts, rows / experts)});
     }
@@ -82,9 +83,9 @@ void Fp8State::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas
   for (const Buffers& b : buffers_) {
     const auto p = static_cast<size_t>(b.parameter);
     QuantizedWeight& w = weights_[p];
-    if (b.kept()) {
+    if (b.kept) {
       w.row = quantized_tensor(weights[p].data, b.format, b.rows, b.columns, weights[p].device);
-    } else {
+    } else if (b.row >= 0) {
       w.row = quantized_tensor(arenas.at(plan, b.row), b.format, b.rows, b.columns, {});
       w.column = quantized_tensor(arenas.at(plan, b.column), b.format, b.columns * b.experts,
                                   b.rows / b.experts, {});
@@ -94,7 +95,7 @@ void Fp8State::bind(const memory::MemoryPlan& plan, const memory::Arenas& arenas
     next += b.scales();
     const Tensor& scale = kept_.delayed ? delayed_.aligned : kept_.aligned ? kept_.aligned : kept_.scale;
     w.row.scales.data = w.column.scales.data = scale.rows(kept_.delayed ? b.scale : index, 1).data;
-    if (b.kept())
+    if (b.kept)
       kept_.index[p] = index;
     else if (!kept_.delayed)
       w.amax = kept_.amax.rows(index, 1);

@@ -21,9 +21,9 @@
 
 namespace nrl::model {
 
-/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation. A
-/// weight that is kept in FP8 is its own row copy; `column` is then empty, and the column copy is a slot of
-/// the layer.
+/// The FP8 copies of a weight (ops::Quantize), made in the first microbatch of a step or an evaluation.
+/// Copies that are not cached are slots of the layer, and the tensors here have no more than their scale. A
+/// weight that is kept in FP8 is its own row copy; its column copy is a slot.
 struct QuantizedWeight {
   Tensor row, column;
   Tensor amax;  ///< (1) f32: for a scale of the whole tensor that is computed from the weight itself
@@ -81,8 +81,8 @@ class Fp8State {
     int64_t rows, columns;
     int64_t experts;               ///< matrices below each other in the weight and in both copies
     int scale;                     ///< delayed scaling: index in DelayedScales
-    memory::BufferId row, column;  ///< the copies; -1: the weight is kept in FP8
-    bool kept() const { return row < 0; }
+    bool kept;                     ///< the weight itself is in FP8
+    memory::BufferId row, column;  ///< the copies; -1: not cached
     /// Number of its scales in WeightScales: one per tensor, or one per block of a weight that is kept.
     int64_t scales() const;
   };

@@ -88,12 +88,16 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
                                  .column = trains_weight_,
                                  .groups = spec.groups});
   adapter_ = adapter_of(b, spec_);
-  if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) return;
-  transpose_ = trace::intern(fmt::format("{} weight transposed", name_of(spec.gemm)));
-  transposed_ = b.add({.name = transpose_,
-                       .width = quantized_bytes(format_.scaling, spec.in, spec.out),
-                       .dtype = DType::u8,
-                       .rows = one_row});
+  if (!input_ || b.recipe.caches_fp8(b.layer, spec.gemm)) return;
+  const auto add = [&](const char*& step, const char* copy, int64_t rows, int64_t columns) {
+    step = trace::intern(fmt::format("{} weight {}", name_of(spec.gemm), copy));
+    return b.add({.name = step,
+                  .width = quantized_bytes(format_.scaling, experts() * rows, columns),
+                  .dtype = DType::u8,
+                  .rows = one_row});
+  };
+  if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) rounded_ = add(round_, "in FP8", spec.out, spec.in);
+  transposed_ = add(transpose_, "transposed", spec.in, spec.out);
 }
 
 void Linear::connect(const LayerBuilder& b, const LinearEnds& ends) {
@@ -129,6 +133,7 @@ void Linear::forward(Run& r, const Value& x) const {
     if (all.slot.id == ends_.x.id) all.slot = this->x();
     input_.forward_steps(r, all);
   }
+  if (rounded_) r.step(round_, reads(), writes(rounded_), [&] { quantize_weight(r, row_copy(r), {}); });
   const auto ready = [&] {
     if (column_) column_->wait(r);
   };
@@ -137,7 +142,7 @@ void Linear::forward(Run& r, const Value& x) const {
   const Slot y = row_ ? row_->partial : ends_.y;
   const Reads adapted = adapter_ ? adapter_.forward_reads(this->x()) : Reads{};
   r.step(fused.pre_activation ? fused_name_ : spec_.name,
-         (input_ ? input_.row_reads() : reads(this->x()) | groups()) | adapted,
+         (input_ ? input_.row_reads() | reads(rounded_) : reads(this->x()) | groups()) | adapted,
          writes(y, ends_.y, fused.pre_activation, adapter_.u()), [&] {
            const Tensor in = input(r), w = weight(r), out = rows_of(r, y, spec_.groups);
            if (spec_.groups)
@@ -171,8 +176,10 @@ void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
     gradient_.backward_step(r, all);
   }
   if (transposed_)
-    r.dgrad(transpose_, reads(), writes(transposed_),
-            [&] { ops::transpose(r.exec(), {.x = weight(r), .out = weight_for_gradient(r)}); });
+    r.dgrad(transpose_, reads(), writes(transposed_), [&] {
+      if (rounded_) return quantize_weight(r, {}, column_copy(r));
+      ops::transpose(r.exec(), {.x = weight(r), .out = column_copy(r)});
+    });
   const LinearEnds::Fused& fused = ends_.d_x_of;
   const Reads from =
       (gradient_ ? gradient_.row_reads() | reads(transposed_) : reads(this->d_y()) | groups()) |
@@ -246,29 +253,47 @@ void Linear::base_wgrad(Run& r) const {
   });
 }
 
+int64_t Linear::experts() const {
+  return spec_.groups ? spec_.groups->own_experts() : 1;
+}
+
+Tensor Linear::row_copy(const Run& r) const {
+  return copy_in(r, rounded_, experts() * spec_.out, spec_.in);
+}
+
+Tensor Linear::column_copy(const Run& r) const {
+  return copy_in(r, transposed_, experts() * spec_.in, spec_.out);
+}
+
+Tensor Linear::copy_in(const Run& r, Slot slot, int64_t rows, int64_t columns) const {
+  const Tensor memory = r[slot];
+  Tensor t = quantized_tensor(memory.data, format_, rows, columns, memory.device);
+  if (format_.scaling == Scaling::tensor)
+    t.scales.data = r.context().fp8->weight(spec_.weight).row.scales.data;
+  return t;
+}
+
 Tensor Linear::weight(Run& r) const {
   if (!input_) return r.weight(spec_.weight);
+  if (rounded_) return row_copy(r);
+  const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
   if (transposed_)
     r.weight(spec_.weight);  // which may be gathered
   else if (r.first_microbatch() && !r.recomputes())
-    quantize_weight(r);
-  return r.context().fp8->weight(spec_.weight).row;
+    quantize_weight(r, w.row, w.column);
+  return w.row;
 }
 
 Tensor Linear::weight_for_gradient(const Run& r) const {
   if (!gradient_) return r.weight(spec_.weight);
-  const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
-  if (!transposed_) return w.column;
-  Tensor t = quantized_tensor(r[transposed_].data, format_, spec_.in, spec_.out, w.row.device);
-  if (format_.scaling == Scaling::tensor) t.scales.data = w.row.scales.data;
-  return t;
+  return transposed_ ? column_copy(r) : r.context().fp8->weight(spec_.weight).column;
 }
 
-void Linear::quantize_weight(Run& r) const {
+void Linear::quantize_weight(Run& r, Tensor row, Tensor column) const {
   const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
   const Tensor weight = r.weight(spec_.weight);
-  Tensor row = w.row, column = w.column;
-  if (w.amax) {
+  const bool first = row && r.first_microbatch() && !r.recomputes();
+  if (w.amax && first) {
     ops::largest_magnitude(r.exec(), {.source = {weight}, .amax = w.amax});
     if (const auto ranks = ranks_of_weight_scale(r.layout(), spec_.groups != nullptr))
       r.all_reduce(w.amax, *ranks, comm::Reduce::max);
@@ -276,15 +301,12 @@ void Linear::quantize_weight(Run& r) const {
                                   .scale = make_tensor(row.scales.data, DType::f32, {1}, w.amax.device),
                                   .format = format_.dtype,
                                   .margin = margin_});
-  } else if (format_.scaling == Scaling::tensor && r.trains()) {
+  } else if (format_.scaling == Scaling::tensor && !w.amax && first && r.trains()) {
     const DelayedScales& s = r.context().fp8->delayed();
     row.scales.amax = column.scales.amax =
         s.amax.ptr<float>() + s.layout.index(layer_, spec_.gemm, Role::weight);
   }
-  ops::quantize(r.exec(), {.source = {weight},
-                           .row = row,
-                           .column = column,
-                           .parts = spec_.groups ? spec_.groups->own_experts() : 1});
+  ops::quantize(r.exec(), {.source = {weight}, .row = row, .column = column, .parts = experts()});
 }
 
 }  // namespace nrl::model

@@ -116,10 +116,17 @@ class Linear {
   /// The operands as GEMMs read them.
   Tensor input(const Run& r) const;
   Tensor gradient(const Run& r) const;
-  /// The weight as fprop reads it. Its FP8 copies are made here.
+  /// The weight as fprop reads it. FP8 copies that are cached are made here.
   Tensor weight(Run& r) const;
   Tensor weight_for_gradient(const Run& r) const;
-  void quantize_weight(Run& r) const;
+  /// Finds the scale of the weight in the first microbatch, and makes these of its FP8 copies.
+  void quantize_weight(Run& r, Tensor row, Tensor column) const;
+  /// FP8 copies of the weight in slots.
+  Tensor row_copy(const Run& r) const;
+  Tensor column_copy(const Run& r) const;
+  Tensor copy_in(const Run& r, Slot slot, int64_t rows, int64_t columns) const;
+  /// Matrices below each other in the weight and in both copies.
+  int64_t experts() const;
 
   LinearSpec spec_;
   LinearEnds ends_;
@@ -134,8 +141,10 @@ class Linear {
   std::optional<ColumnInput> column_;  ///< Split::outputs
   std::optional<RowOutput> row_;       ///< Split::inputs
   QuantizedValue input_, weighted_, gradient_;
-  const char* transpose_ = "";
-  Slot transposed_;  ///< (1, quantized_bytes()): the column copy of a weight that is kept in FP8
+  const char *round_ = "", *transpose_ = "";
+  /// (1, quantized_bytes()): the copies of a weight that are not cached, each for its GEMM; of one that is
+  /// kept in FP8 the column copy.
+  Slot rounded_, transposed_;
 };
 
 }  // namespace nrl::model

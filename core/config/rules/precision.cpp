@@ -88,6 +88,9 @@ const ConfigRule precision_table[] = {
              {"<:policy.fp8_cfg.fp8_param> is not supported with <:policy.freeze>: the optimizer writes FP8 "
               "weights, and has none of frozen ones",
               {"set policy.fp8_cfg.fp8_param to false"}}),
+    with_fp8({is(param, {"true"}), is_not("policy.fp8_cfg.cache_weights", "auto")},
+             {"<:policy.fp8_cfg.cache_weights> has no effect with fp8_param: true: the weights are in FP8",
+              {"set it to auto, or policy.fp8_cfg.fp8_param to false"}}),
     with_fp8(
         {is(attention, {"true"})},
         {"<:policy.fp8_cfg.fp8_dot_product_attention> is not supported with <policy.fp8_cfg.fp8_recipe>: "
