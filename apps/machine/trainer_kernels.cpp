@@ -76,7 +76,8 @@ constexpr OpKernels gemm_sums{"sum_parts", 0, 0};
 /// In FP8 SwiGLU is a kernel before the cast, where ours are one. For an element of the width in a layer of
 /// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
 /// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
-/// and 37.5. GELU is counted with the norms, also backward, where ours is apart: 58 for our 72.
+/// and 37.5. GELU is counted with the norms, also backward, where ours is apart: 58 for our 72. Casts of
+/// gradients sum those of biases (common/cast, cast_transpose_dbias).
 constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
                                       {"qk_norm_rope_forward", 8.0 / 4, 2},
@@ -109,6 +110,7 @@ constexpr OpKernels megatron_layer_norm[] = {{"norm_forward", (10 + 4 * 4.0 / 2)
                                              {"norm_backward", (12 + 4 * 8.0 / 2 + 12.0 / 2) / 8, 5},
                                              {"quantize", 58.0 / 72, 2},
                                              {"activation_backward", 0, 0},
+                                             {"column_sums", 0, 0},
                                              gemm_sums,
                                              fused_loss,
                                              fused_adamw};
@@ -166,7 +168,8 @@ constexpr TrainerKernels megatron(std::span<const OpKernels> of_fp8 = {}, std::o
           .first = {of_fp8, experts},
           .streams = true,
           .expert_gemms = true,
-          .gathers_again_beside = true};
+          .gathers_again_beside = true,
+          .caches_weights = true};
 }
 constexpr TrainerKernels trainers[] = {
     pytorch("pytorch", rms, pytorch_rms),
@@ -186,7 +189,8 @@ constexpr TrainerKernels trainers[] = {
      .norm = layer_norm,
      .ops = megatron_layer_norm,
      .streams = true,
-     .gathers_again_beside = true},
+     .gathers_again_beside = true,
+     .caches_weights = true},
     {.name = "megatron-2022",
      .norm = layer_norm,
      .ops = megatron_2022,

@@ -53,6 +53,9 @@ struct TrainerKernels {
   /// Inputs of sequence-parallel layers that are gathered again arrive beside the GEMM before the one that
   /// reads them (Megatron, tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication).
   bool gathers_again_beside = false;
+  /// FP8 copies of weights, transposed ones included, are made in the first microbatch of a step only
+  /// (TransformerEngine, pytorch/module/base.py, is_first_microbatch; Float8Tensor keeps its transpose).
+  bool caches_weights = false;
   bool compiled = false;  ///< steps are programs without Python: the host is never late
   /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
   double gather_copies = 0, reduce_copies = 0;

@@ -9,6 +9,7 @@
 #include "apps/machine/host_time.h"
 #include "apps/machine/trainer_kernels.h"
 #include "apps/model/decoder.h"
+#include "apps/model/linear/linear.h"
 
 namespace nrl::predict {
 namespace {
@@ -174,6 +175,11 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
     }
     out.items.push_back(item);
   };
+  const auto copied_before = [&](const ops::Call& call) {
+    if (call.step < 0 || call.microbatch <= 0) return false;
+    const program::Step& s = decoder.program(memory::training).steps[static_cast<size_t>(call.step)];
+    return s.kind == program::StepKind::compute && model::copies_weight(decoder.step(s).name);
+  };
   size_t next = 0;
   const auto add_events = [&](size_t calls) {
     for (; next < step.events.size() && step.events[next].calls <= calls; ++next)
@@ -184,6 +190,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
     const ops::Call& call = step.calls[i];
     const machine::Seconds seconds = rates.calls.of(call);
     out.kernels = weakest(out.kernels, seconds.source);
+    if (device.kernels && device.kernels->caches_weights && copied_before(call)) continue;
     out.items.push_back({.slot = slots.of(call.step, call.microbatch),
                          .seconds = seconds.value,
                          .host = rates.calls.gaps(call),

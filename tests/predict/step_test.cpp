@@ -4,43 +4,19 @@
 #include <map>
 #include <set>
 
-#include "apps/machine/trainer_kernels.h"
 #include "apps/plan/pipeline.h"
 #include "apps/predict/run_forecast.h"
 #include "apps/predict/spread.h"
 #include "apps/predict/step_time.h"
 #include "apps/state/model_source.h"
 #include "core/base/philox.h"
-#include "tests/catch.h"
+#include "tests/predict/planned.h"
 
 using namespace nrl;
 using namespace nrl::predict;
+using namespace nrl::test;
 
 namespace {
-
-constexpr const char* llama =
-    "{model_type: llama, vocab_size: 32000, hidden_size: 2048, intermediate_size: 5632, num_hidden_layers: "
-    "8, "
-    "num_attention_heads: 16, num_key_value_heads: 8, max_position_embeddings: 8192}";
-
-std::string yaml_of(const std::string& model) {
-  return "policy:\n  model: " + model +
-         "\n  train_global_batch_size: 32\n  max_total_sequence_length: 2048\n  optimizer: {lr: 1.0e-4}\n"
-         "pretrain: {max_num_steps: 4}\ndata: {train: {data_path: none}}\ndevice: cuda\n";
-}
-
-ConfigResult configured(int world, std::vector<std::string> overrides, const std::string& model = llama) {
-  overrides.emplace_back("policy.recompute.granularity=none");
-  ConfigResult config = load_config_text(yaml_of(model), "model.yaml", overrides);
-  INFO(render(config.diagnostics));
-  REQUIRE(config.ok());
-  REQUIRE(validate_for_world(config, world).empty());
-  return config;
-}
-
-const machine::DeviceModel& h100() {
-  return machine::find_device_model("--device", "h100");
-}
 
 DryStages stages_of(int world, const std::vector<std::string>& overrides, const ModeledDevice& device,
                     const std::vector<ClusterNode>& nodes = {}) {
@@ -161,26 +137,6 @@ TEST_CASE("Gradients and weights hide behind passes as far as their links allow"
   const StepEstimate limited = of("true", "true", slow);
   CHECK(limited.step >= limited.busy.adapter());
   CHECK(limited.busy.adapter() > 0.7 * limited.step);
-}
-
-TEST_CASE("GEMMs of Hopper take twice as long beside an operation, others as much as it takes of the GPU",
-          "[predict]") {
-  const auto factor = [](const char* gpu, const char* trainer, ops::Work work, comm::Purpose purpose) {
-    machine::DeviceModel model = machine::find_device_model("--device", gpu);
-    if (trainer) model = machine::find_trainer(trainer, {.norm = ops::NormKind::rms}).on(model);
-    const machine::Overlap overlap = overlap_of(ModeledDevice(model, false, 1), 8);
-    return overlap.shares(purpose) ? overlap.of(overlap.row("op", work), comm::Op::all_gather).call : 1;
-  };
-  using enum ops::Work;
-  using comm::Purpose;
-  for (const char* gpu : {"h100", "h200"}) CHECK(factor(gpu, nullptr, gemm, Purpose::weights) == 2);
-  CHECK(factor("h100", nullptr, memory, Purpose::weights) == Approx(1 + 16.0 / 132));
-  CHECK(factor("a100", nullptr, gemm, Purpose::weights) == Approx(1 + 16.0 / 108));
-  CHECK(factor("b200", nullptr, gemm, Purpose::weights) == Approx(1 + 16.0 / 148));
-  // Userbuffers of TransformerEngine leave multiprocessors to GEMMs, the sums of gradients do not.
-  CHECK(factor("h100", nullptr, gemm, Purpose::layers) == 2);
-  CHECK(factor("h100", "megatron", gemm, Purpose::layers) == 1);
-  CHECK(factor("h100", "megatron", gemm, Purpose::gradients) == 2);
 }
 
 TEST_CASE("Activations on their way to the host and back hide behind passes as far as the link allows",
@@ -382,63 +338,6 @@ TEST_CASE("Removing a limit never makes a step slower", "[predict]") {
   }
   CHECK(tried == 30);
   CHECK(limited > 30);
-}
-
-TEST_CASE("Rows of experts travel beside another microbatch, or once to each node, as a trainer does",
-          "[predict]") {
-  const std::string mixture =
-      "{model_type: qwen3_moe, vocab_size: 32000, hidden_size: 2048, intermediate_size: 6144, "
-      "moe_intermediate_size: 768, "
-      "num_experts: "
-      "64, num_experts_per_tok: 8, num_hidden_layers: 8, num_attention_heads: 16, num_key_value_heads: 8, "
-      "head_dim: 128, max_position_embeddings: 8192}";
-  const ConfigResult config = configured(16, {"distributed.expert_parallel_size=16"}, mixture);
-  const model::ModelSpec spec = train::load_model_spec(config);
-  machine::DeviceModel gpu = h100();
-  gpu.major = 10;  // whose GEMMs lose no more than others beside an operation
-  const auto of = [&](const char* trainer) {
-    const ModeledDevice device(
-        machine::find_trainer(trainer, {.norm = spec.norm, .experts = true, .exchanges = true}).on(gpu),
-        false, 1);
-    return DryStages(config.config, plan_stages(config.config, spec, 16, device, 70e9), device,
-                     std::vector<ClusterNode>{{"a", 8}, {"b", 8}})
-        .estimate();
-  };
-  const StepEstimate alone = of("megatron"), once = of("megatron+deepep"), beside = of("megatron+overlap");
-  CHECK(alone.layers > 0.4 * alone.step);
-  CHECK(once.busy.adapter() < 0.4 * alone.busy.adapter());
-  CHECK(once.layers < 0.4 * alone.layers);
-  // The adapters are busy as long, and limit the step.
-  CHECK(beside.busy.adapter() == Approx(alone.busy.adapter()));
-  CHECK(beside.step >= beside.busy.adapter());
-  CHECK(beside.step < 0.8 * alone.step);
-  CHECK(beside.layers < 0.1 * alone.layers);
-}
-
-TEST_CASE("Inputs that Megatron gathers again arrive beside another GEMM", "[predict]") {
-  const auto of = [&](const char* trainer, const char* modules) {
-    const std::vector<std::string> keys{
-        "distributed.tensor_parallel_size=2", "distributed.sequence_parallel=true",
-        "distributed.tp_comm_overlap=none", "policy.recompute.granularity=selective",
-        std::string("policy.recompute.modules=") + modules};
-    const ConfigResult config = load_config_text(yaml_of(llama), "model.yaml", keys);
-    INFO(render(config.diagnostics));
-    REQUIRE(config.ok());
-    const model::ModelSpec spec = train::load_model_spec(config);
-    machine::DeviceModel model = h100();
-    if (trainer) model = machine::find_trainer(trainer, {.norm = spec.norm}).on(model);
-    const ModeledDevice device(model, false, 1);
-    return DryStages(config.config, plan_stages(config.config, spec, 2, device, 70e9), device,
-                     std::vector<ClusterNode>{{"a", 2}})
-        .estimate();
-  };
-  for (const char* trainer : {static_cast<const char*>(nullptr), "pytorch-compile", "megatron"}) {
-    const StepEstimate once = of(trainer, "[norm]"), again = of(trainer, "[norm,gather]");
-    CAPTURE(trainer ? trainer : "ours");
-    CHECK(again.busy.node() > 1.2 * once.busy.node());
-    const bool hidden = trainer && std::string_view(trainer) == "megatron";
-    CHECK((again.layers < 1.05 * once.layers) == hidden);
-  }
 }
 
 TEST_CASE("More memory never makes a step slower", "[predict]") {

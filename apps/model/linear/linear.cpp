@@ -38,6 +38,8 @@ Adapter adapter_of(const LayerBuilder& b, const LinearSpec& spec) {
            .rules = spec.rules}};
 }
 
+constexpr std::string_view row_copy_text = " weight in FP8", column_copy_text = " weight transposed";
+
 /// The ranks that have parts of a weight and agree on its scale.
 std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout, bool experts) {
   if (experts && exchanges_tokens(layout)) return expert_exchange_group;
@@ -46,6 +48,10 @@ std::optional<parallel::GroupId> ranks_of_weight_scale(const ModelLayout& layout
 }
 
 }  // namespace
+
+bool copies_weight(std::string_view step) {
+  return step.ends_with(row_copy_text) || step.ends_with(column_copy_text);
+}
 
 Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
     : spec_(spec),
@@ -89,15 +95,15 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
                                  .groups = spec.groups});
   adapter_ = adapter_of(b, spec_);
   if (!input_ || b.recipe.caches_fp8(b.layer, spec.gemm)) return;
-  const auto add = [&](const char*& step, const char* copy, int64_t rows, int64_t columns) {
-    step = trace::intern(fmt::format("{} weight {}", name_of(spec.gemm), copy));
+  const auto add = [&](const char*& step, std::string_view copy, int64_t rows, int64_t columns) {
+    step = trace::intern(fmt::format("{}{}", name_of(spec.gemm), copy));
     return b.add({.name = step,
                   .width = quantized_bytes(format_.scaling, experts() * rows, columns),
                   .dtype = DType::u8,
                   .rows = one_row});
   };
-  if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) rounded_ = add(round_, "in FP8", spec.out, spec.in);
-  transposed_ = add(transpose_, "transposed", spec.in, spec.out);
+  if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) rounded_ = add(round_, row_copy_text, spec.out, spec.in);
+  transposed_ = add(transpose_, column_copy_text, spec.in, spec.out);
 }
 
 void Linear::connect(const LayerBuilder& b, const LinearEnds& ends) {

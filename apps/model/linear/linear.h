@@ -2,8 +2,10 @@
 // A weight in a layer: y = x W^T + b and its gradients, in the formats of the recipe and divided over the
 // ranks of the layout. A linear layer owns all steps between the slots x and y, and between their gradients:
 //
-//   forward   gather x over the ranks, round it to FP8, GEMM, sum y over the ranks
-//   dgrad     gather dy, round it, transpose a weight that is kept in FP8, GEMM, sum dx over the ranks
+//   forward   gather x over the ranks, round it to FP8, and a weight that is not cached, GEMM, sum y over the
+//             ranks
+//   dgrad     gather dy, round it, transpose a weight that is kept in FP8, round one that is not cached, GEMM,
+//             sum dx over the ranks
 //   wgrad     GEMM, gradient of the bias; not of a frozen weight
 //
 // A weight may have an adapter (adapter.h), which adds to y and dx and has a wgrad step of its own.
@@ -62,6 +64,9 @@ struct LinearEnds {
   };
   Fused y_of = {}, d_x_of = {};
 };
+
+/// True for the steps that copy a weight in FP8 for one GEMM: in every microbatch the same copy.
+bool copies_weight(std::string_view step);
 
 /// Work of another op in the dgrad step: it reads these slots and adds to Linear::d_x() before the ranks sum
 /// it.
