@@ -77,7 +77,7 @@ constexpr OpKernels gemm_sums{"sum_parts", 0, 0};
 /// Llama 8B, of which SwiGLU has 3.5: with scales of the step before 118 (a cast with its transpose 4, SwiGLU
 /// 6, backward 10) for our 82; with current scales 156 (largest magnitudes 2, but not of norms) for our 82
 /// and 37.5. GELU is counted with the norms, also backward, where ours is apart: 58 for our 72. Casts of
-/// gradients sum those of biases (common/cast, cast_transpose_dbias).
+/// outputs' gradients give the gradients of biases (common/cast, cast_transpose_dbias).
 constexpr OpKernels megatron_rms[] = {{"norm_forward", (10 + 4.0 / 2) / 8, 2},
                                       {"norm_backward", (12 + 4 * 1.5 / 2) / 8, 4},
                                       {"qk_norm_rope_forward", 8.0 / 4, 2},

@@ -1,6 +1,6 @@
-// Weights that are kept in FP8 (policy.fp8_cfg.fp8_param), or rounded for each GEMM (cache_weights: false):
-// training is that of weights which are gathered in policy.precision and rounded once in every step, bit by
-// bit, with less memory, and kept ones with less communication. tests/layouts trains them in every layout.
+// Weights that are kept in FP8 (policy.fp8_cfg.fp8_param), or rounded for each GEMM (cache_weights: false),
+// train as weights that are gathered in policy.precision and rounded once in every step, bit by bit, with
+// less memory, and kept ones with less communication. tests/layouts trains them in every layout.
 #include <cstring>
 #include <filesystem>
 

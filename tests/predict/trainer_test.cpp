@@ -1,4 +1,4 @@
-// Steps with the kernels of other trainers.
+// Times of steps with the kernels of other trainers.
 
 #include "apps/machine/trainer_kernels.h"
 #include "apps/model/linear/linear.h"
