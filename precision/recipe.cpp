@@ -19,7 +19,7 @@ bool is_supported(DType t) {
 }  // namespace
 
 std::optional<DType> Recipe::master_weights() const {
-  if (formats_.weights == formats_.master_weights) return std::nullopt;
+  if (formats_.weights == formats_.master_weights || !formats_.optimizer.master) return std::nullopt;
   return formats_.master_weights;
 }
 

@@ -100,6 +100,7 @@ struct OptimizerFormats {
   DType main_gradients = DType::f32;                    ///< in which gradients are kept: f32 or bf16
   /// bf16 weights and the other 16 bits of the f32 numbers instead of f32 master weights.
   bool remainders = false;
+  bool master = true;  ///< false: bf16 weights have no master weights, and are rounded at random
   bool operator==(const OptimizerFormats&) const = default;
 };
 
@@ -129,11 +130,13 @@ class Recipe {
   constexpr DType logits() const { return formats_.logits; }
   constexpr DType weight_gradients() const { return formats_.weight_gradients; }
   constexpr const OptimizerFormats& optimizer() const { return formats_.optimizer; }
-  /// The same recipe with the optimizer's state in these formats; remainders only where weights are bf16.
+  /// The same recipe with the optimizer's state in these formats; remainders, or no master weights, only
+  /// where weights are bf16.
   constexpr Recipe with_optimizer(const OptimizerFormats& formats) const {
     Recipe r = *this;
     r.formats_.optimizer = formats;
-    r.formats_.optimizer.remainders &= formats_.weights == DType::bf16;
+    r.formats_.optimizer.remainders &= formats_.weights == DType::bf16 && formats.master;
+    r.formats_.optimizer.master |= formats_.weights != DType::bf16;
     return r;
   }
   /// The same recipe with logits and their gradient in bf16. The loss is still computed in f32.

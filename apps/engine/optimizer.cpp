@@ -74,9 +74,11 @@ ops::AdamW Optimizer::arguments(const GroupTensors& t, const plan::UpdateCall& c
   const Tensor weights = part(t.weights, call.weights);
   const Tensor master = t.find("master", call.offloaded) ? state("master") : Tensor{};
   const bool remainders = master && master.dtype == DType::u16;
-  a.param = remainders ? Tensor{} : master ? master : weights;
+  // Weights of 16 bits without master weights are themselves what is updated.
+  const bool alone = !master && weights.dtype != DType::f32;
+  a.param = remainders || alone ? Tensor{} : master ? master : weights;
   a.remainder = remainders ? master : Tensor{};
-  a.param_bf16 = master ? weights : Tensor{};
+  a.param_bf16 = master || alone ? weights : Tensor{};
   a.grad = part(t.gradients, call.gradients);
   a.exp_avg = state("exp_avg");
   a.exp_avg_sq = state("exp_avg_sq");

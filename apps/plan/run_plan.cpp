@@ -38,7 +38,8 @@ precision::OptimizerFormats optimizer_formats(const OptimizerConfig& o) {
   return {.exp_avg = o.exp_avg_dtype,
           .exp_avg_sq = o.exp_avg_sq_dtype,
           .main_gradients = o.main_grads_dtype,
-          .remainders = o.store_param_remainders.value_or(true)};
+          .remainders = o.store_param_remainders.value_or(true),
+          .master = o.main_params_dtype == DType::f32};
 }
 
 ops::Bf16Products products_for(const Config& config) {

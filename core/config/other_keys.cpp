@@ -31,8 +31,6 @@ struct Planned {
   const char *advice = "";  ///< what to do instead of writing true
 };
 constexpr Planned planned[] = {
-    {"policy.optimizer.main_params_dtype", "fp32 | fp16", "fp32",
-     "Type of the master weights.", "policy.megatron_cfg.optimizer.main_params_dtype"},
     {"policy.sequence_packing.sequence_length_round", "integer from 1", "64",
      "Lengths are rounded up to a multiple of this."},
     {"policy.dynamic_batching.sequence_length_round", "integer from 1", "64",

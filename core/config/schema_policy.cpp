@@ -248,14 +248,13 @@ void add_optimizer(PolicyTable& t) {
   NRL_POLICY_KEY(t, optimizer.use_precision_aware_optimizer)
       .alias("policy.megatron_cfg.optimizer.use_precision_aware_optimizer")
       .help(
-          "Allows optimizer state in fewer bits than fp32: exp_avg_dtype, exp_avg_sq_dtype and "
-          "store_param_remainders. Updates are computed in fp32.");
+          "Allows optimizer state in fewer bits than fp32: exp_avg_dtype, exp_avg_sq_dtype, "
+          "store_param_remainders, main_params_dtype and main_grads_dtype. Updates are computed in fp32.");
   NRL_POLICY_KEY(t, optimizer.exp_avg_dtype)
       .alias("policy.megatron_cfg.optimizer.exp_avg_dtype")
       .help(
           "Type in which the running mean of the gradient is kept. fp16 and fp8 (E4M3) have a scale for "
-          "every "
-          "64 numbers. Rounded at random, so that small changes are not lost.")
+          "every 64 numbers. Rounded at random, so that small changes are not lost.")
       .only_with(precision_aware);
   NRL_POLICY_KEY(t, optimizer.exp_avg_sq_dtype)
       .alias("policy.megatron_cfg.optimizer.exp_avg_sq_dtype")
@@ -269,6 +268,16 @@ void add_optimizer(PolicyTable& t) {
       .only_with(precision_aware)
       .only_with({is("policy.precision", {"bfloat16", "auto", "fastest"})})
       .idle("false");
+  NRL_POLICY_KEY(t, optimizer.main_params_dtype)
+      .resume(OnResume::refused)
+      .one_of({"fp32", "bf16"})
+      .alias("policy.megatron_cfg.optimizer.main_params_dtype")
+      .help(
+          "bf16, with precision bfloat16: there are no master weights. Updated weights are rounded to bf16 "
+          "at "
+          "random, so that small updates are not lost. 2 bytes per parameter less than remainders.")
+      .only_with(precision_aware)
+      .only_with({is("policy.precision", {"bfloat16", "auto", "fastest"})});
   NRL_POLICY_KEY(t, optimizer.main_grads_dtype)
       .one_of({"fp32", "bf16"})
       .alias("policy.megatron_cfg.optimizer.main_grads_dtype")

@@ -35,13 +35,14 @@ inline constexpr int adamw_rates = 4;
 /// With `remainder` there is no `param`: the master weight is param_bf16 and the lower half of the bits of
 /// the fp32 number, which give it back exactly. A copy in bf16 is rounded to nearest, halves away from zero,
 /// also without remainders, so that both are the same training; one in f16 to nearest even, and it has no
-/// remainders.
+/// remainders. Without `param` and `remainder` there are no master weights: param_bf16 in bf16 is updated,
+/// and rounded at random as the state is.
 ///
 /// With `chunks` one call updates many tensors of flat buffers (multi-tensor): then n is a buffer's own
 /// length. With `scalars` the learning rate, grad_scale and step are read from the device (StepScalar,
 /// step.h), and a skipped step changes nothing.
 struct AdamW {
-  Tensor param;                ///< (n) f32 master weights; empty with `remainder`
+  Tensor param;                ///< (n) f32 master weights; empty with `remainder`, or if there are none
   Tensor grad;                 ///< (n) f32 or bf16, only read
   Tensor exp_avg, exp_avg_sq;  ///< (n) f32, bf16, f16 or e4m3
   Tensor param_bf16 = {};      ///< optional (n) copy of the updated weights in bf16 or f16

@@ -111,6 +111,21 @@ case $case_name in
       # Sharded gradients are added in another order.
       resumes $name-sharded 10 2 "${keys[@]}" distributed.shard_strategy=optim_grads_params
     done
+    # Without master weights: in two parts, sharded, with the state in host memory.
+    alone=(policy.precision=bfloat16 $aware policy.optimizer.main_params_dtype=bf16)
+    resumes alone 10 1 "${alone[@]}"
+    resumes alone-sharded 10 2 "${alone[@]}" distributed.shard_strategy=optim_grads_params
+    for keys in "distributed.shard_strategy=ddp" "distributed.shard_strategy=optim" "policy.offload_optimizer=0.5"; do
+      config "alone-$keys"
+      expect 0 run 2 "alone-$keys.yaml" "${alone[@]}" "$keys"
+      cmp alone-distributed.shard_strategy=ddp/checkpoints/step-10/model.safetensors \
+        "alone-$keys/checkpoints/step-10/model.safetensors" || fail "$keys: other weights without master weights"
+    done
+    config other
+    mkdir -p other/checkpoints
+    cp -r alone/checkpoints/step-5 other/checkpoints
+    expect 78 run 1 other.yaml policy.precision=bfloat16 $aware
+    grep -q 'policy.optimizer.main_params_dtype: bf16 -> fp32' err.txt || fail "$(cat err.txt)"
     # Formats change on a resume, and the run tells.
     config changed
     mkdir -p changed/checkpoints
@@ -131,6 +146,7 @@ case $case_name in
       read -ra keys <<<"$(formats $name)"
       resumes $name 6 1 "${sim[@]}" policy.precision=bfloat16 "${keys[@]}"
     done
+    resumes alone 6 1 "${sim[@]}" policy.precision=bfloat16 $aware policy.optimizer.main_params_dtype=bf16
     ;;
   optimizer_close)
     # State in fewer bits trains as fp32 does. What is allowed is less than what other settings change: initial weights of
@@ -157,6 +173,17 @@ case $case_name in
         awk -v a="$got" -v b="$want" -v limit="$([[ $name == fp8* ]] && echo 0.014 || echo 0.004)" \
           'BEGIN { d = a / b - 1; exit !(d < limit && d > -limit) }' || fail "$name: loss $got, in fp32 $want"
       done
+      # bf16 weights without master weights, against such with them.
+      bf16=("${long[@]}" "$betas" policy.precision=bfloat16)
+      config master-$beta2
+      expect 0 run 1 master-$beta2.yaml "${bf16[@]}"
+      config alone-$beta2
+      expect 0 run 1 alone-$beta2.yaml "${bf16[@]}" policy.optimizer.use_precision_aware_optimizer=true \
+        policy.optimizer.main_params_dtype=bf16
+      want=$(last_loss master-$beta2) got=$(last_loss alone-$beta2)
+      echo "no master weights, betas[1] $beta2: loss $got, with them $want"
+      awk -v a="$got" -v b="$want" 'BEGIN { d = a / b - 1; exit !(d < 0.008 && d > -0.008) }' ||
+        fail "no master weights: loss $got, with them $want"
     done
     ;;
   loss_scale)

@@ -151,5 +151,6 @@ TEST_CASE("another section can have the keys of a policy", "[config][policy]") {
         std::vector<std::string>{
             "t.yaml:1:23 unknown key 'lrr' (keys here: name, lr, weight_decay, betas, eps, "
             "use_precision_aware_optimizer, exp_avg_dtype, exp_avg_sq_dtype, store_param_remainders, "
+            "main_params_dtype, "
             "main_grads_dtype, lr_scaling)"});
 }

@@ -260,6 +260,7 @@ void add_features(int ranks, std::vector<Dimension>& out) {
   dimension("optimizer",
             {{"fp32", {}},
              {"remainders", formats({"store_param_remainders=true"})},
+             {"no master weights", formats({"main_params_dtype=bf16"}), rounds, true},
              {"bf16 moments", formats({"exp_avg_dtype=bf16", "exp_avg_sq_dtype=bf16"}), rounds, true},
              {"fp8 moments", formats({"exp_avg_dtype=fp8", "exp_avg_sq_dtype=fp8"}), rounds, true},
              {"bf16 gradients", formats({"main_grads_dtype=bf16"}), rounds, true, "gradients"}});

@@ -252,6 +252,77 @@ void remainders(Exec& e) {
   }
 }
 
+/// Weights without master weights are updated as master weights of the same numbers, and rounded to one of
+/// the two neighbors, without a bias.
+void without_master(Exec& e) {
+  constexpr int64_t flat = 41000, held = 34000;
+  for (const bool aligned : {true, false}) {
+    const Buffer table = table_of(ranges(aligned)), grad = Buffer(DType::f32, {flat}).normal("grad");
+    const Buffer before = Buffer(DType::bf16, {flat}).normal("weights");
+    Buffer weights = before, param(DType::f32, {held}), copy = before;
+    for (const AdamWRange& r : ranges(aligned))
+      for (int64_t i = 0; i < r.count; ++i) param.set(r.state + i, before.get(r.flat + i));
+    Buffer m = Buffer(DType::f32, {held}).normal("m"), v = Buffer(DType::f32, {held}).fill(0.25), m2 = m,
+           v2 = v;
+    AdamW a{.param = param,
+            .grad = grad,
+            .exp_avg = m,
+            .exp_avg_sq = v,
+            .param_bf16 = copy,
+            .lr = 1e-3f,
+            .rates = {AdamWRates{}, {.weight_decay = 0.1f}, {.weight_decay = 0.2f, .lr_scale = 3}},
+            .chunks = table};
+    adamw(e, a);
+    a.param = {};
+    a.param_bf16 = weights;
+    a.exp_avg = m2;
+    a.exp_avg_sq = v2;
+    adamw(e, a);
+    synchronize(e);
+    expect(same_bits(m, m2) && same_bits(v, v2), "other state");
+    double bias = 0, count = 0;
+    std::vector<bool> covered(static_cast<size_t>(flat));
+    for (const AdamWRange& r : ranges(aligned))
+      for (int64_t i = 0; i < r.count; ++i) {
+        covered[static_cast<size_t>(r.flat + i)] = true;
+        const double want = param.get(r.state + i), got = weights.get(r.flat + i);
+        const double unit = std::ldexp(1.0, std::ilogb(want) - 7);
+        expect(std::fabs(got - want) < unit, fmt::format("{} became {}", want, got));
+        bias += (got - want) / unit;
+        ++count;
+      }
+    expect(std::fabs(bias / count) < 2.5 / std::sqrt(count),
+           fmt::format("mean error of {} units", bias / count));
+    for (int64_t i = 0; i < flat; ++i)
+      expect(covered[static_cast<size_t>(i)] || weights.get(i) == before.get(i),
+             "a weight outside the ranges");
+  }
+}
+
+/// Weights in bf16 follow updates that are far less than half a unit.
+void small_updates(Exec& e) {
+  constexpr int64_t n = 4096, steps = 400;
+  constexpr float lr = 1e-5f;  // a unit below 1 is 390 times as large
+  Buffer weights = Buffer(DType::bf16, {n}).fill(0.75), grad(DType::f32, {n}), m(DType::f32, {n}),
+         v(DType::f32, {n});
+  for (int64_t step = 1; step <= steps; ++step) {
+    for (int64_t i = 0; i < n; ++i)
+      grad.set(i, 1.0 + 1e-3 * std::sin(static_cast<double>(step) + static_cast<double>(i)));
+    adamw(e, {.param = {},
+              .grad = grad,
+              .exp_avg = m,
+              .exp_avg_sq = v,
+              .param_bf16 = weights,
+              .lr = lr,
+              .step = step});
+    synchronize(e);
+  }
+  double moved = 0;
+  for (int64_t i = 0; i < n; ++i) moved += (0.75 - weights.get(i)) / static_cast<double>(n);
+  const double want = static_cast<double>(lr) * static_cast<double>(steps);
+  expect(std::fabs(moved - want) < 0.07 * want, fmt::format("weights moved by {}, wanted {}", moved, want));
+}
+
 /// bf16 gradients give what the same numbers in fp32 give.
 void low_gradients(Exec& e) {
   constexpr int64_t flat = 41000, held = 34000;
@@ -441,6 +512,8 @@ NRL_OP_CASES(optimizer) {
     registry.properties.push_back({fmt::format("optimizer.small_changes {}", name_of(dtype)),
                                    [=](Exec& e) { small_changes(e, dtype); }, true});
   registry.properties.push_back({"optimizer.remainders", remainders});
+  registry.properties.push_back({"optimizer.without_master", without_master});
+  registry.properties.push_back({"optimizer.small_updates", small_updates});
   registry.properties.push_back({"optimizer.low_gradients", low_gradients});
   registry.properties.push_back({"optimizer.non_finite", non_finite});
   registry.properties.push_back({"optimizer.chunk_table", chunk_table});

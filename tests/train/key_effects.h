@@ -290,6 +290,8 @@ inline const Effect effects[] = {
      "llama policy.optimizer.use_precision_aware_optimizer=true"},
     {"policy.optimizer.store_param_remainders", Observed::plan, "true", "false",
      "llama policy.optimizer.use_precision_aware_optimizer=true policy.precision=bfloat16"},
+    {"policy.optimizer.main_params_dtype", Observed::plan, "fp32", "bf16",
+     "llama policy.optimizer.use_precision_aware_optimizer=true policy.precision=bfloat16"},
     {"policy.optimizer.main_grads_dtype", Observed::plan, "fp32", "bf16",
      "llama policy.optimizer.use_precision_aware_optimizer=true distributed.shard_strategy=optim_grads"},
     {"policy.optimizer.lr_scaling.rule", Observed::rows, "none", "linear"},

@@ -23,7 +23,9 @@ std::string precision_text(const Config& config, const plan::RunPlan& plan, cons
   const bool upcast = plan.device == DeviceType::cpu && !ops::multiplies_bf16(exec.kernels->bf16_products);
   const bool remainders = o.remainders, half = plan.recipe.weights() == DType::f16;
   std::string text =
-      !plan.recipe.master_weights() ? "fp32"
+      !o.master
+          ? (upcast ? "bf16 storage without master weights, fp32 arithmetic" : "bf16 without master weights")
+      : !plan.recipe.master_weights() ? "fp32"
       : half ? (plan.device == DeviceType::cpu ? "fp16 storage, fp32 arithmetic and master weights"
                                                : "fp16, fp32 master weights")
       : remainders

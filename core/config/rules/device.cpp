@@ -85,6 +85,8 @@ const DeviceRule device_table[] = {
     useless(false,
             {is("policy.optimizer.store_param_remainders", {"true"}), is("policy.precision", {"auto"})},
             "policy.optimizer.store_param_remainders: true has no effect without a GPU"),
+    useless(false, {is("policy.optimizer.main_params_dtype", {"bf16"}), is("policy.precision", {"auto"})},
+            "policy.optimizer.main_params_dtype: bf16 has no effect without a GPU"),
     unsupported(false, {is("distributed.backend", {"nccl", "staged"})},
                 "<:distributed.backend> requires device: cuda", {"use mpi or auto"}),
 };

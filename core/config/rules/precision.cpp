@@ -63,6 +63,12 @@ const ConfigRule precision_table[] = {
         {"distributed.grad_reduce_dtype: fp8 needs gradients that are kept in fp32",
          {"<:policy.optimizer.main_grads_dtype> is at <@policy.optimizer.main_grads_dtype>",
           "use distributed.grad_reduce_dtype: bf16"}}),
+    row({is("policy.optimizer.main_params_dtype", {"bf16"}),
+         is("policy.optimizer.store_param_remainders", {"true"})},
+        {"<:policy.optimizer.store_param_remainders> needs master weights, and main_params_dtype: bf16 has "
+         "none",
+         {"<:policy.optimizer.main_params_dtype> is at <@policy.optimizer.main_params_dtype>",
+          "use one of them"}}),
     {{"policy.loss_scaling", "distributed.grad_reduce_error_feedback", "policy.precision"},
      judge_loss_scaling},
     row({is("policy.logits_dtype", {"bfloat16"}), is("policy.precision", {"float32"})},

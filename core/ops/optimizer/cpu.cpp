@@ -151,6 +151,9 @@ void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int
   if (low) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) p[i] = moments::join({high[i], low[i]});
+  } else if (!a.param) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i) p[i] = moments::float_of(static_cast<uint32_t>(high[i]) << 16);
   } else {
     p = data_of<float>(a.param) + (high ? state : flat);
   }
@@ -168,7 +171,12 @@ void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int
   }
   exp_avg.write(m, random_mean, false, n);
   exp_avg_sq.write(v, random_square, true, n);
-  if (high && a.param_bf16.dtype == DType::f16) {
+  if (!a.param && !low) {
+    const uint32_t seed = moments::seed_of_weights(s.seed);
+#pragma omp simd
+    for (int64_t i = 0; i < n; ++i)
+      high[i] = static_cast<uint16_t>(moments::encode_bf16(p[i], moments::random_bits(seed, g[i], p[i])));
+  } else if (high && a.param_bf16.dtype == DType::f16) {
 #pragma omp simd
     for (int64_t i = 0; i < n; ++i) high[i] = copy_of<true>(p[i]);
   } else if (high) {
@@ -182,7 +190,7 @@ void update_window(const AdamW& a, const element::AdamWStep s, int64_t flat, int
 }
 
 bool is_reduced(const AdamW& a) {
-  return a.remainder || a.grad.dtype != DType::f32 || a.exp_avg.dtype != DType::f32 ||
+  return !a.param || a.grad.dtype != DType::f32 || a.exp_avg.dtype != DType::f32 ||
          a.exp_avg_sq.dtype != DType::f32;
 }
 

@@ -1,10 +1,10 @@
 // The optimizer and the reductions around it on the GPU; formulas in core/ops/optimizer.h.
 //
 // update_kernel: four blocks per chunk; writes (=) param, exp_avg, exp_avg_sq and param_bf16.
-// update_reduced_kernel: the same with state in formats of fewer bits and remainders.
-// squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace), which one
-// block adds up. convert_kernel: out = x. parts_kernel: out = or += the sum of parts. zero_kernel: clears
-// memory. decide_kernel: one thread.
+// update_reduced_kernel: the same with state in formats of fewer bits and remainders, or without master
+// weights. squares_kernel, sum_kernel: sums in double; a partial sum per norm_block elements (=, workspace),
+// which one block adds up. convert_kernel: out = x. parts_kernel: out = or += the sum of parts. zero_kernel:
+// clears memory. decide_kernel: one thread.
 
 #include "core/device/kernel.h"
 #include "core/ops/kernel_table.h"
@@ -269,32 +269,35 @@ __global__ void __launch_bounds__(threads) update_reduced_kernel(UpdateArguments
     }
     load_moment(a.mean, state, count, vectors, m);
     load_moment(a.square, state, count, vectors, v);
-    if (a.remainder) {
-      load_four(high + flat, count, vectors, bits);
-      load_four(a.remainder + state, count, vectors, low);
-    } else {
+    if (a.param) {
       load_four(a.param + at, count, vectors, p);
+    } else {
+      load_four(high + flat, count, vectors, bits);
+      if (a.remainder) load_four(a.remainder + state, count, vectors, low);
     }
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      if (a.remainder) p[k] = moments::join({bits[k], low[k]});
+      if (a.remainder)
+        p[k] = moments::join({bits[k], low[k]});
+      else if (!a.param)
+        p[k] = moments::float_of(static_cast<uint32_t>(bits[k]) << 16);
       const element::AdamWState x = element::adamw<GpuMath>(s, {p[k], m[k], v[k]}, g[k]);
       p[k] = x.param;
       m[k] = x.exp_avg;
       v[k] = x.exp_avg_sq;
       random_mean[k] = moments::random_bits(s.seed, g[k], m[k]);
       random_square[k] = moments::random_bits(~s.seed, g[k], v[k]);
-      bits[k] = copy_of(p[k], a.f16_copy);
+      bits[k] = a.param || a.remainder
+                    ? copy_of(p[k], a.f16_copy)
+                    : static_cast<unsigned short>(moments::encode_bf16(
+                          p[k], moments::random_bits(moments::seed_of_weights(s.seed), g[k], p[k])));
       low[k] = moments::split(p[k]).low;
     }
     store_moment(a.mean, state, count, vectors, m, random_mean, false);
     store_moment(a.square, state, count, vectors, v, random_square, true);
     if (high) store_four(high + flat, count, vectors, bits);
-    if (a.remainder) {
-      store_four(a.remainder + state, count, vectors, low);
-    } else {
-      store_four(a.param + at, count, vectors, p);
-    }
+    if (a.remainder) store_four(a.remainder + state, count, vectors, low);
+    if (a.param) store_four(a.param + at, count, vectors, p);
   }
 }
 
@@ -314,7 +317,7 @@ void adamw_launch(Exec& exec, const AdamW& a) {
   std::copy(a.rates.begin(), a.rates.end(), u.rates);
   const int64_t chunks = a.chunks ? a.chunks.dim(0) : (u.n + adamw_chunk - 1) / adamw_chunk;
   const auto blocks = static_cast<unsigned>(chunks * blocks_per_chunk);
-  const bool reduced = a.remainder || a.grad.dtype != DType::f32 || a.exp_avg.dtype != DType::f32 ||
+  const bool reduced = !a.param || a.grad.dtype != DType::f32 || a.exp_avg.dtype != DType::f32 ||
                        a.exp_avg_sq.dtype != DType::f32;
   if (reduced) {
     if (a.grad.dtype == DType::bf16) {

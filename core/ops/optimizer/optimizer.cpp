@@ -23,8 +23,8 @@ Cost cost(const Exec&, const AdamW& a) {
   // With chunks a call updates the elements of the state, which may be a part of the flat buffers.
   const auto updated = static_cast<double>(a.exp_avg.numel());
   const double state = bytes_of(a.exp_avg, a.exp_avg_sq, a.exp_avg_scales, a.exp_avg_sq_scales, a.remainder);
-  const double copy = a.param_bf16 ? 2 * updated : 0, param = a.remainder ? 0 : 4 * updated;
-  const double read_copy = a.remainder ? copy : 0;
+  const double copy = a.param_bf16 ? 2 * updated : 0, param = a.param ? 4 * updated : 0;
+  const double read_copy = a.param ? 0 : copy;
   const double gradients = static_cast<double>(size_of(a.grad.dtype)) * updated;
   return {.read = gradients + param + read_copy + state + bytes_of(a.chunks, a.scalars),
           .written = param + copy + state};
@@ -83,8 +83,11 @@ void adamw(Exec& exec, const AdamW& a) {
     check("remainder", a.remainder, state, DType::u16);
     NRL_CHECK(!a.param && a.param_bf16 && !f16_copy,
               "adamw: a remainder needs param_bf16 of bf16 and no param");
-  } else {
+  } else if (a.param || state == 0) {
     check("param", a.param, a.param_bf16 ? state : flat, DType::f32);
+  } else {
+    NRL_CHECK(a.param_bf16 && !f16_copy, "adamw: no param, and param_bf16 is {}, wanted bf16",
+              describe(a.param_bf16));
   }
   NRL_CHECK(!a.chunks || (a.chunks.rank == 2 && a.chunks.dim(1) == 4 && a.chunks.dtype == DType::i64 &&
                           a.chunks.contiguous()),

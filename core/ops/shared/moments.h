@@ -35,6 +35,11 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t random_bits(uint3
   return mix(mix(seed ^ bits_of(grad)) ^ bits_of(x));
 }
 
+/// The seed for weights, whose random bits are not those of the state.
+NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t seed_of_weights(uint32_t seed) {
+  return seed + 0x9e3779b9u;
+}
+
 /// x rounded up with the probability of the dropped part: bits dropped / 2^16.
 NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t encode_bf16(float x, uint32_t random) {
   const uint32_t u = bits_of(x), magnitude = u & fp8::magnitude_bits;
