@@ -156,7 +156,7 @@ std::vector<std::pair<int, std::shared_ptr<const StageShape>>> Pricer::shapes(co
   shape.schedule = "auto";
   shape.param_gather = shape.messages = false;
   shape.tp_overlap = "auto";
-  const auto [known, added] = shapes_.try_emplace(shape.name(world_));
+  const auto [known, added] = shapes_.try_emplace(shape);
   if (!added) return known->second;
   const Config config = shape.applied(given_);
   for (const int stage : {0, 1, layout.pp - 1}) {

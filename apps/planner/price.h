@@ -98,7 +98,7 @@ class Pricer {
   machine::Overlap overlap_;
   PieceMaker maker_;
   std::map<Key, std::optional<Pieces>> pieces_;
-  std::map<std::string, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;
+  std::map<Layout, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;
   /// The first, an inner and the last stage of the layout whose shape was made last: layouts that differ
   /// in sharding follow each other.
   std::array<std::pair<StageKey, model::ParameterList>, 3> parameters_;
