@@ -1,6 +1,7 @@
 #pragma once
 // The layouts that nrl-train plan --search compares: what each decides, and the keys that give it.
 
+#include <compare>
 #include <string>
 #include <vector>
 
@@ -23,7 +24,7 @@ struct Layout {
   std::string tp_overlap = "auto";  ///< distributed.tp_comm_overlap
   bool count_ends = false;          ///< embedding and loss count as layers of the pipeline's ends
 
-  bool operator==(const Layout&) const = default;
+  auto operator<=>(const Layout&) const = default;
   int data_parallel(int world) const { return world / tp / cp / pp; }
 
   /// "tp 2 x dp 4  optim  micro 4".

@@ -156,7 +156,7 @@ std::vector<std::pair<int, std::shared_ptr<const StageShape>>> Pricer::shapes(co
   shape.schedule = "auto";
   shape.param_gather = shape.messages = false;
   shape.tp_overlap = "auto";
-  const auto [known, added] = shapes_.try_emplace(shape.name(world_));
+  const auto [known, added] = shapes_.try_emplace(shape);
   if (!added) return known->second;
   const Config config = shape.applied(given_);
   for (const int stage : {0, 1, layout.pp - 1}) {
@@ -294,9 +294,7 @@ double Pricer::makespan(const pipeline::ScheduleOptions& options, const pipeline
     few.microbatches = microbatches;
     std::vector<pipeline::Schedule> schedules;
     for (int stage = 0; stage < few.stages; ++stage) schedules.push_back(make_schedule(few, stage));
-    const pipeline::Simulation simulation = simulate(schedules, costs);
-    NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
-    return simulation.makespan;
+    return pipeline::makespan(schedules, costs);
   };
   const int all = options.microbatches, few = enough_microbatches(all, options.stages);
   double& out = known->second;
@@ -327,8 +325,9 @@ std::vector<predict::StageTime> Pricer::times(const Layout& layout, const Compos
   return out;
 }
 
-Price Pricer::price(const Layout& layout, const Composition& c,
-                    const std::vector<predict::StageTime>& times) {
+template <class Makespan>
+Price Pricer::price_with(const Layout& layout, const Composition& c,
+                         const std::vector<predict::StageTime>& times, const Makespan& makespan) const {
   Price out = summary(c);
   pipeline::MicrobatchCosts costs;
   for (pipeline::Costs* of : {&costs.first, &costs.middle, &costs.last})
@@ -344,10 +343,23 @@ Price Pricer::price(const Layout& layout, const Composition& c,
     set_costs(time, c.stages[i].stage, until, layout.pp, costs);
   }
   out.seconds = alone;
-  if (layout.pp > 1) out.seconds = makespan(c.schedule, costs) + afterwards;
+  if (layout.pp > 1) out.seconds = makespan(costs) + afterwards;
   out.seconds = with_spread(std::max(out.seconds, busy.most()));
   if (moved_layers(given_.policy, spec_.layers) > 0) out.margin = 0.15;
   return out;
+}
+
+Price Pricer::price(const Layout& layout, const Composition& c,
+                    const std::vector<predict::StageTime>& times) {
+  return price_with(layout, c, times,
+                    [&](const pipeline::MicrobatchCosts& costs) { return makespan(c.schedule, costs); });
+}
+
+Price Pricer::bound(const Layout& layout, const Composition& c,
+                    const std::vector<predict::StageTime>& times) const {
+  return price_with(layout, c, times, [&](const pipeline::MicrobatchCosts& costs) {
+    return pipeline::least_makespan(c.schedule, costs);
+  });
 }
 
 std::optional<Price> Pricer::price(const Layout& layout) {

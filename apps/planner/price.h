@@ -57,10 +57,13 @@ class Pricer {
     StageOptions options;
     std::vector<Stage> stages;
   };
-  /// price() in three parts, of which times() takes longest and may run on several threads. A composition is
-  /// unset as bound() is; it refers to this object.
+  /// price() in three parts, of which times() may run on several threads. A composition is unset as bound()
+  /// is; it refers to this object.
   std::optional<Composition> compose(const Layout& layout);
   std::vector<predict::StageTime> times(const Layout& layout, const Composition& c) const;
+  /// A closer bound: with the traffic of data-parallel ranks that these times expose, what calls lose beside
+  /// it, and messages. Only the schedule is not simulated.
+  Price bound(const Layout& layout, const Composition& c, const std::vector<predict::StageTime>& times) const;
   Price price(const Layout& layout, const Composition& c, const std::vector<predict::StageTime>& times);
 
   int dry_runs() const { return maker_.dry_runs(); }
@@ -79,6 +82,9 @@ class Pricer {
   /// Memory and busy seconds.
   Price summary(const Composition& c) const;
   double makespan(const pipeline::ScheduleOptions& schedule, const pipeline::MicrobatchCosts& costs);
+  template <class Makespan>
+  Price price_with(const Layout& layout, const Composition& c, const std::vector<predict::StageTime>& times,
+                   const Makespan& makespan) const;
   double with_spread(double seconds) const;
 
   const Config& given_;
@@ -92,7 +98,7 @@ class Pricer {
   machine::Overlap overlap_;
   PieceMaker maker_;
   std::map<Key, std::optional<Pieces>> pieces_;
-  std::map<std::string, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;
+  std::map<Layout, std::vector<std::pair<int, std::shared_ptr<const StageShape>>>> shapes_;
   /// The first, an inner and the last stage of the layout whose shape was made last: layouts that differ
   /// in sharding follow each other.
   std::array<std::pair<StageKey, model::ParameterList>, 3> parameters_;

@@ -31,18 +31,21 @@ constexpr int refinements = 2;
 /// Layouts that are planned to find one that fits without an axis.
 constexpr int alternative_trials = 8;
 
-/// Layouts that are priced at a time, divided among the threads. At most so many are priced needlessly before
-/// a layout is planned.
-constexpr size_t priced_together = 32;
+/// Layouts whose stages are timed at a time, divided among the threads, and layouts that are priced at a
+/// time, of which plans ahead are chosen. At most so many are refined needlessly before a layout is planned.
+constexpr size_t timed_together = 32, priced_together = 8;
 
 struct Priced {
   Layout layout;
   Price price = {};
-  double value = 0;    ///< Found::value
-  bool sharp = false;  ///< false: Pricer::bound()
+  double value = 0;  ///< Found::value
+  /// The price was refined so far: Pricer::bound() of a layout, the one of its stages' times,
+  /// Pricer::price().
+  enum class Level : uint8_t { bound, timed, sharp } level = Level::bound;
 
+  bool sharp() const { return level == Level::sharp; }
   /// The full estimate has at least this value.
-  double least() const { return value * (sharp ? 1 - price.margin : 1); }
+  double least() const { return value * (level == Level::bound ? 1 : 1 - price.margin); }
 };
 
 /// Layouts that differ in sharding, its overlap and recomputation only.
@@ -189,7 +192,8 @@ class Search {
         ++out_.too_large;
         too_large_.push_back({layouts[i], *price});
       } else {
-        priced_.push_back({layouts[i], *price, value_of(price->seconds, price->busy), pricers_.empty()});
+        priced_.push_back({layouts[i], *price, value_of(price->seconds, price->busy),
+                           pricers_.empty() ? Priced::Level::sharp : Priced::Level::bound});
       }
     }
   }
@@ -289,40 +293,65 @@ class Search {
       if (p.least() > most()) return;
       queue.pop();
       if (!wanted(p.layout)) continue;
-      if (p.sharp) {
+      if (p.sharp()) {
         start(p.layout);
         const std::string own = family(p.layout).name(request_.world);
         plan_ahead(p.price.memory <= request_.capacity ? own : "", wanted, most());
         if (!use(p.layout)) return;
         continue;
       }
+      const bool timed = p.level == Priced::Level::timed;
       std::vector<size_t> some{at};
-      for (; some.size() < priced_together && !queue.empty(); queue.pop()) {
+      for (; some.size() < (timed ? priced_together : timed_together) && !queue.empty(); queue.pop()) {
         const Priced& next = priced_[queue.top()];
-        if (next.sharp || next.least() > most()) break;
+        if (next.level != p.level || next.least() > most()) break;
         if (wanted(next.layout)) some.push_back(queue.top());
       }
-      price(some);
+      if (timed)
+        price(some);
+      else
+        time(some);
       for (const size_t i : some) queue.push(i);
     }
   }
 
-  /// Makes the prices of these layouts sharp.
-  void price(const std::vector<size_t>& some) {
-    std::vector<Pricer::Composition> parts;
-    for (const size_t i : some) parts.push_back(pricer(priced_[i].layout).compose(priced_[i].layout).value());
-    std::vector<std::vector<predict::StageTime>> times(some.size());
+  /// Bounds these layouts by the times of their stages.
+  void time(const std::vector<size_t>& some) {
+    std::vector<Timed*> parts;
+    for (const size_t i : some)
+      parts.push_back(&(timed_[i] = {pricer(priced_[i].layout).compose(priced_[i].layout).value(), {}}));
     run_jobs(static_cast<size_t>(request_.threads), some.size(), [&](size_t i) {
       const Layout& layout = priced_[some[i]].layout;
-      times[i] = pricer(layout).times(layout, parts[i]);
+      parts[i]->times = pricer(layout).times(layout, parts[i]->composition);
     });
     for (size_t i = 0; i < some.size(); ++i) {
-      Priced& p = priced_[some[i]];
-      p.price = pricer(p.layout).price(p.layout, parts[i], times[i]);
-      p.value = value_of(p.price.seconds, p.price.busy);
-      p.sharp = true;
+      const Layout& layout = priced_[some[i]].layout;
+      set_price(priced_[some[i]], pricer(layout).bound(layout, parts[i]->composition, parts[i]->times),
+                Priced::Level::timed);
     }
   }
+
+  /// Prices layouts whose stages are timed.
+  void price(const std::vector<size_t>& some) {
+    for (const size_t i : some) {
+      const Timed parts = std::move(timed_.extract(i).mapped());
+      const Layout& layout = priced_[i].layout;
+      set_price(priced_[i], pricer(layout).price(layout, parts.composition, parts.times),
+                Priced::Level::sharp);
+    }
+  }
+
+  void set_price(Priced& p, const Price& price, Priced::Level level) const {
+    p.price = price;
+    p.value = value_of(price.seconds, price.busy);
+    p.level = level;
+  }
+
+  /// A price whose schedule is not simulated.
+  struct Timed {
+    Pricer::Composition composition;
+    std::vector<predict::StageTime> times;
+  };
 
   /// A layout's full plan.
   struct Planned {
@@ -376,7 +405,7 @@ class Search {
     if (request_.threads == 1 || busy()) return;
     std::vector<const Priced*> next;
     for (const Priced& p : priced_)
-      if (p.sharp && p.least() <= most && wanted(p.layout)) next.push_back(&p);
+      if (p.sharp() && p.least() <= most && wanted(p.layout)) next.push_back(&p);
     std::stable_sort(next.begin(), next.end(),
                      [](const Priced* a, const Priced* b) { return a->least() < b->least(); });
     std::set<std::string> families{fitting};
@@ -494,6 +523,7 @@ class Search {
   std::vector<std::unique_ptr<PricerOfThread>> pricers_;
   std::map<Sizes, size_t> pricer_of_;
   std::vector<Priced> priced_, too_large_;
+  std::map<size_t, Timed> timed_;                        // of priced_, with Level::timed
   std::atomic<bool> over_ = false;                       // plans ahead are not needed any more
   std::map<std::string, std::optional<Found>> planned_;  // by name
   std::optional<Layout> smallest_;                       // of these

@@ -64,10 +64,10 @@ struct Request {
   std::function<void(size_t done, size_t total)> progress = {};
 };
 
-/// Bounds all candidates() (Pricer::bound()), prices those with the lowest bounds, and plans the cheapest in
-/// full, until those that are left cost more than the wanted ones. Of layouts that differ only in sharding
-/// and recomputation the cheapest one is planned, then variants() of the best layouts that may be better by
-/// their prices.
+/// Bounds all candidates() (Pricer::bound()), times the stages of those with the lowest bounds for closer
+/// ones, prices what is still cheapest, and plans the cheapest in full, until those that are left cost more
+/// than the wanted ones. Of layouts that differ only in sharding and recomputation the cheapest one is
+/// planned, then variants() of the best layouts that may be better by their prices.
 Result search_layouts(const Request& request, const predict::ModeledDevice& device);
 
 /// The best `shown` layouts as a table, the keys of the first one, and the best layouts without each of its

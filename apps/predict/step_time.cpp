@@ -152,15 +152,14 @@ StepEstimate DryStages::estimate(const machine::Scenario& scenario, StepDerivati
   if (layout_.stages > 1 || derivation) {
     std::vector<pipeline::Schedule> schedules;
     for (int stage = 0; stage < layout_.stages; ++stage) schedules.push_back(make_schedule(schedule_, stage));
-    pipeline::Simulation simulation = simulate(schedules, costs);
-    NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
     if (layout_.stages > 1) {
-      out.step = at_least(simulation.makespan + afterwards, out.busy);
+      out.step = at_least(makespan(schedules, costs) + afterwards, out.busy);
       out.pipeline = std::max(0.0, out.step - alone);
     }
     if (derivation) {
+      derivation->simulation = simulate(schedules, costs);
+      NRL_CHECK(derivation->simulation.deadlock.empty(), "{}", derivation->simulation.deadlock);
       derivation->schedules = std::move(schedules);
-      derivation->simulation = std::move(simulation);
     }
   }
   out.spread = out.step * spread_ * expected_maximum(fabric_.world());

@@ -73,12 +73,11 @@ class Completion {
   /// would repeat later) when its input is received or, in the model's first chunk, with its forward pass.
   /// Its last backward pass frees it.
   void take_in_order(std::span<const Action> computation) {
-    struct Stash {
-      Item item = {};
-      bool free = false;
-      size_t since = 0;  // the action that freed it
+    struct Pool {
+      std::vector<Item> items;  // that had each stash last
+      std::deque<int> free;     // stashes, the one that has been free for longest first
     };
-    std::map<int, std::vector<Stash>> pools;
+    std::map<int, Pool> pools;
     std::vector<std::vector<int>> numbers(static_cast<size_t>(options_.chunks_per_stage),
                                           std::vector<int>(static_cast<size_t>(options_.microbatches), -1));
     // By item: the number of backward passes before its own one.
@@ -86,27 +85,27 @@ class Completion {
     for (int passes = 0; const Action& a : computation)
       if (a.kind == Kind::backward || a.kind == Kind::backward_data)
         backward[a.chunk][a.microbatch] = passes++;
-    const auto usable = [&](const Stash& s, const Action& a) {
-      if (!s.free) return false;
+    const auto usable = [&](const Item& before, const Action& a) {
       // The last stage takes up the gradients of the first one's chunks when it has had this chunk's whole
       // group: a backward pass that overwrites one earlier would wait for it.
-      const bool sent = stage_ == 0 && s.item.chunk > 0;
-      return !sent || backward[a.chunk][a.microbatch] - backward[s.item.chunk][s.item.microbatch] >=
+      const bool sent = stage_ == 0 && before.chunk > 0;
+      return !sent || backward[a.chunk][a.microbatch] - backward[before.chunk][before.microbatch] >=
                           std::min(options_.group, options_.microbatches);
     };
     const auto take = [&](const Action& a) {
       int& number = numbers[a.chunk][a.microbatch];
       if (a.kind != Kind::forward || number >= 0) return;
-      std::vector<Stash>& pool = pools[pool_of(a.chunk)];
-      const auto found = std::min_element(pool.begin(), pool.end(), [&](const Stash& x, const Stash& y) {
-        return std::pair(!usable(x, a), x.since) < std::pair(!usable(y, a), y.since);
-      });
-      const bool none = found == pool.end() || !usable(*found, a);
-      number = static_cast<int>((none ? pool.end() : found) - pool.begin());
-      if (none) pool.emplace_back();
-      Stash& stash = pool[number];
-      before_[a.chunk][a.microbatch] = stash.item;
-      stash = {.item = {a.chunk, a.microbatch}};
+      Pool& pool = pools[pool_of(a.chunk)];
+      const auto found = std::find_if(pool.free.begin(), pool.free.end(),
+                                      [&](int stash) { return usable(pool.items[stash], a); });
+      if (found == pool.free.end()) {
+        number = static_cast<int>(pool.items.size());
+        pool.items.emplace_back();
+      } else {
+        number = *found;
+        pool.free.erase(found);
+      }
+      before_[a.chunk][a.microbatch] = std::exchange(pool.items[number], {a.chunk, a.microbatch});
     };
     for (size_t i = 0; i < computation.size(); ++i) {
       const Action& a = computation[i];
@@ -114,9 +113,7 @@ class Completion {
       // A receive is posted a pass earlier.
       if (posts() && i + 1 < computation.size() && !first(computation[i + 1].chunk)) take(computation[i + 1]);
       if (a.kind != Kind::backward && a.kind != Kind::backward_weight) continue;
-      Stash& stash = pools[pool_of(a.chunk)][numbers[a.chunk][a.microbatch]];
-      stash.free = true;
-      stash.since = i;
+      pools[pool_of(a.chunk)].free.push_back(numbers[a.chunk][a.microbatch]);
     }
     for (int chunk = 0; chunk < options_.chunks_per_stage; ++chunk)
       schedule_.stashes.add(pool_of(chunk), std::move(numbers[chunk]));

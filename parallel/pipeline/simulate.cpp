@@ -5,7 +5,6 @@
 #include <deque>
 #include <functional>
 #include <optional>
-#include <queue>
 #include <utility>
 
 #include "core/base/error.h"
@@ -17,11 +16,15 @@ namespace {
 using Kind = ActionKind;
 
 /// Runs the stages by a queue of those whose next action can start, by the time of its end. A blocked stage
-/// is examined again when the message or the receive that it waits for is there, and not before.
+/// is examined again when the message or the receive that it waits for is there, and not before. Times do not
+/// depend on the order of the queue: every FIFO has one sender and one receiver. Without Simulation::order
+/// the queue is a stack, so that a stage runs until it is blocked.
 class Simulator {
  public:
-  Simulator(std::span<const Schedule> lists, const Costs& first, const Costs& middle, const Costs& last)
+  Simulator(std::span<const Schedule> lists, const Costs& first, const Costs& middle, const Costs& last,
+            bool ordered)
       : lists_(lists),
+        ordered_(ordered),
         costs_{&first, &middle, &last},
         stages_(static_cast<int>(lists.size())),
         chunks_(stages_ * lists[0].stashes.chunks()),
@@ -47,14 +50,15 @@ class Simulator {
     for (auto& of_value : results_) of_value.assign(items, absent);
     for (auto& of_kind : sent_) of_kind.assign(items, 0);
     posted_.assign(items, false);
-    result_.order.reserve(actions);
+    if (ordered_) result_.order.reserve(actions);
   }
 
   Simulation run() {
     for (int stage = 0; stage < stages_; ++stage) examine(stage);
     while (!ready_.empty()) {
-      const auto [end, stage, begin] = ready_.top();
-      ready_.pop();
+      if (ordered_) std::pop_heap(ready_.begin(), ready_.end(), std::greater<>());
+      const auto [end, stage, begin] = ready_.back();
+      ready_.pop_back();
       execute(stage, begin, end);
       examine(stage);
     }
@@ -145,7 +149,9 @@ class Simulator {
     if (over(stage)) return;
     ++result_.visits;
     const std::optional<double> begin = start(stage);
-    if (begin) ready_.push({*begin + duration(stage, next(stage)), stage, *begin});
+    if (!begin) return;
+    ready_.push_back({*begin + duration(stage, next(stage)), stage, *begin});
+    if (ordered_) std::push_heap(ready_.begin(), ready_.end(), std::greater<>());
   }
 
   /// When the stage's next action can start; nullopt: it is blocked. Notes what another stage must do first;
@@ -236,7 +242,7 @@ class Simulator {
       Fifo& to = fifo(received);
       to.free = std::max(to.free, s.now) + costs(chunk, a).message;
       to.messages.push_back({received, to.free});
-      sent_[a.kind == Kind::send_forward ? 0 : 1][item(chunk, a.microbatch)] = result_.order.size() + 1;
+      sent_[a.kind == Kind::send_forward ? 0 : 1][item(chunk, a.microbatch)] = ++sends_;
       if (!std::exchange(to.awaited, false)) return;
       examine(stage_of(received.chunk));
     };
@@ -288,7 +294,8 @@ class Simulator {
         break;
     }
     if (a.kind == s.frees[a.chunk]) --s.live[list(stage).stashes.pool(a.chunk)];
-    result_.order.push_back({stage, s.next++, begin, end});
+    if (ordered_) result_.order.push_back({stage, s.next, begin, end});
+    ++s.next;
     ++result_.visits;
   }
 
@@ -313,15 +320,17 @@ class Simulator {
   }
 
   const std::span<const Schedule> lists_;
+  const bool ordered_;
   const std::array<const Costs*, 3> costs_;  // of the first, middle and last microbatches
   const int stages_, chunks_;
   int microbatches_ = 0;
   std::vector<Fifo> fifos_;  // by kind and receiving stage
   std::vector<State> states_;
   std::array<std::vector<double>, 4> results_;  // when they exist, by value and item()
-  std::array<std::vector<size_t>, 2> sent_;  // unfinished sends forward and backward: their position in order
-  std::vector<bool> posted_;                 // inputs that are being received
-  std::priority_queue<Ready, std::vector<Ready>, std::greater<>> ready_;
+  std::array<std::vector<size_t>, 2> sent_;     // unfinished sends forward and backward: their numbers
+  size_t sends_ = 0;
+  std::vector<bool> posted_;  // inputs that are being received
+  std::vector<Ready> ready_;  // a heap if ordered_, else a stack
   Simulation result_;
 };
 
@@ -329,12 +338,45 @@ class Simulator {
 
 Simulation simulate(std::span<const Schedule> stages, const Costs& costs) {
   NRL_CHECK(!stages.empty());
-  return Simulator(stages, costs, costs, costs).run();
+  return Simulator(stages, costs, costs, costs, /*ordered=*/true).run();
 }
 
 Simulation simulate(std::span<const Schedule> stages, const MicrobatchCosts& costs) {
   NRL_CHECK(!stages.empty());
-  return Simulator(stages, costs.first, costs.middle, costs.last).run();
+  return Simulator(stages, costs.first, costs.middle, costs.last, /*ordered=*/true).run();
+}
+
+double makespan(std::span<const Schedule> stages, const MicrobatchCosts& costs) {
+  NRL_CHECK(!stages.empty());
+  const Simulation simulation =
+      Simulator(stages, costs.first, costs.middle, costs.last, /*ordered=*/false).run();
+  NRL_CHECK(simulation.deadlock.empty(), "{}", simulation.deadlock);
+  return simulation.makespan;
+}
+
+double least_makespan(const ScheduleOptions& o, const MicrobatchCosts& costs) {
+  const auto of = [](const Costs& all, int chunk) -> const ChunkCosts& {
+    return all[all.size() == 1 ? 0 : static_cast<size_t>(chunk)];
+  };
+  const auto backward = [](const ChunkCosts& c) { return c.backward_data + c.backward_weight; };
+  double out = 0, beside = 0;  // passes of the stages before, and messages
+  for (int stage = 0; stage < o.stages; ++stage) {
+    double own = 0;
+    for (int chunk = stage; chunk < o.stages * o.chunks_per_stage; chunk += o.stages) {
+      const ChunkCosts &first = of(costs.first, chunk), &middle = of(costs.middle, chunk),
+                       &last = of(costs.last, chunk);
+      own += first.forward + backward(last);
+      if (o.microbatches > 1)
+        own += backward(first) + last.forward + (o.microbatches - 2) * (middle.forward + backward(middle));
+    }
+    out = std::max(out, beside + own);
+    if (stage + 1 == o.stages) break;
+    beside += of(costs.first, stage).forward + of(costs.first, stage).message;
+    // zb_h1 ends with weight gradients, which no other stage waits for.
+    if (o.kind != ScheduleKind::zb_h1)
+      beside += of(costs.last, stage + 1).message + backward(of(costs.last, stage));
+  }
+  return out;
 }
 
 Schedule merge(std::span<const Schedule> stages, const Simulation& simulation) {

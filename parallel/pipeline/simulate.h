@@ -44,6 +44,11 @@ struct Simulation {
 /// and step take no time. An action waits for its input, so a list in an illegal order ends in a deadlock.
 Simulation simulate(std::span<const Schedule> stages, const Costs& costs);
 Simulation simulate(std::span<const Schedule> stages, const MicrobatchCosts& costs);
+/// Simulation::makespan alone, in less time. The lists must not end in a deadlock.
+double makespan(std::span<const Schedule> stages, const MicrobatchCosts& costs);
+/// A lower bound of the makespan of make_schedule()'s lists for training, without them: of every stage its
+/// passes, the first microbatch's way to it, and the last one's way back.
+double least_makespan(const ScheduleOptions& options, const MicrobatchCosts& costs);
 
 /// The messages of the lists, as kernels of NCCL: these occupy the device until their partner runs, which
 /// simulate() does not know. A schedule is for GPUs only if it comes to its end in both models.

@@ -12,8 +12,8 @@ namespace {
 using Kind = ActionKind;
 
 /// Costs without a pattern, all chunks different.
-Costs random_costs(const ScheduleOptions& o) {
-  const PhiloxStream stream(7, "costs");
+Costs random_costs(const ScheduleOptions& o, uint64_t seed = 7) {
+  const PhiloxStream stream(seed, "costs");
   Costs out;
   for (int chunk = 0; chunk < o.stages * o.chunks_per_stage; ++chunk) {
     const auto cost = [&](uint64_t which) {
@@ -123,6 +123,34 @@ TEST_CASE("the first and the last microbatch may have costs of their own", "[sim
     const Costs costs = random_costs(o);
     CHECK(makespan(o, {costs, costs, costs}) == simulate(all_stages(o), costs).makespan);
   }
+}
+
+TEST_CASE("makespans alone are those of simulations, and have a lower bound", "[simulate]") {
+  size_t equal = 0, all = 0;
+  for (const ScheduleKind kind : all_kinds)
+    for (const ScheduleOptions& o : all_options(kind))
+      for (const uint64_t seed : {1, 2, 3}) {
+        INFO(text(o));
+        const MicrobatchCosts costs{random_costs(o, 3 * seed), random_costs(o, 3 * seed + 1),
+                                    random_costs(o, 3 * seed + 2)};
+        const std::vector<Schedule> stages = all_stages(o);
+        const double seconds = makespan(stages, costs);
+        REQUIRE(seconds == simulate(stages, costs).makespan);
+        if (kind == ScheduleKind::forward_only) continue;
+        const double least = least_makespan(o, costs);
+        REQUIRE(least <= seconds);
+        ++all;
+        if (least == seconds) ++equal;
+      }
+  CHECK(equal > all / 20);
+  // Stages with equal passes and many microbatches have no other bubble.
+  for (const ScheduleOptions& o : sizes(ScheduleKind::one_f_one_b)) {
+    const Costs costs{{1, 2, 3}};
+    CHECK(least_makespan(o, {costs, costs, costs}) == simulate(all_stages(o), costs).makespan);
+  }
+  std::vector<Schedule> stages = all_stages({ScheduleKind::one_f_one_b, 2, 1, 2});
+  remove(stages[1], Kind::receive_forward, 0);
+  CHECK_THROWS(makespan(stages, {{{}}, {{}}, {{}}}));
 }
 
 TEST_CASE("a stage computes one pass at a time, for its costs", "[simulate]") {

@@ -102,6 +102,13 @@ struct PriceError {
   double seconds = 0, bytes = 0, step = 0;
 };
 
+/// The bound from the times of a layout's stages.
+Price timed_bound(Pricer& pricer, const Layout& layout) {
+  const std::optional<Pricer::Composition> parts = pricer.compose(layout);
+  REQUIRE(parts);
+  return pricer.bound(layout, *parts, pricer.times(layout, *parts));
+}
+
 std::vector<PriceError> errors_of(const Case& c, size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   const Setting s(yaml(c.model, c.batch), c.world, 70e9, c.trainer);
@@ -118,6 +125,10 @@ std::vector<PriceError> errors_of(const Case& c, size_t count, uint32_t seed) {
     INFO(layout.name(c.world));
     CHECK(bound->memory == price->memory);
     CHECK(bound->seconds < 1.01 * price->seconds);
+    const Price timed = timed_bound(pricer, layout);
+    CHECK(timed.memory == price->memory);
+    CHECK(timed.seconds <= price->seconds * (1 + 1e-12));
+    CHECK(timed.seconds > bound->seconds * 0.99);
     out.push_back({layout.name(c.world), price->seconds / exact->seconds - 1,
                    price->memory / exact->memory - 1, exact->seconds});
   }
@@ -158,6 +169,29 @@ TEST_CASE("Prices of random layouts are near their full estimates", "[price]") {
   CHECK(quantile(errors, &PriceError::seconds, 0.9) < 0.02);
   CHECK(quantile(errors, &PriceError::bytes, 0.5) < 0.02);
   CHECK(quantile(errors, &PriceError::bytes, 0.9) < 0.2);
+}
+
+TEST_CASE("Bounds from the times of stages have what Hopper's GEMMs lose beside operations", "[price]") {
+  const Setting s(yaml(llama, 64), 8, 70e9);
+  REQUIRE(s.device.model().major == 9);
+  Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
+                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  for (const Layout& layout :
+       {Layout{.micro = 1, .recompute = "none", .strategy = "optim_grads"},
+        Layout{
+            .tp = 2, .micro = 1, .recompute = "none", .strategy = "optim_grads_params", .param_gather = true},
+        Layout{.pp = 2, .micro = 1, .recompute = "none", .strategy = "optim_grads"},
+        Layout{.pp = 2, .chunks = 2, .micro = 1, .recompute = "none", .strategy = "optim_grads"}}) {
+    INFO(layout.name(s.world));
+    const std::optional<Price> bound = pricer.bound(layout), price = pricer.price(layout),
+                               exact = s.exact(layout);
+    REQUIRE((bound && price && exact));
+    const double timed = timed_bound(pricer, layout).seconds;
+    CHECK(bound->seconds < 0.95 * price->seconds);
+    CHECK(timed <= price->seconds * (1 + 1e-12));
+    CHECK(timed * (1 - price->margin) <= exact->seconds);
+    CHECK(timed > (layout.pp > 1 ? 0.97 : 1 - 1e-12) * price->seconds);
+  }
 }
 
 TEST_CASE("Prices contain copies to and from the host", "[price]") {
