@@ -24,7 +24,7 @@ bool recomputes(const Step& step) {
 
 Slot LayerTable::add(const SlotSpec& spec) {
   NRL_CHECK(slots_.size() < max_slots, "a layer has more than {} slots", max_slots);
-  const Slot slot{static_cast<int8_t>(slots_.size())};
+  const Slot slot{static_cast<int16_t>(slots_.size())};
   slots_.push_back(spec);
   if (spec.port) ports_ |= slot.bit();
   return slot;

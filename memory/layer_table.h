@@ -6,6 +6,7 @@
 
 #include <array>
 #include <bit>
+#include <bitset>
 #include <cstdint>
 #include <span>
 #include <string_view>
@@ -15,22 +16,33 @@
 
 namespace nrl::memory {
 
-/// A set of a layer's slots, one bit each. Integers of 128 bits are an extension of compilers.
-__extension__ using SlotSet = unsigned __int128;
-inline constexpr size_t max_slots = 128;
+inline constexpr size_t max_slots = 192;
+/// A set of a layer's slots, one bit each.
+using SlotSet = std::bitset<max_slots>;
 /// Of a layer; forward steps fit into the bits of a uint64_t.
 inline constexpr size_t max_steps = 128, max_forward_steps = 64;
 /// The index of the first slot of a set, which must not be empty.
-constexpr int first_slot(SlotSet set) {
-  const auto low = static_cast<uint64_t>(set);
-  return low != 0 ? std::countr_zero(low) : 64 + std::countr_zero(static_cast<uint64_t>(set >> 64));
+inline size_t first_slot(const SlotSet& set) {
+  size_t first = 0;
+  for (const SlotSet word = ~uint64_t{0};; first += 64)
+    if (const uint64_t bits = (set >> first & word).to_ullong(); bits != 0)
+      return first + static_cast<size_t>(std::countr_zero(bits));
+}
+/// Calls visit(index) for each slot of a set, in order.
+template <class Visit>
+void for_each_slot(SlotSet set, const Visit& visit) {
+  while (set.any()) {
+    const size_t first = first_slot(set);
+    visit(first);
+    set.reset(first);
+  }
 }
 
 /// Index of a slot in its layer; -1: the layer has no such slot, and steps that name it ignore it.
 struct Slot {
-  int8_t id = -1;
+  int16_t id = -1;
   explicit operator bool() const { return id >= 0; }
-  SlotSet bit() const { return id < 0 ? 0 : SlotSet{1} << id; }
+  SlotSet bit() const { return id < 0 ? SlotSet{} : SlotSet{1} << static_cast<size_t>(id); }
 };
 
 struct SlotSpec {

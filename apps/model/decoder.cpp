@@ -267,13 +267,11 @@ std::vector<Decoder::BlockBytes> Decoder::block_bytes() const {
   for_each_block([&](int block, int layer) {
     const Layer& l = stage_->layer(layer);
     BlockBytes bytes{.block = block};
-    for (memory::SlotSet set = read[layer] & l.table().offloadable(); set != 0; set &= set - 1) {
-      const memory::SlotSet bit = set & ~(set - 1);
-      const int64_t own = bytes_of(l.table().slots()[memory::first_slot(set)]);
-      ((bit & l.policy().recomputed()) != 0 ? bytes.recomputed
-       : (bit & offloaded[layer]) != 0      ? bytes.offloaded
-                                            : bytes.kept) += own;
-    }
+    memory::for_each_slot(read[layer] & l.table().offloadable(), [&](size_t s) {
+      (l.policy().recomputed()[s] ? bytes.recomputed
+       : offloaded[layer][s]      ? bytes.offloaded
+                                  : bytes.kept) += bytes_of(l.table().slots()[s]);
+    });
     out.push_back(bytes);
   });
   return out;

@@ -34,8 +34,8 @@ Effect effect_of(const model::Decoder& decoder, const memory::LayerTable& table,
   }
   Effect out;
   const SlotSet kept = (read | table.reads_of(again)) & forward & ~recomputed & ~offloaded;
-  for (SlotSet set = kept; set != 0; set &= set - 1)
-    out.bytes += static_cast<double>(decoder.bytes_of(table.slots()[memory::first_slot(set)]));
+  memory::for_each_slot(
+      kept, [&](size_t s) { out.bytes += static_cast<double>(decoder.bytes_of(table.slots()[s])); });
   for (; again != 0; again &= again - 1)
     out.seconds += times.at(static_cast<size_t>(std::countr_zero(again)));
   return out;

@@ -38,12 +38,11 @@ inline void add(Program& program, const Layers& layers, const Step& step, memory
   const Layer& layer = layers.of(step.layer);
   program.add(step, {}, {});
   Step& added = program.steps.back();
-  const auto list = [&](memory::SlotSet set) {
+  const auto list = [&](const memory::SlotSet& set) {
     const size_t before = program.uses.size();
-    for (; set != 0; set &= set - 1) {
-      const auto s = static_cast<size_t>(memory::first_slot(set));
-      if (layer.slots[s] >= 0) program.uses.emplace_back(layer.slots[s], ((writes.second >> s) & 1) != 0);
-    }
+    memory::for_each_slot(set, [&](size_t s) {
+      if (layer.slots[s] >= 0) program.uses.emplace_back(layer.slots[s], writes.second[s]);
+    });
     return static_cast<uint16_t>(program.uses.size() - before);
   };
   added.reads = list(reads | writes.goes_on);

@@ -80,7 +80,7 @@ struct Layers {
       for (size_t s = 0; s < of_table.size(); ++s) {
         layers[l].slots.push_back(of_table[s].port ? -1 : static_cast<SlotId>(slots.size()));
         if (!of_table[s].port)
-          slots.push_back({static_cast<int>(l), {static_cast<int8_t>(s)}, bytes(of_table[s])});
+          slots.push_back({static_cast<int>(l), {static_cast<int16_t>(s)}, bytes(of_table[s])});
       }
     }
     link();

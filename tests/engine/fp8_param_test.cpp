@@ -205,6 +205,11 @@ TEST_CASE("parameters in shards are not cached in FP8", "[engine][fp8]") {
     const auto [weights_before, total_before] = planned_bytes(bf16 + sharded + cached);
     CHECK(weights_before - weights >= copies);
     CHECK(total_before - total > copies / 2);  // those of a GEMM remain
+    // Nor where GEMMs are computed again.
+    const Keys again{"policy.recompute.granularity=selective", "policy.recompute.modules=[mlp]"};
+    CHECK(planned_bytes(bf16 + sharded + cached + again).second -
+              planned_bytes(bf16 + sharded + again).second >
+          copies / 2);
   }
 }
 

@@ -214,11 +214,7 @@ void add_features(int ranks, std::vector<Dimension>& out) {
              {"delayed", fp8("delayed", {"fp8_amax_history_len=2"}), tag},
              {"blockwise", blocks("blockwise"), tag},
              {"mxfp8", blocks("mxfp8"), {"operands", "rounds"}}});
-  dimension("weights",
-            {{"rounded", {}},
-             {"rounded for each GEMM", policy({"fp8_cfg.cache_weights=false"})},
-             {"kept in fp8", policy({"fp8_cfg.fp8_param=true"})}},
-            "fp8");
+  dimension("weights", {{"rounded", {}}, {"kept in fp8", policy({"fp8_cfg.fp8_param=true"})}}, "fp8");
   dimension("router",
             {{"plain", {}},
              {"aux_loss, z_loss", policy({"model.moe_aux_loss_coeff=0.3", "model.moe_z_loss_coeff=0.1"})},
@@ -260,7 +256,6 @@ void add_features(int ranks, std::vector<Dimension>& out) {
   dimension("optimizer",
             {{"fp32", {}},
              {"remainders", formats({"store_param_remainders=true"})},
-             {"no master weights", formats({"main_params_dtype=bf16"}), rounds, true},
              {"bf16 moments", formats({"exp_avg_dtype=bf16", "exp_avg_sq_dtype=bf16"}), rounds, true},
              {"fp8 moments", formats({"exp_avg_dtype=fp8", "exp_avg_sq_dtype=fp8"}), rounds, true},
              {"bf16 gradients", formats({"main_grads_dtype=bf16"}), rounds, true, "gradients"}});

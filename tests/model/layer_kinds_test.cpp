@@ -279,7 +279,7 @@ TEST_CASE("two kinds of layers live in one model", "[model][memory]") {
     for (int i = 0; i < 20; ++i) {
       INFO("case " << i);
       const RecomputePolicy policy = [&](int, const memory::LayerTable& t) {
-        return t.recomputable() & random();
+        return t.recomputable() & memory::SlotSet(random());
       };
       AdaptedModel other(kernels, 1, dtype, policy, i % 2 ? deferred() : in_turn());
       REQUIRE(other.train() == want);

@@ -76,13 +76,13 @@ bool same(const Program& a, const Program& b) {
 RecomputePolicy some_recomputed(unsigned seed) {
   return [seed](int block, const memory::LayerTable& t) {
     std::mt19937 random(seed + static_cast<unsigned>(block));
-    return t.recomputable() & random();
+    return t.recomputable() & memory::SlotSet(random());
   };
 }
 OffloadPolicy some_offloaded(unsigned seed) {
   return [seed](int block, const memory::LayerTable& t) {
     std::mt19937 random(seed + 100 * static_cast<unsigned>(block));
-    return t.offloadable() & random();
+    return t.offloadable() & memory::SlotSet(random());
   };
 }
 

@@ -98,7 +98,7 @@ Result plain(const std::string& config, const Backend& b) {
 
 memory::SlotSet random_bits(std::mt19937& random) {
   memory::SlotSet bits = 0;
-  for (size_t i = 0; i < memory::max_slots; i += 32) bits = bits << 32 | random();
+  for (size_t i = 0; i < memory::max_slots; i += 32) bits = bits << 32 | memory::SlotSet(random());
   return bits;
 }
 

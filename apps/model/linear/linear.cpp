@@ -1,6 +1,7 @@
 #include "apps/model/linear/linear.h"
 
 #include "apps/model/spec/rank_groups.h"
+#include "apps/model/spec/recompute_rule.h"
 #include "core/ops/kernel_table.h"
 #include "core/trace/trace.h"
 
@@ -100,7 +101,8 @@ Linear::Linear(const LayerBuilder& b, const LinearSpec& spec)
     return b.add({.name = step,
                   .width = quantized_bytes(format_.scaling, experts() * rows, columns),
                   .dtype = DType::u8,
-                  .rows = one_row});
+                  .rows = one_row,
+                  .rules = every_rule()});
   };
   if (!b.recipe.keeps_fp8(b.layer, spec.gemm)) rounded_ = add(round_, row_copy_text, spec.out, spec.in);
   transposed_ = add(transpose_, column_copy_text, spec.in, spec.out);

@@ -3,6 +3,9 @@
 #include <algorithm>
 
 #include <spdlog/fmt/fmt.h>
+#include <spdlog/fmt/ranges.h>
+
+#include "core/config/enums.h"
 
 namespace nrl::model {
 namespace {
@@ -74,6 +77,11 @@ std::vector<std::string> segments_of(std::span<const RecomputeRule> rules, std::
 }
 
 }  // namespace
+
+std::string_view every_rule() {
+  static const std::string rules = fmt::format("{}", fmt::join(EnumNames<BlockModule>::names, " "));
+  return rules;
+}
 
 memory::SlotSet recomputed_slots(const RecomputeRule& rule, const memory::LayerTable& table) {
   if (rule.all) return table.recomputable() & ~(rule.input ? 0 : table.inputs());

@@ -22,6 +22,9 @@ struct RecomputeRule {
   bool keeps_all() const { return modules.empty() && !all; }
 };
 
+/// All rules, for slots that every recomputed step makes again which reads them.
+std::string_view every_rule();
+
 /// The slots of a block that the rule recomputes; modules that the block lacks contribute no slots.
 memory::SlotSet recomputed_slots(const RecomputeRule& rule, const memory::LayerTable& table);
 
