@@ -185,7 +185,8 @@ TEST_CASE("a checkpoint records what the keys' rules compare") {
     CHECK(resume_rule(key).change != OnResume::unrelated);
     // A new key must say what a resume may do with it; without that a change is refused.
     CHECK((resume_rule(key).change == OnResume::refused) ==
-          (key == "policy.precision" || key == "policy.freeze" || key.starts_with("policy.lora.")));
+          (key == "policy.precision" || key == "policy.optimizer.main_params_dtype" ||
+           key == "policy.freeze" || key.starts_with("policy.lora.")));
   }
   for (const char* key : {"policy.optimizer.lr", "policy.fp8_cfg.fp8_recipe", "pretrain.seed", "data.split"})
     CHECK(listed(keys, key));
