@@ -221,9 +221,12 @@ double memory_seconds(const DeviceModel& gpu, const char* op, double bytes) {
 double copy_seconds(const DeviceModel& gpu, comm::Purpose purpose, comm::Op op, double bytes,
                     const Scenario& scenario) {
   if (!gpu.kernels) return 0;
-  const bool gather = purpose == comm::Purpose::weights && op == comm::Op::all_gather,
-             reduce = purpose == comm::Purpose::gradients && op == comm::Op::reduce_scatter;
-  const double moved = gather ? gpu.kernels->gather_copies : reduce ? gpu.kernels->reduce_copies : 0;
+  const bool gather = op == comm::Op::all_gather, reduce = op == comm::Op::reduce_scatter;
+  const TrainerKernels& theirs = *gpu.kernels;
+  const double moved = purpose == comm::Purpose::weights && gather              ? theirs.gather_copies
+                       : purpose == comm::Purpose::gradients && reduce          ? theirs.reduce_copies
+                       : purpose == comm::Purpose::layers && (gather || reduce) ? theirs.layer_copies
+                                                                                : 0;
   return moved * bytes / (gpu.copy * scenario.bandwidth * op_bandwidth);
 }
 

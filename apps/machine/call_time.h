@@ -33,8 +33,8 @@ CallTime estimate(const DeviceModel& gpu, const ops::Call& call, const Scenario&
 /// The same of a memory-bound op that moves so many bytes, at likely rates.
 double memory_seconds(const DeviceModel& gpu, const char* op, double bytes);
 
-/// The time of copies beside an operation of data-parallel ranks on `bytes`; 0 where it moves weights and
-/// gradients in their places.
+/// The time of copies beside an operation of data-parallel or tensor-parallel ranks on `bytes`; 0 where it
+/// moves them in their places.
 double copy_seconds(const DeviceModel& gpu, comm::Purpose purpose, comm::Op op, double bytes,
                     const Scenario& scenario);
 

@@ -146,7 +146,8 @@ constexpr FusedAttention flash1[] = {{8, flash1_ampere, flash1_ampere}, {9, flas
 constexpr auto rms = ops::NormKind::rms, layer_norm = ops::NormKind::layer;
 /// PyTorch's FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py) copies gathered weights into
 /// tensors of their own, 2 and 2 for an element of 2 bytes, and bf16 gradients into a buffer of f32, 2 and 4
-/// for one of 4.
+/// for one of 4. Tokens are the second dimension, so that parts that tensor-parallel ranks gather or sum are
+/// put together or cut apart by a copy (torch/distributed/_functional_collectives.py).
 constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std::span<const OpKernels> ops) {
   return {.name = name,
           .norm = norm,
@@ -154,6 +155,7 @@ constexpr TrainerKernels pytorch(std::string_view name, ops::NormKind norm, std:
           .streams = true,
           .gather_copies = 2,
           .reduce_copies = 1.5,
+          .layer_copies = 2,
           .attention = flash2};
 }
 /// FSDP1 has weights in views of one tensor, whose gradient is joined, 2 and 2 for an element of 2 bytes.

@@ -57,8 +57,9 @@ struct TrainerKernels {
   /// (TransformerEngine, pytorch/module/base.py, is_first_microbatch; Float8Tensor keeps its transpose).
   bool caches_weights = false;
   bool compiled = false;  ///< steps are programs without Python: the host is never late
-  /// Bytes that kernels beside the operation move for each byte of gathered weights, and of summed gradients.
-  double gather_copies = 0, reduce_copies = 0;
+  /// Bytes that kernels beside the operation move for each byte of gathered weights, of summed gradients, and
+  /// of what tensor-parallel ranks gather or sum.
+  double gather_copies = 0, reduce_copies = 0, layer_copies = 0;
   Scores scores = {};  ///< empty: attention is fused
   /// Fused attention, where it is not the device's.
   std::span<const FusedAttention> attention = {};

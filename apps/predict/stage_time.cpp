@@ -164,7 +164,12 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       }
       // A rank on a CPU starts an operation on the processors that compute.
       const double issuing = gpu ? 0 : time.latency;
-      item.host = issuing + rates.calls.copies(e.what.purpose, e.what.op, static_cast<double>(e.what.bytes));
+      // Of the operations of layers those of tensor-parallel ranks.
+      const bool copies =
+          e.what.purpose != comm::Purpose::layers || step.groups[e.what.group].id.axes == parallel::Axis::tp;
+      item.host = issuing;
+      if (copies)
+        item.host += rates.calls.copies(e.what.purpose, e.what.op, static_cast<double>(e.what.bytes));
       item.issue = rates.calls.host_of_operation();
       item.seconds = time.time.value - issuing;
       item.after = e.what.after;

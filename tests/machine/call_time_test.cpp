@@ -136,12 +136,14 @@ TEST_CASE("kernels of another trainer move their bytes at the rate of any kernel
     CHECK(times.of(same).value == ours.of(same).value);
     CHECK(times.gaps(same) == machine::launch_gap);
   }
-  // Gathered weights are copied from 2 bytes to 2, gradients from 2 to 4; messages and our operations are
-  // not.
+  // Gathered weights and tokens are copied from 2 bytes to 2, gradients from 2 to 4; messages and our
+  // operations are not.
   using comm::Op, comm::Purpose;
   CHECK(times.copies(Purpose::weights, Op::all_gather, theirs.copy) == Approx(2 / 0.85));
   CHECK(times.copies(Purpose::gradients, Op::reduce_scatter, theirs.copy) == Approx(1.5 / 0.85));
-  CHECK(times.copies(Purpose::layers, Op::all_gather, theirs.copy) == 0);
+  for (const Op op : {Op::all_gather, Op::reduce_scatter})
+    CHECK(times.copies(Purpose::layers, op, theirs.copy) == Approx(2 / 0.85));
+  CHECK(times.copies(Purpose::messages, Op::send, theirs.copy) == 0);
   CHECK(ours.copies(Purpose::weights, Op::all_gather, theirs.copy) == 0);
   CHECK_THROWS_WITH(
       find_trainer_kernels("tinygrad", {.norm = ops::NormKind::rms}),
