@@ -164,7 +164,7 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
       }
       // A rank on a CPU starts an operation on the processors that compute.
       const double issuing = gpu ? 0 : time.latency;
-      // Of the operations of layers those of tensor-parallel ranks.
+      // Context-parallel ranks gather without copies.
       const bool copies =
           e.what.purpose != comm::Purpose::layers || step.groups[e.what.group].id.axes == parallel::Axis::tp;
       item.host = issuing;

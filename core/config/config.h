@@ -124,8 +124,8 @@ struct OptimizerConfig {
   bool use_precision_aware_optimizer = false;
   DType exp_avg_dtype = DType::f32, exp_avg_sq_dtype = DType::f32;
   DType main_grads_dtype = DType::f32;
-  AutoOr<bool> store_param_remainders;  ///< auto: where weights are bf16; without
-                                        ///< use_precision_aware_optimizer: no effect
+  AutoOr<bool> store_param_remainders;   ///< auto: where weights are bf16; without
+                                         ///< use_precision_aware_optimizer: no effect
   DType main_params_dtype = DType::f32;  ///< bf16: no master weights of bf16 weights
   LrScalingConfig lr_scaling;
   bool operator==(const OptimizerConfig&) const = default;

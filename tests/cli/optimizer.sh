@@ -112,7 +112,7 @@ case $case_name in
       resumes $name-sharded 10 2 "${keys[@]}" distributed.shard_strategy=optim_grads_params
     done
     # Without master weights: in two parts, sharded, with the state in host memory.
-    alone=(policy.precision=bfloat16 $aware policy.optimizer.main_params_dtype=bf16)
+    alone=(policy.precision=bfloat16 "$aware" policy.optimizer.main_params_dtype=bf16)
     resumes alone 10 1 "${alone[@]}"
     resumes alone-sharded 10 2 "${alone[@]}" distributed.shard_strategy=optim_grads_params
     for keys in "distributed.shard_strategy=ddp" "distributed.shard_strategy=optim" "policy.offload_optimizer=0.5"; do

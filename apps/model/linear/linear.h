@@ -4,8 +4,8 @@
 //
 //   forward   gather x over the ranks, round it to FP8, and a weight that is not cached, GEMM, sum y over the
 //             ranks
-//   dgrad     gather dy, round it, transpose a weight that is kept in FP8, round one that is not cached, GEMM,
-//             sum dx over the ranks
+//   dgrad     gather dy, round it, transpose a weight that is kept in FP8 or round one that is not cached,
+//             GEMM, sum dx over the ranks
 //   wgrad     GEMM, gradient of the bias; not of a frozen weight
 //
 // A weight may have an adapter (adapter.h), which adds to y and dx and has a wgrad step of its own.

@@ -35,7 +35,7 @@ NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t random_bits(uint3
   return mix(mix(seed ^ bits_of(grad)) ^ bits_of(x));
 }
 
-/// The seed for weights, whose random bits are not those of the state.
+/// The seed for weights, whose random bits differ from the bits of the state.
 NRL_HOST_DEVICE inline __attribute__((always_inline)) uint32_t seed_of_weights(uint32_t seed) {
   return seed + 0x9e3779b9u;
 }
