@@ -101,6 +101,20 @@ TEST_CASE("what fits is named in the order of what it costs", "[fit]") {
   CHECK(gathers.front().overrides ==
         std::vector<std::string>{"policy.recompute.modules=[core_attn, gather]"});
   CHECK(gathers.front().bytes < whole);
+  // FP8 copies of weights: in place of weights, or where the recipe has none such, for each GEMM.
+  for (const auto& [recipe, wanted] : {std::pair{"tensorwise", "policy.fp8_cfg.fp8_param=true"},
+                                       {"mxfp8", "policy.fp8_cfg.cache_weights=false"}}) {
+    CAPTURE(recipe);
+    const std::vector<std::string> rounds{
+        "policy.fp8_cfg.enabled=true",        std::string("policy.fp8_cfg.fp8_recipe=") + recipe,
+        "policy.model.intermediate_size=768", "policy.precision=bfloat16",
+        "policy.recompute.granularity=full",  "policy.train_micro_batch_size=1"};
+    const double all = need(config(rounds), 1);
+    const auto found = changes(config(rounds), 1, all - 1);
+    REQUIRE(!found.empty());
+    CHECK(found.front().overrides == std::vector<std::string>{wanted});
+    CHECK(found.front().bytes < all);
+  }
 }
 
 TEST_CASE("a problem with memory lists the plan, what is there and three changes", "[fit]") {

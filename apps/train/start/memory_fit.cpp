@@ -141,6 +141,13 @@ std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int worl
       most_recompute.emplace_back("policy.recompute.modules=auto");
     if (try_change(most_recompute)) break;
   }
+  // FP8 copies of weights: none beside weights in FP8, or for the duration of a GEMM.
+  if (const Fp8Config& fp8 = c.policy.fp8_cfg; fp8.enabled && !fp8.fp8_param) {
+    Overrides keeps{"policy.fp8_cfg.fp8_param=true"};
+    if (!fp8.cache_weights.is_auto()) keeps.emplace_back("policy.fp8_cfg.cache_weights=auto");
+    if (!try_change(keeps) && fp8.cache_weights.value_or(true))
+      try_change({"policy.fp8_cfg.cache_weights=false"});
+  }
   if (batch.data_parallel > 1) {
     const std::string_view now = name_of(c.distributed.shard_strategy);
     bool above = false, fits = false;
