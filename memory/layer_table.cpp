@@ -143,7 +143,7 @@ uint64_t LayerPolicy::steps_for(SlotSet wanted, SlotSet& made) const {
   uint64_t chosen = 0;
   SlotSet todo = wanted & recomputed_ & ~made;
   while (todo != 0) {
-    const auto slot = static_cast<size_t>(first_slot(todo));
+    const auto slot = first_slot(todo);
     const auto index = static_cast<size_t>(producer_[slot]);
     const Step& step = table_->steps()[index];
     chosen |= uint64_t{1} << index;

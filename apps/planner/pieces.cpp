@@ -195,9 +195,14 @@ std::vector<LayerPiece> PieceMaker::pieces(const Config& config, Small small, in
     if (item.kind != predict::Item::Kind::wait || item.operation >= 0) add(visit.items, item);
   }
   for (size_t l = 0; l < layers; ++l) {
-    const predict::SlotTime* const of_passes = &replayed.slots[predict::pass_count * l];
-    out[l].seconds = {of_passes[0].total(), of_passes[1].total(), of_passes[2].total()};
-    out[l].copies = {of_passes[0].offload(), of_passes[1].offload(), of_passes[2].offload()};
+    const auto least = [&](size_t pass) -> const predict::SlotTime& {
+      const auto of = [&](size_t microbatch) -> const predict::SlotTime& {
+        return replayed.slots[of_microbatch * microbatch + predict::pass_count * l + pass];
+      };
+      return microbatches > 1 && of(1).total() < of(0).total() ? of(1) : of(0);
+    };
+    out[l].seconds = {least(0).total(), least(1).total(), least(2).total()};
+    out[l].copies = {least(0).offload(), least(1).offload(), least(2).offload()};
     if (microbatches > 1) continue;
     for (auto* visits : {&out[l].forward, &out[l].backward, &out[l].weight}) (*visits)[1] = (*visits)[0];
   }

@@ -42,7 +42,7 @@ struct LayerPiece {
   /// added.
   std::array<VisitItems, 2> forward = {}, backward = {};
   std::array<VisitItems, 2> weight = {};  ///< of weight gradients that come later; else in `backward`
-  Passes seconds = {};                    ///< of the first
+  Passes seconds = {};                    ///< the least of both
   /// The part of `seconds` in which the visit waits for copies to and from the host, which go on beside other
   /// layers; its items do not have it.
   Passes copies = {};

@@ -70,7 +70,7 @@ class Pricer {
 
  private:
   /// tp, cp, ep, micro, recompute, tp_overlap, weight gradients later.
-  using Key = std::tuple<int, int, int, int64_t, std::string, std::string, bool>;
+  using Key = std::tuple<int, int, int, int64_t, std::string, std::string, bool, bool>;
 
   /// tp, cp, ep, pp, chunks, ends counted.
   using StageKey = std::tuple<int, int, int, int, int, bool>;

@@ -181,9 +181,10 @@ StageItems stage_items(const engine::DryStep& step, const model::Decoder& decode
     out.items.push_back(item);
   };
   const auto copied_before = [&](const ops::Call& call) {
-    if (call.step < 0 || call.microbatch <= 0) return false;
+    if (call.step < 0 || call.microbatch < 0) return false;
     const program::Step& s = decoder.program(memory::training).steps[static_cast<size_t>(call.step)];
-    return s.kind == program::StepKind::compute && model::copies_weight(decoder.step(s).name);
+    return (call.microbatch > 0 || s.again) && s.kind == program::StepKind::compute &&
+           model::copies_weight(decoder.step(s).name);
   };
   size_t next = 0;
   const auto add_events = [&](size_t calls) {

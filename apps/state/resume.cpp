@@ -255,6 +255,7 @@ RunRecord make_record(const Config& config, const model::ModelSpec& spec, DType 
   for (const std::string& key : recorded_keys(config)) record[key] = value_text(config, key);
   record["data.seed"] = std::to_string(data_seed(config));
   record["policy.precision"] = name_of(weights);
+  if (weights != DType::bf16) record["policy.optimizer.main_params_dtype"] = "fp32";  // whatever it says
   record["ranks"] = std::to_string(ranks);
   add_sources("data.train", inputs.train, record);
   add_sources("data.validation", inputs.validation, record);

@@ -226,9 +226,11 @@ void Layouts::add(const std::vector<Choice>& choices, const std::vector<Choice>&
 
 Layouts all_layouts(const Config& config, int64_t layers, int ranks) {
   const Fp8Config& fp8 = config.policy.fp8_cfg;
-  Choice weights{{"", {"policy.fp8_cfg.fp8_param=false"}},
-                 {"weights rounded for each GEMM",
-                  {"policy.fp8_cfg.fp8_param=false", "policy.fp8_cfg.cache_weights=false"}}};
+  Choice weights{
+      {"", {"policy.fp8_cfg.fp8_param=false"}},
+      {"weights rounded for each GEMM",
+       {"policy.fp8_cfg.fp8_param=false", "policy.fp8_cfg.cache_weights=false"}},
+      {"weights rounded once", {"policy.fp8_cfg.fp8_param=false", "policy.fp8_cfg.cache_weights=true"}}};
   if (rules_of(fp8.fp8_recipe).transposes())
     weights.push_back(
         {"weights in FP8", {"policy.fp8_cfg.fp8_param=true", "policy.fp8_cfg.cache_weights=auto"}});

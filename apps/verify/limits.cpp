@@ -53,12 +53,22 @@ Limits times(double factor, const Limits& limits) {
           .weight = factor * limits.weight};
 }
 
-// The reference keeps its state in fp32. From the second
-// step on an update reads state of the step before that was rounded at random, by 2^-3 * 0.4 at most in the
-// mean square with e4m3: 5 %, in about half of what it reads. That is no more than fp8_limits
-// allow for gradients in e4m3, and proportional to the unit of the format.
+// The reference keeps its state in fp32. From the second step on an update reads state of the step before
+// that was rounded at random, by 2^-3 * 0.4 at most in the mean square with e4m3: 5 %, in about half of what
+// it reads. That is no more than fp8_limits allow for gradients in e4m3, and proportional to the unit of the
+// format.
 Limits limits_of_state(const precision::OptimizerFormats& formats) {
   return times(std::max(unit_of_state(formats.exp_avg), unit_of_state(formats.exp_avg_sq)), fp8_limits);
+}
+
+// Without master weights the layout and the reference round weights at random after each update, by half a
+// unit of 2^-7 at most in the mean square, of which weight_errors() make 0.0039 / 0.03 = 0.13. Gradients that
+// differ in their last bits have other random bits, and the roundings of updates are independent: the root of
+// 2 times as much, and of the number of updates. Losses and gradients of such weights, which the passes read,
+// differ by no more than twice as much as with other sums in bf16.
+Limits limits_of_weights(int64_t updates) {
+  const double steps = std::sqrt(static_cast<double>(std::max<int64_t>(updates, 1)));
+  return times(steps, {.loss = 4e-3, .norm = 4e-2, .gradient = 1e-1, .weight = 1.9e-1});
 }
 
 // Ranks agree on the scales, so that a layout rounds the same numbers to FP8 in the same way, but for the few
@@ -97,8 +107,9 @@ Limits limits_for(const precision::Recipe& recipe, bool tf32, DType wire, bool e
                   .gradient = std::max(a.gradient, b.gradient),
                   .weight = std::max(a.weight, b.weight)};
   };
-  const Limits limits =
+  Limits limits =
       either(limits_of_arithmetic(recipe, tf32, wire, microbatches), limits_of_state(recipe.optimizer()));
+  if (!recipe.optimizer().master) limits = either(limits, limits_of_weights(updates));
   const bool fp8 = recipe.quantizes_any();
   if (!experts) return limits;
   if (fp8 || recipe.activations() != DType::f32) return either(limits, other_choices(fp8));

@@ -26,7 +26,8 @@ ConfigResult reference_config(const ConfigResult& config) {
   c.policy.dynamic_batching = {};
   c.policy.fp8_cfg.fp8_param = false;
   c.policy.fp8_cfg.cache_weights = {};
-  c.policy.optimizer.use_precision_aware_optimizer = false;
+  // Without master weights the reference has none either: it goes on from the run's checkpoints.
+  c.policy.optimizer.use_precision_aware_optimizer = c.policy.optimizer.main_params_dtype != DType::f32;
   c.policy.optimizer.exp_avg_dtype = c.policy.optimizer.exp_avg_sq_dtype = DType::f32;
   c.policy.optimizer.main_grads_dtype = DType::f32;
   c.policy.gradient_accumulation_steps = std::nullopt;

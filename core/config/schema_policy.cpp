@@ -195,8 +195,7 @@ void add_fp8(PolicyTable& t) {
       .resume(OnResume::unrelated)
       .help(
           "Round weights to FP8 in the first microbatch of a step and keep both copies, 2 bytes per "
-          "parameter "
-          "on every rank; false: round them for each GEMM. auto: true, but with "
+          "parameter on every rank; false: round them for each GEMM. auto: true, but with "
           "distributed.shard_strategy: optim_grads_params or hsdp false. The numbers are the same.")
       .only_with(fp8);
   NRL_POLICY_KEY(t, fp8_cfg.fp8_dot_product_attention)
@@ -274,8 +273,7 @@ void add_optimizer(PolicyTable& t) {
       .alias("policy.megatron_cfg.optimizer.main_params_dtype")
       .help(
           "bf16, with precision bfloat16: there are no master weights. Updated weights are rounded to bf16 "
-          "at "
-          "random, so that small updates are not lost. 2 bytes per parameter less than remainders.")
+          "at random, so that small updates are not lost. 2 bytes per parameter less than remainders.")
       .only_with(precision_aware)
       .only_with({is("policy.precision", {"bfloat16", "auto", "fastest"})});
   NRL_POLICY_KEY(t, optimizer.main_grads_dtype)
@@ -414,7 +412,8 @@ void add_policy_keys(Table& table, const std::string& section, PolicyConfig Conf
       .on_off("policy.megatron_cfg.optimizer.bf16", "bfloat16", "")
       .on_off("policy.megatron_cfg.optimizer.fp16", "float16", "")
       .help(
-          "Type of weights and activations (master weights and optimizer state are fp32). auto: float32 on "
+          "Type of weights and activations (master weights and optimizer state are fp32, unless "
+          "policy.optimizer says otherwise). auto: float32 on "
           "a CPU, bfloat16 on a GPU. fastest: bfloat16 on a GPU and on a CPU whose bf16 dot products are "
           "faster than its fp32 arithmetic, else float32. float16: with loss_scaling, not with FP8.");
   NRL_POLICY_KEY(t, logits_dtype)

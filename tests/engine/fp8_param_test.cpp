@@ -53,6 +53,12 @@ const std::string experts =
     "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 64, max_position_embeddings: 256, "
     "num_local_experts: 4, num_experts_per_tok: 2, initializer_range: 0.1}";
 
+/// For the simulated device.
+const std::string few_experts =
+    "{model_type: mixtral, vocab_size: 61, hidden_size: 32, intermediate_size: 32, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 4, head_dim: 16, max_position_embeddings: 64, "
+    "num_local_experts: 4, num_experts_per_tok: 2, initializer_range: 0.2}";
+
 /// Blocks of 128 tokens of a microbatch have scales.
 std::string length(const std::string& name, int tokens) {
   const bool blocks = name == "blockwise" || name == "mxfp8";
@@ -186,9 +192,11 @@ TEST_CASE("weights that are rounded for each GEMM train as those that are rounde
     require_same(group.learn(keys + rounded), group.learn(keys + cached));
   }
   if (ranks > 2) return;
-  const Group group{.device = "cuda", .shape = small};
-  const Keys keys = recipe("tensorwise") + Keys{"kernels.share_device=true"};
-  require_same(group.learn(keys + rounded, 2), group.learn(keys + cached, 2));
+  for (const std::string& shape : {small, few_experts}) {
+    const Group group{.device = "cuda", .shape = shape};
+    const Keys keys = recipe("tensorwise") + Keys{"kernels.share_device=true"};
+    require_same(group.learn(keys + rounded, 2), group.learn(keys + cached, 2));
+  }
 }
 
 TEST_CASE("parameters in shards are not cached in FP8", "[engine][fp8]") {

@@ -171,3 +171,14 @@ TEST_CASE("tokens may choose other experts from the third step on if gradients a
   REQUIRE(kept(false, 1, 8).gradient == strict.gradient);
   REQUIRE(kept(false, 1, 32).gradient == 2 * strict.gradient);
 }
+
+TEST_CASE("weights without master weights differ by more, and by more after more updates") {
+  const auto limits = [](bool master, int64_t updates) {
+    return limits_for(precision::bfloat16.with_optimizer({.master = master}), false, DType::f32, false,
+                      updates);
+  };
+  REQUIRE(limits(true, 8).weight == limits(true, 1).weight);
+  REQUIRE(limits(false, 1).weight > limits(true, 1).weight);
+  REQUIRE(limits(false, 4).weight == 2 * limits(false, 1).weight);
+  REQUIRE(limits(false, 0).weight == limits(false, 1).weight);
+}

@@ -39,6 +39,11 @@ Adapter adapter_of(const LayerBuilder& b, const LinearSpec& spec) {
            .rules = spec.rules}};
 }
 
+/// The forward pass of a step's first microbatch, since which no weight has changed.
+bool begins_step(const Run& r) {
+  return r.first_microbatch() && !r.recomputes();
+}
+
 constexpr std::string_view row_copy_text = " weight in FP8", column_copy_text = " weight transposed";
 
 /// The ranks that have parts of a weight and agree on its scale.
@@ -141,7 +146,8 @@ void Linear::forward(Run& r, const Value& x) const {
     if (all.slot.id == ends_.x.id) all.slot = this->x();
     input_.forward_steps(r, all);
   }
-  if (rounded_) r.step(round_, reads(), writes(rounded_), [&] { quantize_weight(r, row_copy(r), {}); });
+  if (rounded_)
+    r.step(round_, reads(), writes(rounded_), [&] { quantize_weight(r, row_copy(r), {}, begins_step(r)); });
   const auto ready = [&] {
     if (column_) column_->wait(r);
   };
@@ -185,7 +191,7 @@ void Linear::dgrad(Run& r, const Value& d_y, const MoreGradient& more) const {
   }
   if (transposed_)
     r.dgrad(transpose_, reads(), writes(transposed_), [&] {
-      if (rounded_) return quantize_weight(r, {}, column_copy(r));
+      if (rounded_) return quantize_weight(r, {}, column_copy(r), false);
       ops::transpose(r.exec(), {.x = weight(r), .out = column_copy(r)});
     });
   const LinearEnds::Fused& fused = ends_.d_x_of;
@@ -287,8 +293,8 @@ Tensor Linear::weight(Run& r) const {
   const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
   if (transposed_)
     r.weight(spec_.weight);  // which may be gathered
-  else if (r.first_microbatch() && !r.recomputes())
-    quantize_weight(r, w.row, w.column);
+  else if (begins_step(r))
+    quantize_weight(r, w.row, w.column, true);
   return w.row;
 }
 
@@ -297,11 +303,10 @@ Tensor Linear::weight_for_gradient(const Run& r) const {
   return transposed_ ? column_copy(r) : r.context().fp8->weight(spec_.weight).column;
 }
 
-void Linear::quantize_weight(Run& r, Tensor row, Tensor column) const {
+void Linear::quantize_weight(Run& r, Tensor row, Tensor column, bool scale) const {
   const QuantizedWeight& w = r.context().fp8->weight(spec_.weight);
   const Tensor weight = r.weight(spec_.weight);
-  const bool first = row && r.first_microbatch() && !r.recomputes();
-  if (w.amax && first) {
+  if (w.amax && scale) {
     ops::largest_magnitude(r.exec(), {.source = {weight}, .amax = w.amax});
     if (const auto ranks = ranks_of_weight_scale(r.layout(), spec_.groups != nullptr))
       r.all_reduce(w.amax, *ranks, comm::Reduce::max);
@@ -309,7 +314,7 @@ void Linear::quantize_weight(Run& r, Tensor row, Tensor column) const {
                                   .scale = make_tensor(row.scales.data, DType::f32, {1}, w.amax.device),
                                   .format = format_.dtype,
                                   .margin = margin_});
-  } else if (format_.scaling == Scaling::tensor && !w.amax && first && r.trains()) {
+  } else if (format_.scaling == Scaling::tensor && scale && r.trains()) {
     const DelayedScales& s = r.context().fp8->delayed();
     row.scales.amax = column.scales.amax =
         s.amax.ptr<float>() + s.layout.index(layer_, spec_.gemm, Role::weight);

@@ -124,8 +124,9 @@ class Linear {
   /// The weight as fprop reads it. FP8 copies that are cached are made here.
   Tensor weight(Run& r) const;
   Tensor weight_for_gradient(const Run& r) const;
-  /// Finds the scale of the weight in the first microbatch, and makes these of its FP8 copies.
-  void quantize_weight(Run& r, Tensor row, Tensor column) const;
+  /// Makes these of the weight's FP8 copies. `scale`: finds its scale, or its magnitude for later ones,
+  /// first.
+  void quantize_weight(Run& r, Tensor row, Tensor column, bool scale) const;
   /// FP8 copies of the weight in slots.
   Tensor row_copy(const Run& r) const;
   Tensor column_copy(const Run& r) const;

@@ -124,8 +124,10 @@ __global__ void __launch_bounds__(tensor_threads) fp8_kernel(Fp8Problem<C> p) {
   for (int s = 0; s + 1 < stages; ++s) copy(s);
   for (int block = 0; block < blocks; ++block) {
     // Issued here to overlap with the products.
-    if constexpr (in_blocks && !each_32) load_scales(depth + int64_t{block} * summed_apart);
-      // Unrolled, the fragments of several steps would not fit into the registers next to two sums.
+    if constexpr (in_blocks && !each_32) {
+      load_scales(depth + int64_t{block} * summed_apart);
+    }
+    // Unrolled, the fragments of several steps would not fit into the registers next to two sums.
 #pragma unroll 1
     for (int i = 0; i < steps_per_block; ++i) {
       const int step = block * steps_per_block + i;
