@@ -7,6 +7,7 @@
 
 #include "apps/machine/call_time.h"
 #include "apps/machine/collective_time.h"
+#include "apps/model/linear/fp8_state.h"
 #include "apps/plan/run_plan.h"
 
 namespace nrl::planner {
@@ -451,6 +452,8 @@ StageShape stage_shape(const Config& config, const model::ModelSpec& spec, const
         return options;
       },
       memory);
+  // Declares the copies of weights that are cached, and scales.
+  const model::Fp8State fp8(model::tensor_part(spec, layout), layout, recipe, parameters, memory);
   memory.solve();
   out.state = static_cast<double>(memory.total_bytes());
   // Units are numbered over the whole model; here over this rank.

@@ -10,8 +10,8 @@
 // K) and dout (P, M), transposed (K, P) and (M, P), P >= grouped_rows(R, E, unit). The copies of the weight
 // stack the copies of the experts: (E M, K), transposed (E K, M). weight and x are e4m3, dout is e4m3 or
 // e5m2. out and dx have R rows in bf16, on a CPU also in f32. A CPU upcasts the operands to f32. A GPU
-// multiplies them on tensor cores, with scales of tensors, row128 with row128 or block128 on 9.0, or mx32 from
-// 10.0 on, else refuses (Exit::unavailable when kernels are collected).
+// multiplies them on tensor cores, with scales of tensors, row128 with row128 or block128 on 9.0, or mx32
+// from 10.0 on, else refuses (Exit::unavailable when kernels are collected).
 
 #include "core/ops/exec.h"
 #include "core/ops/linear.h"

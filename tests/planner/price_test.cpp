@@ -214,6 +214,31 @@ TEST_CASE("Prices contain copies to and from the host", "[price]") {
   }
 }
 
+TEST_CASE("Prices contain copies of weights in FP8, cached or for each GEMM", "[price]") {
+  for (const char* recipe : {"tensorwise", "delayed"}) {
+    std::string text = yaml(llama, 64);
+    text.insert(text.find("  optimizer:"),
+                fmt::format("  fp8_cfg: {{enabled: true, fp8_recipe: {}}}\n", recipe));
+    const Setting s(text, 8, 70e9);
+    Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
+                  [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+    for (const char* strategy : {"optim", "optim_grads_params"})
+      for (Layout layout :
+           {Layout{.micro = 1, .recompute = "none"}, Layout{.micro = 1, .recompute = "full"},
+            Layout{.micro = 8, .recompute = "none"}, Layout{.tp = 2, .micro = 2, .recompute = "none"},
+            Layout{.pp = 2, .micro = 1, .recompute = "none"}}) {
+        layout.strategy = strategy;
+        INFO(recipe << " " << layout.name(s.world));
+        const std::optional<Price> price = pricer.price(layout), exact = s.exact(layout),
+                                   bound = pricer.bound(layout);
+        REQUIRE((price && exact && bound));
+        CHECK(price->seconds == Approx(exact->seconds).epsilon(0.025));
+        CHECK(price->memory == Approx(exact->memory).epsilon(0.04));
+        CHECK(bound->seconds <= exact->seconds);
+      }
+  }
+}
+
 TEST_CASE("Prices contain the addition of gradients that are kept in bf16", "[price]") {
   std::string text = yaml(llama, 64);
   const std::string rate = "lr: 1.0e-4";
