@@ -421,7 +421,7 @@ Outputs grouped(Exec& device, DType type, Scaling input, Scaling weight, const s
 
 /// A GPU says before a run that its tensor cores do not multiply mx32 scales of experts.
 void refused_experts(Exec& e) {
-  if (!e.libraries || e.device->properties().major >= 10) return;
+  if (!e.libraries || !e.device || e.device->properties().major >= 10) return;
   const Groups groups({128});
   const Fp8Matrix x(DType::e4m3, Scaling::mx32, groups.copied(Scaling::mx32), 128),
       w(DType::e4m3, Scaling::mx32, 128, 128);
