@@ -7,6 +7,7 @@
 
 #include "apps/model/families/hf_config.h"
 #include "apps/state/checkpoint.h"
+#include "core/base/error.h"
 #include "tests/catch.h"
 #include "tests/io/checkpoint_test_util.h"
 #include "tests/model/tiny_model.h"
@@ -164,7 +165,7 @@ class FakeState {
     for (size_t p = 0; p < parameters_.all.size(); ++p) {
       const model::Parameter& parameter = parameters_.all[p];
       const int64_t n = parameter.numel(), begin = n * rank / ranks, end = n * (rank + 1) / ranks;
-      REQUIRE(n <= 8192);
+      NRL_CHECK(n <= 8192, "{} elements", n);  // of a rank, which is a thread
       group_.parameters.push_back(static_cast<int>(p));
       memory_.emplace_back(static_cast<size_t>(n * size_of(dtype)), filled ? '\0' : '\x11');
       weights.push_back(parameter.view(memory_.back().data(), dtype));
