@@ -98,8 +98,10 @@ Pricer::Pricer(const Config& given, const model::ModelSpec& spec, int world,
 
 const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::string& recompute) {
   const Fp8Config& fp8 = given_.policy.fp8_cfg;
-  const bool caches = fp8.cache_weights.value_or(
-      !parallel::sharding_of(layout.applied(given_).distributed.shard_strategy).parameters);
+  const bool rounds = fp8.enabled && !fp8.fp8_param;
+  const bool caches =
+      rounds && fp8.cache_weights.value_or(
+                    !parallel::sharding_of(layout.applied(given_).distributed.shard_strategy).parameters);
   const auto key = [&](bool later) {
     return Key{layout.tp, layout.cp, layout.ep, layout.micro, recompute, layout.tp_overlap, later, caches};
   };
@@ -119,8 +121,7 @@ const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::str
   // less of about 26.
   if (given_.policy.optimizer.main_grads_dtype != DType::f32)
     overrides.emplace_back("policy.optimizer.main_grads_dtype=fp32");
-  if (fp8.enabled && !fp8.fp8_param)
-    overrides.push_back(fmt::format("policy.fp8_cfg.cache_weights={}", caches));
+  if (rounds) overrides.push_back(fmt::format("policy.fp8_cfg.cache_weights={}", caches));
   std::optional<Config> config = load_(overrides, sizes.ranks);
   if (config) {
     config->cluster = given_.cluster;
