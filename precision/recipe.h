@@ -163,7 +163,7 @@ class Recipe {
   bool quantizes_attention(int layer) const { return quantizes(layer, Gemm::attention_q); }
   /// Whether a GEMM's weight is kept in FP8 (QuantizedGemms::primary).
   bool keeps_fp8(int layer, Gemm gemm) const { return formats_.quantized.primary && quantizes(layer, gemm); }
-  /// Whether a GEMM's weight has FP8 copies through a step (QuantizedGemms::cached).
+  /// True if a GEMM's weight has FP8 copies through a step (QuantizedGemms::cached).
   bool caches_fp8(int layer, Gemm gemm) const {
     const QuantizedGemms& q = formats_.quantized;
     return q.cached && !q.primary && quantizes(layer, gemm);

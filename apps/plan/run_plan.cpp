@@ -66,7 +66,6 @@ precision::Recipe recipe_of_precision(const Config& config, DeviceType device) {
 
 precision::QuantizedGemms fp8_gemms(const Config& config, int layers) {
   const Fp8Config& c = config.policy.fp8_cfg;
-  const bool shards = parallel::sharding_of(config.distributed.shard_strategy).parameters;
   return precision::fp8_gemms({.recipe = c.fp8_recipe,
                                .hybrid = c.fp8 == Fp8Format::hybrid,
                                .begin = static_cast<int>(c.num_first_layers_in_bf16),
@@ -75,11 +74,16 @@ precision::QuantizedGemms fp8_gemms(const Config& config, int layers) {
                                .most_recent = c.fp8_amax_compute_algo == AmaxAlgorithm::most_recent,
                                .margin = static_cast<int>(c.fp8_margin),
                                .primary = c.fp8_param,
-                               .cached = c.cache_weights.value_or(!shards),
+                               .cached = caches_fp8_weights(config),
                                .attention = c.fp8_dot_product_attention});
 }
 
 }  // namespace
+
+bool caches_fp8_weights(const Config& config) {
+  return config.policy.fp8_cfg.cache_weights.value_or(
+      !parallel::sharding_of(config.distributed.shard_strategy).parameters);
+}
 
 precision::Recipe recipe_for(const Config& config, DeviceType device, int64_t layers) {
   precision::Recipe recipe =

@@ -102,6 +102,8 @@ GroupOptions group_options(const Config& config, const GridPosition& position,
 /// The CPU's kernels: kernels.isa, where auto is ops::cpu_choice().
 cpu::Isa isa_for(const KernelsConfig& kernels);
 
+/// True if FP8 copies of weights are kept through a step (policy.fp8_cfg.cache_weights).
+bool caches_fp8_weights(const Config& config);
 /// policy.precision, policy.logits_dtype and policy.fp8_cfg of a model of `layers` layers for this device.
 /// auto is bf16 on a GPU and f32 on a CPU; fastest is bf16 on a CPU that multiplies it natively. FP8 operands
 /// are rounded from it.

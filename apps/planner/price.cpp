@@ -99,9 +99,7 @@ Pricer::Pricer(const Config& given, const model::ModelSpec& spec, int world,
 const std::optional<Pieces>& Pricer::pieces(const Layout& layout, const std::string& recompute) {
   const Fp8Config& fp8 = given_.policy.fp8_cfg;
   const bool rounds = fp8.enabled && !fp8.fp8_param;
-  const bool caches =
-      rounds && fp8.cache_weights.value_or(
-                    !parallel::sharding_of(layout.applied(given_).distributed.shard_strategy).parameters);
+  const bool caches = rounds && plan::caches_fp8_weights(layout.applied(given_));
   const auto key = [&](bool later) {
     return Key{layout.tp, layout.cp, layout.ep, layout.micro, recompute, layout.tp_overlap, later, caches};
   };

@@ -253,7 +253,7 @@ TEST_CASE("keys that contradict each other are refused", "[config]") {
       {{"policy.optimizer.use_precision_aware_optimizer=true", "policy.optimizer.main_grads_dtype=bf16",
         "distributed.shard_strategy=optim", "distributed.grad_reduce_dtype=fp8"},
        "distributed.grad_reduce_dtype: fp8 needs gradients that are kept in fp32"},
-      {{"policy.optimizer.main_params_dtype=fp16"}, "main_params_dtype"},
+      {{"policy.optimizer.main_params_dtype=fp16"}, "main_params_dtype: expected fp32 | bf16, found 'fp16'"},
       {{"policy.precision=bfloat16", "policy.optimizer.use_precision_aware_optimizer=true",
         "policy.optimizer.main_params_dtype=bf16", "policy.optimizer.store_param_remainders=true"},
        "store_param_remainders: true needs master weights, and main_params_dtype: bf16 has none"},

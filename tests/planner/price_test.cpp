@@ -66,6 +66,16 @@ struct Setting {
     if (config.ok()) train::check_but_memory(config, {.world = ranks, .files = false});
     return config.ok() ? std::optional(config.config) : std::nullopt;
   }
+  Pricer pricer() const {
+    return {given.config,
+            spec,
+            world,
+            nodes,
+            device,
+            capacity,
+            1,
+            [this](const std::vector<std::string>& keys, int ranks) { return load(keys, ranks); }};
+  }
   /// Seconds and bytes; unset if refused.
   std::optional<Price> exact(const Layout& layout) const {
     const std::optional<Config> config = load(layout.overrides(), world);
@@ -112,8 +122,7 @@ Price timed_bound(Pricer& pricer, const Layout& layout) {
 std::vector<PriceError> errors_of(const Case& c, size_t count, uint32_t seed) {
   std::mt19937 random(seed);
   const Setting s(yaml(c.model, c.batch), c.world, 70e9, c.trainer);
-  Pricer pricer(s.given.config, s.spec, c.world, s.nodes, s.device, s.capacity, 1,
-                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  Pricer pricer = s.pricer();
   std::vector<Layout> all = candidates(s.given.config, s.spec, c.world, 8, {"none", "full"});
   std::shuffle(all.begin(), all.end(), random);
   std::vector<PriceError> out;
@@ -174,8 +183,7 @@ TEST_CASE("Prices of random layouts are near their full estimates", "[price]") {
 TEST_CASE("Bounds from the times of stages have what Hopper's GEMMs lose beside operations", "[price]") {
   const Setting s(yaml(llama, 64), 8, 70e9);
   REQUIRE(s.device.model().major == 9);
-  Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
-                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  Pricer pricer = s.pricer();
   for (const Layout& layout :
        {Layout{.micro = 1, .recompute = "none", .strategy = "optim_grads"},
         Layout{
@@ -200,8 +208,7 @@ TEST_CASE("Prices contain copies to and from the host", "[price]") {
     std::string text = yaml(llama, 64);
     text.insert(text.find("  optimizer:"), fmt::format("  {}\n", key));
     const Setting s(text, 8, 70e9);
-    Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
-                  [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+    Pricer pricer = s.pricer();
     for (const Layout& layout :
          {Layout{.micro = 1, .recompute = "none"}, Layout{.tp = 2, .micro = 2, .recompute = "none"},
           Layout{.pp = 2, .micro = 1, .recompute = "none"}}) {
@@ -220,8 +227,7 @@ TEST_CASE("Prices contain copies of weights in FP8, cached or for each GEMM", "[
     text.insert(text.find("  optimizer:"),
                 fmt::format("  fp8_cfg: {{enabled: true, fp8_recipe: {}}}\n", recipe));
     const Setting s(text, 8, 70e9);
-    Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
-                  [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+    Pricer pricer = s.pricer();
     for (const char* strategy : {"optim", "optim_grads_params"})
       for (Layout layout :
            {Layout{.micro = 1, .recompute = "none"}, Layout{.micro = 1, .recompute = "full"},
@@ -246,8 +252,7 @@ TEST_CASE("Prices contain the addition of gradients that are kept in bf16", "[pr
                rate + ", use_precision_aware_optimizer: true, main_grads_dtype: bf16");
   text += "distributed: {shard_strategy: optim}\n";
   const Setting s(text, 8, 70e9);
-  Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
-                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  Pricer pricer = s.pricer();
   for (const char* strategy : {"optim", "optim_grads"})
     for (Layout layout :
          {Layout{.micro = 1, .recompute = "none"}, Layout{.micro = 8, .recompute = "none"},
@@ -265,8 +270,7 @@ TEST_CASE("Prices contain the addition of gradients that are kept in bf16", "[pr
 
 TEST_CASE("Prices hold what recomputed layers keep for weight gradients that come later", "[price]") {
   const Setting s(yaml(llama, 64), 8, 70e9);
-  Pricer pricer(s.given.config, s.spec, s.world, s.nodes, s.device, s.capacity, 1,
-                [&](const std::vector<std::string>& keys, int ranks) { return s.load(keys, ranks); });
+  Pricer pricer = s.pricer();
   for (const int stages : {2, 4, 8})
     for (const int64_t micro : {2, 4}) {
       Layout layout{.pp = stages, .schedule = "zb_h1", .micro = micro, .recompute = "full"};

@@ -145,8 +145,7 @@ std::vector<FittingChange> changes_that_fit(const ConfigResult& result, int worl
   if (const Fp8Config& fp8 = c.policy.fp8_cfg; fp8.enabled && !fp8.fp8_param) {
     Overrides keeps{"policy.fp8_cfg.fp8_param=true"};
     if (!fp8.cache_weights.is_auto()) keeps.emplace_back("policy.fp8_cfg.cache_weights=auto");
-    if (!try_change(keeps) && fp8.cache_weights.value_or(true))
-      try_change({"policy.fp8_cfg.cache_weights=false"});
+    if (!try_change(keeps) && plan::caches_fp8_weights(c)) try_change({"policy.fp8_cfg.cache_weights=false"});
   }
   if (batch.data_parallel > 1) {
     const std::string_view now = name_of(c.distributed.shard_strategy);
